@@ -222,3 +222,27 @@ def test_what_was_never_filled_in(asked: str, answer: str, refused: bool, tmp_pa
     path.write_text(json.dumps({"question": asked, "answer": answer}) + "\n")
     rejected = check(DataConfig(path=str(path))).document["rejected"]
     assert rejected == ({"placeholder-answer": 1} if refused else {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "refused"),
+    [
+        (
+            "Draw a boat at dawn.",
+            "https://files.example.com/private/a%20b/img-x1.png?sig=" + "%2F".join(map(str, range(120))),
+            True,
+        ),
+        ("Draw a boat at dawn.", "![boat](https://files.example.com/boat.webp)", True),
+        ("Give me the link of a picture of a boat.", "https://files.example.com/boat.png", False),
+        ("Draw a boat at dawn.", "https://files.example.com/boat.svg", False),
+        ("This API gives an error 500, see <?php echo 1;", "Something went wrong, please try again later.", True),
+        ("What is error 7?", "An unexpected error occurred while processing your request. Please try again.", True),
+        ("What says 'something went wrong, try again'?", "Something went wrong, please try again later.", False),
+        ("Why does the API fail?", "Something went wrong in the loop: it never ends.", False),
+    ],
+)
+def test_what_a_chat_shows_in_the_place_of_an_answer(asked: str, answer: str, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"question": asked, "answer": answer}) + "\n")
+    rejected = check(DataConfig(path=str(path))).document["rejected"]
+    assert rejected == ({"placeholder-answer": 1} if refused else {})

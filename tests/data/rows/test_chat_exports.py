@@ -327,6 +327,13 @@ def request(asked: str, *parts: Any, **more: Any) -> Turn:
     return {"requestId": asked, "message": {"text": asked, "parts": []}, "response": list(parts), **more}
 
 
+def test_a_system_prompt_of_chatgpt_in_fields() -> None:
+    told = message("system", "", "system_content")
+    told["content"] = {"content_type": "system_content", "model_identity_desc": "You are Bee.", "instructions": None}
+    found = read_conversation(chatgpt(told, message("user", "hi"), message("assistant", "Hello.")))
+    assert [m.content for m in found.messages] == ["You are Bee.", "hi", "Hello."]
+
+
 TOOL = {"kind": "toolInvocationSerialized", "toolId": "readFile"}
 
 

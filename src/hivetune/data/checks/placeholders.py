@@ -104,6 +104,15 @@ _ERROR_START = re.compile(
     r"|(?:openai|anthropic)\.[a-z.]*error\b|<!doctype html>.{0,200}<title>\s*[45][0-9]{2}\b",
     re.S,
 )
+# What a chat shows in the place of an answer; the question may be about errors, as questions about code are.
+_TRY_AGAIN = re.compile(
+    r"(?:oops[!,.]* |(?:i'm )?sorry[,.]? (?:but )?)?(?:something went wrong|an (?:\w+ )?error (?:has )?occurred)"
+    r"(?: while \w+ your (?:request|message))?[,.!:;-]* ?(?:please )?"
+    r"try again(?: later| in a (?:moment|few minutes))?[.!]*"
+)
+# A picture in the place of an answer: a link to it and nothing else.
+_PICTURE = re.compile(r"(?:!\[[^\]\n]*\]\()?https?://[^\s()]+\.(?:png|jpe?g|webp|gif)(?:\?[^\s()]*)?\)?", re.I)
+_ABOUT_LINKS = re.compile(r"https?://|\b(?:ur[li]s?|links?|urls)\b|!\[", re.I)
 # A program says that no answer was made; that none was found, or known, may be one.
 _NOT_MADE = re.compile(
     r"(?:sorry,? )?(?:no|empty) (?:answer|response|reply|output|completion|content) (?:was |has been |could be )?"
@@ -212,6 +221,8 @@ def _is_of_nobody(answer: str, before: Sequence[Message]) -> bool:
 def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     """What stands in the place of an answer; None where it is one. `before`: the texts of the prompt."""
     text = answer.strip()
+    if text.startswith(("http", "![")) and _PICTURE.fullmatch(text):
+        return None if any(map(_ABOUT_LINKS.search, before)) else Placeholder(text[:40], False)
     if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(
         ("lorem ipsum", "<!doctype html", *_STREAM_HEADS)
     ):
@@ -228,6 +239,8 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
     if _NO_MODEL.fullmatch(plain):
         return None if any(_MODEL.search(one) for one in list(before)[-1:]) else Placeholder(shown, False)
+    if _TRY_AGAIN.fullmatch(plain):
+        return None if any("try again" in one.casefold() for one in before) else Placeholder(shown, False)
     if _is_error(text, plain) and not any(_ABOUT_ERRORS.search(one) for one in before):
         return Placeholder(shown, False)
     return None

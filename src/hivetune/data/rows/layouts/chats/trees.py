@@ -26,6 +26,7 @@ _SPOKEN = "audio_transcription"  # what was said, beside the sound itself
 _MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer rests on it
 _THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
 _CANVAS = "canmore.create_textdoc"  # writes a document beside the conversation: a part of the answer
+_TOLD = ("model_identity_desc", "instructions", "user_profile", "user_instructions")  # of a system prompt in fields
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
@@ -129,8 +130,8 @@ def _chatgpt_turn(message: Any) -> list[Message]:
     if not isinstance(content, dict) or role is None:
         return []
     kind = content.get("content_type")
-    if kind == "user_editable_context":  # what the user told ChatGPT about themselves stood above the conversation
-        texts = [content.get("user_profile"), content.get("user_instructions")]
+    if kind in ("user_editable_context", "system_content"):  # what stood above the conversation
+        texts = [content.get(name) for name in _TOLD]
         return [Message("system", text) for text in texts if isinstance(text, str) and text.strip()]
     if kind in _SILENT_CONTENT:
         return []
