@@ -465,6 +465,16 @@ def test_a_recorded_call_that_failed(tmp_path: Path) -> None:
     assert outcomes(path) == ["not-a-model-call", "failed"]
 
 
+@pytest.mark.parametrize(
+    "answered",
+    [{"input_tokens": 14}, {"name": "cachedContents/x1", "model": "m", "usageMetadata": {"totalTokenCount": 9}}],
+)
+def test_a_recorded_call_that_answers_with_no_text(answered: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "calls.har"
+    path.write_text(json.dumps(har({"status": 200, "content": {"text": json.dumps(answered)}})))
+    assert outcomes(path) == ["not-a-model-call", "not-a-model-call"]
+
+
 def in_yaml(*calls: str) -> str:
     return "interactions:\n" + "".join(calls) + "version: 1\n"
 
@@ -540,3 +550,23 @@ def test_a_cassette_with_calls_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "calls.yaml"
     path.write_text(in_yaml(page, empty, refers, "- request: [\n", ASKED_IN_YAML, ANSWERED_IN_YAML))
     assert outcomes(path) == ["not-a-model-call", "not-a-model-call", "broken-file", "broken-file", PLAIN]
+
+
+def test_a_result_with_a_picture_and_one_with_a_document() -> None:
+    asked = {"role": "user", "content": Q}
+    call = {"functionCall": {"name": "look", "args": {}}}
+    seen: dict[str, Any] = {"name": "look", "response": {"content": "Fetched it."}}
+    picture = {**seen, "parts": [{"inline_data": {"mime_type": "image/png", "data": "aa"}}]}
+
+    def contents(result: dict[str, Any]) -> dict[str, Any]:
+        turns = [{"role": "user", "parts": [{"text": Q}]}, {"role": "model", "parts": [call]}]
+        return {"contents": [*turns, {"role": "user", "parts": [{"functionResponse": result}]}]}
+
+    answer = {"candidates": [{"content": {"role": "model", "parts": [{"text": A}]}}]}
+    assert refused({"request": contents(picture), "response": answer}) == "unsupported-content"
+    assert row({"request": contents(seen), "response": answer})
+    document = {"type": "document", "document": {"id": "d", "data": {"text": "Wood floats."}}}
+    called = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "c", "content": [document]}
+    turns = [asked, {"role": "assistant", "tool_calls": [called]}, result, {"role": "assistant", "content": A}]
+    assert "Wood floats." in str(row({"messages": turns}))

@@ -26,6 +26,8 @@ _WRAPPER = re.compile(
 _KEY = re.compile(r'"([^"\\]{1,60})"\s*:')
 _NEXT_KEY = re.compile(r'[\s,]*"([^"\\]{1,60})"\s*:\s*')
 _LIST = re.compile(r"\[\s*(?=\{)")
+# What holds conversations, in an export; samples of an evaluation have more to say than their messages.
+_TALKS = names("conversations chats sessions threads dialogues dialogs transcripts data")
 _TALK = names("messages chat_messages conversation dialog dialogue turns history")
 _SPEAKERS = names("role from sender speaker author")
 _SEPARATORS = re.compile(r"[\s,]*")
@@ -135,7 +137,8 @@ def _first_conversation(text: str, at: int) -> int | None:
         at = key.end()
         if text[at : at + _NEAR_END_CHARS].strip() in ("", "["):
             break
-        if (found := _LIST.match(text, at)) and _is_conversation(_scan(text, found.end())[0]):
+        holds = plain_name(key.group(1)) in _TALKS
+        if holds and (found := _LIST.match(text, at)) and _is_conversation(_scan(text, found.end())[0]):
             return found.end()
         if column_kind(plain_name(key.group(1))) == "content":
             return None

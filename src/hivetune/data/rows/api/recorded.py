@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.rows.layouts.answers import is_request
+from hivetune.data.rows.layouts.answers import is_request, says_answer
 from hivetune.data.rows.layouts.said import objects, one_of, parsed
 
 # How a cassette in YAML begins.
@@ -36,6 +36,9 @@ def recorded_calls(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def _row(call: Mapping[str, Any]) -> dict[str, Any]:
     request, response = call["request"], call["response"]
     asked, answered = parsed(_body(request)), _body(response)
+    as_json = parsed(answered)
+    if isinstance(as_json, dict) and not says_answer(as_json):
+        answered = None  # a count of tokens, a file that was stored
     when = one_of(call, "startedDateTime", "recorded_at")
     about = {} if when is None else {"time": when}
     asks = isinstance(asked, dict) and is_request(asked) and not _EMBEDS.search(str(one_of(request, "uri", "url")))

@@ -139,6 +139,11 @@ def is_response(value: Any) -> bool:
     return isinstance(value, dict) and _is_response_object(value)
 
 
+def says_answer(value: Mapping[str, Any]) -> bool:
+    """Whether an object may be what a model's API answered, and not one that it keeps or counts."""
+    return "status_code" in value or is_response(value) or one_of(value, *_ANSWERED, "content") is not None
+
+
 def _is_response_object(value: Mapping[str, Any]) -> bool:
     if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
         return True

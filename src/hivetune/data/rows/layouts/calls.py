@@ -99,9 +99,15 @@ def result_text(value: Any) -> str:
         return found.group(1) if found else value
     if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
-    if isinstance(value, list) and any(one_of(part, "type") in ("image", "image_url", "document") for part in value):
+    if isinstance(value, list) and any(map(_is_file, value)):
         raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     return json.dumps(value, ensure_ascii=False)
+
+
+def _is_file(part: Any) -> bool:
+    """Whether a part of a result is no text; a document of Cohere's is one, with its words in it."""
+    kind = one_of(part, "type")
+    return kind in ("image", "image_url") or (kind == "document" and not isinstance(part.get("document"), dict))
 
 
 def read_tools(tools: Any) -> Tools:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
-from hivetune.data.rows.layouts.said import objects, one_of, parsed, text_of
+from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed, text_of
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
@@ -175,6 +175,8 @@ def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
 def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     call_id = one_of(part, "tool_use_id", "toolUseId", "toolUseID", "tool_call_id", "toolCallId", "call_id", "id")
     name = one_of(part, "toolName", "tool_name", "name")
+    if any(one_of(beside, *_FILES) is not None for beside in listed(part.get("parts"))):  # Gemini
+        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     value = one_of(part, "content", "output", "result", "response", "tool_result")
     if value is None:  # Amp
         value = one_of(part.get("run"), "result", "error")
@@ -185,6 +187,9 @@ def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
         value = value[0]["json"]  # Bedrock
     text = result_text(value)
     return text, call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
+
+
+_FILES = ("inlineData", "inline_data", "fileData", "file_data")
 
 
 def _is_invocation(part: Mapping[str, Any]) -> bool:
