@@ -570,3 +570,30 @@ def test_a_result_with_a_picture_and_one_with_a_document() -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": [document]}
     turns = [asked, {"role": "assistant", "tool_calls": [called]}, result, {"role": "assistant", "content": A}]
     assert "Wood floats." in str(row({"messages": turns}))
+
+
+def test_words_of_documents_and_of_sources() -> None:
+    answer = {"role": "assistant", "content": [{"citationsContent": {"content": [{"text": A}], "citations": []}}]}
+    documents: list[dict[str, Any]] = [
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Racks: yard."}},
+        {"document": {"format": "txt", "name": "d", "source": {"text": "Racks: yard."}}},
+    ]
+    for document in documents:
+        asked = {"role": "user", "content": [document, {"text": Q}]}
+        assert said({"messages": [asked, answer]}) == [("user", f"Racks: yard.\n\n{Q}"), ("assistant", A)]
+    scan = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aa"}}
+    turns = [{"role": "user", "content": [scan, {"type": "text", "text": Q}]}, answer]
+    assert refused({"messages": turns}) == "unsupported-content"
+
+
+def test_a_stream_whose_content_is_parts() -> None:
+    thinks = [{"type": "thinking", "thinking": [{"type": "text", "text": piece}]} for piece in ("It is", " easy.")]
+    deltas = [*([part] for part in thinks), A[:9], A[9:]]
+    pieces = [chunk({"content": one}) for one in deltas]
+    found = row({"request": ASKED, "response": [*pieces, chunk({"content": ""}, "stop")]}).example.messages
+    assert [(m.content, m.reasoning) for m in found[1:]] == [(A, "It is easy.")]
+
+
+def test_a_request_that_rests_on_what_the_provider_keeps() -> None:
+    asked = {"contents": [{"role": "user", "parts": [{"text": Q}]}], "cachedContent": "cachedContents/x1"}
+    assert refused({"request": asked, "response": {"candidates": [candidate(A)]}}) == "earlier-turns-missing"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.parts import read_content
 from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
 
 StreamPieces = Sequence[Mapping[str, Any]]
@@ -118,6 +119,9 @@ def _openai(pieces: StreamPieces) -> Response | None:
     for choice in _first_choices(pieces):
         delta = one_of(choice, "delta", "message") or {}
         end = choice.get("finish_reason") or end
+        if isinstance(parts := delta.get("content"), list):  # Mistral thinks in parts of the content
+            part = read_content(parts)
+            delta = {**delta, "content": part.text, "reasoning_content": "".join(part.thoughts)}
         for name in said:
             said[name] += _text(one_of(delta, name))
         _add_calls(calls, objects(one_of(delta, "tool_calls")) or [])

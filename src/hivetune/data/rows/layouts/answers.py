@@ -44,6 +44,7 @@ _ANSWERED = (
     "outputText",
     "text_output",
 )
+_KEPT_BY_PROVIDER = ("previous_response_id", "conversation", "cachedContent", "cached_content")  # what stood before
 _WRAPPERS = ("body", "kwargs", "json", "data", "outputBodyJson", "inputBodyJson", "body_raw")
 
 
@@ -73,7 +74,7 @@ def read_request(value: Any) -> Request:
         return Request(read_messages(turns, None), read_tools(tools))
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
-    if one_of(value, "previous_response_id", "conversation") is not None:
+    if one_of(value, *_KEPT_BY_PROVIDER) is not None:
         raise RowRefused("earlier-turns-missing")
     if isinstance(one_of(value.get("prompt"), "id"), str):
         raise RowRefused("earlier-turns-missing", "the prompt is kept by the provider: log its text with the request")

@@ -96,6 +96,8 @@ def _add(found: Said, part: Any) -> None:
         found.results.append(_result(_inner(part)))
     elif _is_invocation(part):
         _add_invocation(found, part)
+    elif texts := _texts_within(kind, part):
+        found.texts += texts
     elif kind not in _SILENT:
         raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
 
@@ -144,6 +146,16 @@ def _text(part: Mapping[str, Any], *names: str) -> str:
     if not isinstance(value, str):
         raise RowRefused("unsupported-content", "a text part without text")
     return value
+
+
+def _texts_within(kind: Any, part: Mapping[str, Any]) -> list[str]:
+    """The words of a document that a request holds as text, and of an answer with its sources (Anthropic, Bedrock)."""
+    inner = part[kind] if isinstance(part.get(kind), dict) else part
+    if kind == "citationsContent":
+        return [_text(one, "text") for one in objects(inner.get("content")) or []]
+    source = inner.get("source") if kind == "document" else None
+    text = one_of(source, "data") if one_of(source, "type") == "text" else one_of(source, "text")
+    return [f"{text}\n\n"] if isinstance(text, str) else []
 
 
 def _thoughts(part: Mapping[str, Any]) -> list[str]:
