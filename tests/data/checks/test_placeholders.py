@@ -237,7 +237,7 @@ def test_what_was_never_filled_in(asked: str, answer: str, refused: bool, tmp_pa
         ("Draw a boat at dawn.", "https://files.example.com/boat.svg", False),
         ("This API gives an error 500, see <?php echo 1;", "Something went wrong, please try again later.", True),
         ("What is error 7?", "An unexpected error occurred while processing your request. Please try again.", True),
-        ("What says 'something went wrong, try again'?", "Something went wrong, please try again later.", False),
+        ("Which error says 'something went wrong, try again'?", "Something went wrong, please try again later.", False),
         ("Why does the API fail?", "Something went wrong in the loop: it never ends.", False),
     ],
 )

@@ -221,8 +221,8 @@ def _is_of_nobody(answer: str, before: Sequence[Message]) -> bool:
 def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     """What stands in the place of an answer; None where it is one. `before`: the texts of the prompt."""
     text = answer.strip()
-    if text.startswith(("http", "![")) and _PICTURE.fullmatch(text):
-        return None if any(map(_ABOUT_LINKS.search, before)) else Placeholder(text[:40], False)
+    if _is_shown_instead(text, before):
+        return Placeholder(text[:40], False)
     if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(
         ("lorem ipsum", "<!doctype html", *_STREAM_HEADS)
     ):
@@ -239,11 +239,15 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
     if _NO_MODEL.fullmatch(plain):
         return None if any(_MODEL.search(one) for one in list(before)[-1:]) else Placeholder(shown, False)
-    if _TRY_AGAIN.fullmatch(plain):
-        return None if any("try again" in one.casefold() for one in before) else Placeholder(shown, False)
-    if _is_error(text, plain) and not any(_ABOUT_ERRORS.search(one) for one in before):
-        return Placeholder(shown, False)
-    return None
+    return Placeholder(shown, False) if _is_error(text, plain, before) else None
+
+
+def _is_shown_instead(text: str, before: Iterable[str]) -> bool:
+    """Whether a chat shows a text in the place of an answer: a picture, or that something went wrong."""
+    if text.startswith(("http", "![")) and _PICTURE.fullmatch(text):
+        return not any(map(_ABOUT_LINKS.search, before))
+    tries = len(text) <= LONGEST_CHARS and _TRY_AGAIN.fullmatch(" ".join(text.casefold().split()))
+    return bool(tries) and not any("try again" in one.casefold() for one in before)
 
 
 def _left_to_fill(plain: str, before: Iterable[str]) -> bool | None:
@@ -276,8 +280,10 @@ def _is_named(word: str, before: Iterable[str]) -> bool:
     return any(pattern.search(text) for text in before)
 
 
-def _is_error(text: str, plain: str) -> bool:
-    """Whether an answer is what an API says when it has none."""
+def _is_error(text: str, plain: str, before: Iterable[str]) -> bool:
+    """Whether an answer is what an API says when it has none, and nobody asked about errors."""
+    if any(_ABOUT_ERRORS.search(one) for one in before):
+        return False
     if _ERROR_TEXT.fullmatch(plain) or _ERROR_STATUS.fullmatch(plain) or _ERROR_START.match(plain):
         return True
     value = parsed(text)

@@ -96,10 +96,8 @@ def _add(found: Said, part: Any) -> None:
         found.results.append(_result(_inner(part)))
     elif _is_invocation(part):
         _add_invocation(found, part)
-    elif texts := _texts_within(kind, part):
-        found.texts += texts
     elif kind not in _SILENT:
-        raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
+        found.texts += _texts_within(kind, part)
 
 
 def parts_in(text: str) -> list[Any] | None:
@@ -149,13 +147,16 @@ def _text(part: Mapping[str, Any], *names: str) -> str:
 
 
 def _texts_within(kind: Any, part: Mapping[str, Any]) -> list[str]:
-    """The words of a document that a request holds as text, and of an answer with its sources (Anthropic, Bedrock)."""
-    inner = part[kind] if isinstance(part.get(kind), dict) else part
-    if kind == "citationsContent":
-        return [_text(one, "text") for one in objects(inner.get("content")) or []]
-    source = inner.get("source") if kind == "document" else None
+    """The words of a document that a request holds as text, and of an answer with its sources (Anthropic, Bedrock).
+    Raises RowRefused for other parts.
+    """
+    if isinstance(cited := part.get("citationsContent"), dict):
+        return [_text(one, "text") for one in objects(cited.get("content")) or []]
+    source = one_of(part.get("document"), "source") or part.get("source") if kind == "document" else None
     text = one_of(source, "data") if one_of(source, "type") == "text" else one_of(source, "text")
-    return [f"{text}\n\n"] if isinstance(text, str) else []
+    if not isinstance(text, str):
+        raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
+    return [f"{text}\n\n"]
 
 
 def _thoughts(part: Mapping[str, Any]) -> list[str]:
