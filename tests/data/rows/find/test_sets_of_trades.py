@@ -118,3 +118,15 @@ def test_rounds_of_which_one_has_no_speaker_are_refused(rounds: list[str]) -> No
 def test_a_call_that_is_no_json_is_refused() -> None:
     with pytest.raises(RowRefused):
         read_conversation({"system": "You are a clerk.", "chat": " ".join(ROUNDS).replace('{"kg": 3}', "{kg: 3}")})
+
+
+def test_two_answers_to_choose_from_are_no_two_turns() -> None:
+    """Joined to one, the worse would be learned with the better."""
+    turns = [
+        {"from": "human", "value": "What is a comet made of?"},
+        {"from": "chosen_gpt", "value": "Ice, dust and some rock."},
+        {"from": "rejected_gpt", "value": "Cheese."},
+    ]
+    with pytest.raises(RowRefused, match="preference-row") as refused:
+        read_conversation({"conversations": turns})
+    assert refused.value.hint == "a turn of 'chosen_gpt': put the two answers in columns chosen and rejected"

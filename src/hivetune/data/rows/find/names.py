@@ -8,7 +8,7 @@ from typing import Any, Literal
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.languages import in_english
 from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, THOUGHTS, TOOLS, column_kind, names_document
-from hivetune.data.rows.layouts.said import names
+from hivetune.data.rows.layouts.said import OF_TWO_ANSWERS, names
 from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
@@ -297,12 +297,12 @@ def asks_somehow(path: str) -> bool:
 
 
 def role_of(value: str) -> Role | None:
-    """The role that a short word names: `HumanMessage`, `ROLE_USER`, `ai`, `tool_result`."""
+    """The role that a short word names: `HumanMessage`, `ROLE_USER`, `ai`, `tool_result`; none for `rejected_gpt`."""
     plain = in_english(value.strip().lower().replace(" ", "_"))
     if plain in PARTIES:
         return PARTIES[plain]
     said = words(value)
-    if not 0 < len(said) <= 4 or any(c.isdecimal() for c in value):
+    if not 0 < len(said) <= 4 or any(c.isdecimal() for c in value) or not OF_TWO_ANSWERS.isdisjoint(said):
         return None  # user_1 and user_2 are two
     found = {PARTIES[word] for word in said if word in PARTIES}
     return found.pop() if len(found) == 1 else None

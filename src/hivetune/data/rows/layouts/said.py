@@ -169,3 +169,14 @@ def one_of(value: Any, *names: str) -> Any:
             if found is not None:
                 return found
     return None
+
+
+# Words in the name of a turn that is one of two answers to choose from, as `chosen_gpt` and `rejected_gpt`.
+OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
+
+
+def no_role(said: str) -> RowRefused:
+    """What to say of a turn whose role nobody knows."""
+    if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", said.lower())):
+        return RowRefused("unknown-role", f"role {said!r}: use system, user, assistant or tool")
+    return RowRefused("preference-row", f"a turn of {said!r}: put the two answers in columns chosen and rejected")

@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
 from hivetune.data.rows.layouts.parts import Said, has_results, kernel_turn, parts_in, plain_parts, read_content
-from hivetune.data.rows.layouts.said import NOT_HELD, objects, one_of, parsed, text_of
+from hivetune.data.rows.layouts.said import NOT_HELD, no_role, objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
 ROLES: dict[str, Role] = {
@@ -316,7 +316,7 @@ def _role(turn: Mapping[str, Any]) -> tuple[str, Role]:
         said = said.get("role")
     name = said.strip().lower() if isinstance(said, str) else ""
     if name not in ROLES:
-        raise RowRefused("unknown-role", f"role {str(said)[:40]!r}: use system, user, assistant or tool")
+        raise no_role(str(said)[:40])
     return name, ROLES[name]
 
 
