@@ -319,6 +319,42 @@ def test_code_of_chatgpt_that_ran_is_a_call() -> None:
         read_conversation(chatgpt(asked, code, answer))
 
 
+def test_documents_and_calls_of_claude() -> None:
+    def artifact(command: str, content: str, **more: str) -> Turn:
+        return {
+            "type": "tool_use",
+            "name": "artifacts",
+            "input": {"id": "a", "command": command, "content": content, **more},
+        }
+
+    def gave(*texts: str) -> Turn:
+        return {"type": "tool_result", "name": "artifacts", "content": [text(one) for one in texts]}
+
+    page = artifact("create", "<p>hi</p>\n", type="text/html")
+    again = artifact("rewrite", "<p>hello</p>")
+    count = {"type": "tool_use", "name": "repl", "input": {"code": "6 * 7"}}
+    found = read_conversation(
+        claude(
+            ("human", [text("a page")]),
+            ("assistant", [text("Here it is:"), page, gave("OK"), text("It greets.")]),
+            ("human", [text("longer")]),
+            ("assistant", [again, gave("OK")]),
+            ("human", [text("6 * 7?")]),
+            ("assistant", [text("I count."), count, gave("42"), text("It is 42.")]),
+            ("human", [text("8 * 7?")]),
+            ("assistant", [text("I count."), count, gave(), text("It is 56.")]),
+        )
+    ).messages
+    assert [(m.role, m.content, m.weight, len(m.tool_calls)) for m in found if m.role != "user"] == [
+        ("assistant", "Here it is:\n\n```html\n<p>hi</p>\n```\n\nIt greets.", 1, 0),
+        ("assistant", "```html\n<p>hello</p>\n```", 1, 0),
+        ("assistant", "I count.", 1, 1),
+        ("tool", "42", 1, 0),
+        ("assistant", "It is 42.", 1, 0),
+        ("assistant", "I count.\n\nIt is 56.", 0, 0),
+    ]
+
+
 def copilot(*requests: Turn) -> dict[str, Any]:
     return {"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": list(requests)}
 

@@ -8,6 +8,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts import pairs, records, tickets
 from hivetune.data.rows.layouts.chats import apps, trees
+from hivetune.data.rows.layouts.chats.claude import CLAUDE
 from hivetune.data.rows.layouts.chats.copilot import COPILOT
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, one_of
@@ -19,7 +20,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     trees.DEEPSEEK,
     trees.CHATGPT,
     trees.CHATGPT_COMPARISON,
-    trees.CLAUDE,
+    CLAUDE,
     apps.OPEN_WEBUI,
     apps.LM_STUDIO,
     COPILOT,

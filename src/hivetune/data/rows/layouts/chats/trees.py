@@ -1,4 +1,4 @@
-"""Exports of ChatGPT, DeepSeek and Claude: trees of messages."""
+"""Exports of ChatGPT and DeepSeek: trees of messages."""
 
 import itertools
 from collections.abc import Mapping
@@ -203,58 +203,6 @@ def _finish(message: Any) -> Any:
     return one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
 
 
-def _claude(name: str, row: Row) -> Conversation:
-    """Claude's export: `chat_messages` with sender, text or content blocks, attachments."""
-    turns = objects(row["chat_messages"])
-    if turns is None:
-        raise RowRefused("no-messages")
-    ids = [str(turn.get("uuid")) for turn in turns]
-    path = turns
-    by_id = dict(zip(ids, turns, strict=True))
-    if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
-        leaf = str(row.get("current_leaf_message_uuid"))
-        kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
-        path = [by_id[one] for one in kept]
-    messages, cut = said_in_chat(path, _claude_turn)
-    return done(name, messages, len(turns) - len(path), cut)
-
-
-def _claude_turn(turn: Mapping[str, Any]) -> list[Message]:
-    texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
-    held = {one_of(item, "file_name") for item in listed(turn.get("attachments"))}
-    files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
-    if turn.get("sender") != "assistant" and any(one_of(file, "file_name") not in held for file in files):
-        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
-    if not all(isinstance(text, str) for text in texts):
-        raise RowRefused(NOT_HELD, "an attachment without its text")
-    content = turn.get("content") or turn.get("text")
-    used_tools = isinstance(content, list) and any(one_of(part, "type") in _CLAUDE_TOOLS for part in content)
-    if isinstance(content, list):
-        silent = ("token_budget", "flag", *_CLAUDE_TOOLS)
-        content = _apart([part for part in content if one_of(part, "type") not in silent])
-    said = read_turn({"role": turn.get("sender"), "content": content})
-    if used_tools:
-        raise NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *said)
-    if not texts:
-        return said
-    return [*(Message("user", str(text)) for text in texts), *said]
-
-
-def _apart(parts: list[Any]) -> list[Any]:
-    """Blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
-    found: list[Any] = []
-    for part in parts:
-        before, text = (one_of(found[-1], "text") if found else None), one_of(part, "text")
-        if isinstance(before, str) and isinstance(text, str) and before.endswith(_ENDS) and text[:1].strip():
-            part = {**part, "text": f"\n\n{text}"}
-        found.append(part)
-    return found
-
-
-_CLAUDE_TOOLS = ("tool_use", "tool_result")
-_ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
-
-
 CHATGPT = RowLayout(
     "chatgpt",
     frozenset(("mapping",)),
@@ -270,11 +218,3 @@ CHATGPT_COMPARISON = RowLayout(
     frozenset(("input", "output", "content")),
 )
 DEEPSEEK = RowLayout("deepseek", frozenset(("mapping",)), _is_deepseek, _deepseek, frozenset(("mapping",)))
-CLAUDE = RowLayout(
-    "claude",
-    frozenset(("chat_messages",)),
-    lambda row: "chat_messages" in row,
-    _claude,
-    frozenset(("chat_messages",)),
-    frozenset(("summary",)),
-)

@@ -1,0 +1,152 @@
+"""Claude's export: `chat_messages` with sender, text or content blocks, attachments.
+
+A document that Claude wrote beside the conversation (an artifact) is a part of its answer. Other tools' calls are read
+with their results where the export holds them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.calls import result_text
+from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
+from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.rows.layouts.turns import read_turn
+from hivetune.records import Message
+
+_SILENT = ("token_budget", "flag")
+_ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
+_TOOLS = ("tool_use", "tool_result")
+_CODE = "application/vnd.ant.code"
+# What a block of code is called that shows an artifact.
+_LANGUAGES = {
+    "application/vnd.ant.react": "jsx",
+    "application/vnd.ant.mermaid": "mermaid",
+    "image/svg+xml": "svg",
+    "text/html": "html",
+}
+
+
+def _claude(name: str, row: Row) -> Conversation:
+    turns = objects(row["chat_messages"])
+    if turns is None:
+        raise RowRefused("no-messages")
+    ids = [str(turn.get("uuid")) for turn in turns]
+    path = turns
+    by_id = dict(zip(ids, turns, strict=True))
+    if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
+        leaf = str(row.get("current_leaf_message_uuid"))
+        kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
+        path = [by_id[one] for one in kept]
+    kinds = _kinds(turns)
+    messages, cut = said_in_chat(path, lambda turn: _turn(turn, kinds))
+    return done(name, messages, len(turns) - len(path), cut)
+
+
+def _kinds(turns: list[dict[str, Any]]) -> dict[str, str]:
+    """What each artifact is, told when it was created and not when it is written again."""
+    parts = [part for turn in turns for part in listed(turn.get("content")) if one_of(part, "name") == "artifacts"]
+    made = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
+    return {str(one.get("id")): one["type"] for one in reversed(made) if isinstance(one.get("type"), str)}
+
+
+def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
+    texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
+    held = {one_of(item, "file_name") for item in listed(turn.get("attachments"))}
+    files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
+    if turn.get("sender") != "assistant" and any(one_of(file, "file_name") not in held for file in files):
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
+    if not all(isinstance(text, str) for text in texts):
+        raise RowRefused(NOT_HELD, "an attachment without its text")
+    content = turn.get("content") or turn.get("text")
+    if isinstance(content, list):
+        content = _apart([part for part in content if one_of(part, "type") not in _SILENT])
+    parts = objects(content) or []
+    if turn.get("sender") == "assistant" and any(part.get("type") in _TOOLS for part in parts):
+        said = _worked(parts, kinds)
+    else:
+        said = read_turn({"role": turn.get("sender"), "content": content})
+    if not texts:
+        return said
+    return [*(Message("user", str(text)) for text in texts), *said]
+
+
+def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Message]:
+    """An answer step by step: what was said, the calls, their results. Raises NotLearned: a result is not held."""
+    words = read_turn({"role": "assistant", "content": _apart([one for one in parts if one.get("type") not in _TOOLS])})
+    unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *words)
+    found: list[Message] = []
+    content: list[dict[str, Any]] = []
+    calls, results = 0, list[Message]()
+    for part in [*parts, {"type": "end"}]:
+        kind = one_of(part, "type")
+        if kind == "tool_result":
+            if len(results) < calls:
+                results.append(_result(part, unheld))
+            continue  # else of a document, that it was stored
+        if results or kind == "end":
+            found += [*(read_turn({"role": "assistant", "content": content}) if content else ()), *results]
+            if len(results) < calls:
+                raise unheld
+            content, calls, results = [], 0, []
+        written = _document(part, kinds) if kind == "tool_use" else None
+        calls += kind == "tool_use" and written is None
+        if kind != "end":
+            _append(content, part if written is None else {"type": "text", "text": written, "apart": True})
+    if not found or found[-1].role != "assistant":
+        raise unheld
+    return found
+
+
+def _result(part: Any, unheld: NotLearned) -> Message:
+    texts = listed(one_of(part, "content"))
+    if not texts or not all(isinstance(one_of(text, "text"), str) for text in texts):
+        raise unheld
+    return Message("tool", result_text(texts))
+
+
+def _append(content: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Add a part of an answer; a document is a paragraph of its own."""
+    before = content[-1] if content and content[-1].get("type") == "text" == part.get("type") else None
+    if before is not None and (before.get("apart") or part.get("apart")):
+        texts = (str(before.get("text")).rstrip(), str(part.get("text")).strip())
+        content[-1] = {**part, "text": "\n\n".join(text for text in texts if text)}
+    else:
+        content.append(part)
+
+
+def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
+    """What a call that writes an artifact writes, as it stands in other answers; None for other calls."""
+    made = one_of(part, "input")
+    text = one_of(made, "content")
+    kind = one_of(made, "type") or kinds.get(str(one_of(made, "id")))
+    if one_of(part, "name") != "artifacts" or one_of(made, "command") not in ("create", "rewrite", None):
+        return None
+    if not isinstance(text, str) or not isinstance(kind, str):
+        return None
+    language = one_of(made, "language") or _LANGUAGES.get(kind, "")
+    if not language and kind != _CODE:
+        return text.strip()
+    mark = "````" if "```" in text else "```"
+    return "\n".join((f"{mark}{language}", text.strip("\n"), mark))
+
+
+def _apart(parts: list[Any]) -> list[Any]:
+    """Blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
+    found: list[Any] = []
+    for part in parts:
+        before, text = (one_of(found[-1], "text") if found else None), one_of(part, "text")
+        if isinstance(before, str) and isinstance(text, str) and before.endswith(_ENDS) and text[:1].strip():
+            part = {**part, "text": f"\n\n{text}"}
+        found.append(part)
+    return found
+
+
+CLAUDE = RowLayout(
+    "claude",
+    frozenset(("chat_messages",)),
+    lambda row: "chat_messages" in row,
+    _claude,
+    frozenset(("chat_messages",)),
+    frozenset(("summary",)),
+)
