@@ -378,6 +378,7 @@ def test_a_chat_of_copilot() -> None:
     folder = {"kind": "inlineReference", "inlineReference": {"path": "/src/lib/", "scheme": "file"}}
     see = [{"value": "See "}, name, {"value": " in "}, folder, {"value": "."}, {"kind": "undoStop", "id": "u"}]
     requests = [
+        request("what?", {"kind": "progressTask"}, isCanceled=True),
         request("what sorts?", *see),
         request("read it", {"value": "I look."}, TOOL, {"value": "It sorts."}),
         request("and then?", {"value": "It pri"}, isCanceled=True),
@@ -386,6 +387,7 @@ def test_a_chat_of_copilot() -> None:
         request("thanks", {"value": "Gladly."}),
     ]
     turns, _ = said(copilot(*requests))
+    assert turns[0] == ("user", "what sorts?", 1)
     assert [(text, weight) for role, text, weight in turns if role == "assistant"] == [
         ("See `a.py` in `lib`.", 1),
         ("I look.It sorts.", 0),

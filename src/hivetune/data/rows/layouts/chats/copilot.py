@@ -33,6 +33,9 @@ def _turns(request: Any) -> list[Message]:
     asked = Message("user", text_of(one_of(one_of(request, "message"), "text"), "message.text"))
     thoughts = "\n".join(_text(part) for part in parts if part.get("kind") == "thinking")
     said = (asked, Message("assistant", "".join(map(_text, shown)).strip(), reasoning=thoughts or None))
+    used_tools = any(part.get("kind") in _TOOLS for part in parts)
+    if not said[1].content and not used_tools:
+        return []  # stopped before a word of an answer: mostly asked once more
     result = one_of(request, "result")
     stopped = one_of(request, "isCanceled") or one_of(one_of(request, "modelState"), "value") in _STOPPED
     if stopped or one_of(result, "errorDetails") or not said[1].content:
@@ -40,7 +43,7 @@ def _turns(request: Any) -> list[Message]:
     metadata = one_of(result, "metadata")
     if rounds := objects(one_of(metadata, "toolCallRounds")):
         return [asked, *_worked(rounds, one_of(metadata, "toolCallResults"), said)]
-    if any(part.get("kind") in _TOOLS for part in parts):
+    if used_tools:
         raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), *said)
     if any(part.get("kind") == _REFERENCE and not _text(part) for part in shown):  # the sentence has a hole
         raise NotLearned(RowRefused(NOT_HELD, "a name in an answer is not held"), *said)
