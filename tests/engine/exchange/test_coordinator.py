@@ -23,7 +23,7 @@ from hivetune.config import LoraConfig
 from hivetune.engine.exchange import coordinator as module
 from hivetune.engine.exchange import wire
 from hivetune.engine.exchange.admission import class_of, hello
-from hivetune.engine.exchange.coordinator import Coordinator, WorkerWrong
+from hivetune.engine.exchange.coordinator import OWN, Coordinator, WorkerWrong
 from hivetune.engine.exchange.exchange import Alone, Packs
 from hivetune.engine.exchange.work import WorkResult, compute, read_work, result_message
 from hivetune.engine.measure.canary import CanaryFailed
@@ -282,18 +282,25 @@ def test_a_network_that_is_gone_is_noticed() -> None:
     assert told["USER_TIMEOUT"] == 20_000 and told["KEEPIDLE"] + 4 * told["KEEPINTVL"] <= 25
 
 
-def test_a_worker_that_is_stopped_holds_nobody_up(stage: Stage, alone: tuple[bytes, float, int]) -> None:
-    goes_on = threading.Event()
+@pytest.mark.parametrize("other", ["pace", "comparison", ""])
+def test_a_worker_that_is_stopped_holds_nobody_up(
+    stage: Stage, alone: tuple[bytes, float, int], monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Nor in the step after, of which it has no pack: it could do them sooner, or compare, if it answered."""
+    goes_on, heard = threading.Event(), [True]
 
     def stop(count: int, result: WorkResult) -> WorkResult:
         if count >= 1:
-            goes_on.wait()
+            heard.append(goes_on.wait(60))
         return result
 
     stage.worker(1, stop)
     stage.wait_for("worker_joined")
     assert stage.step() == alone
-    assert stage.step() == alone
+    if other == "pace":
+        stage.crew._paces.seconds.update({OWN: 1.0, 1: 1e-3})
+    monkeypatch.setattr(module, "is_checked", lambda seed: other == "comparison")
+    assert stage.step() == alone and all(heard), "a step waited for it"
     goes_on.set()  # what it computed meanwhile comes too late, and changes nothing
     assert stage.step() == alone
 

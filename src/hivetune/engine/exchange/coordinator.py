@@ -91,6 +91,7 @@ class Coordinator:
         self._classes = {OWN: _label(kernels)}
         self._changed = threading.Condition()
         self._peers: dict[int, Peer] = {}
+        self._works_for: dict[int, int] = {}  # the number of the round whose pack a worker has
         self._dismissed: dict[int, str] = {}
         self._accused: list[int] = []
         self._good: dict[int, int] = {}
@@ -158,19 +159,27 @@ class Coordinator:
             with self._changed:
                 if self._closed or worker in self._dismissed or self._peers.get(worker) is not peer:
                     return None
-                now_s, alive, wait_s = time.monotonic(), {OWN, *self._peers}, None
+                self._works_for.pop(worker, None)
+                now_s, wait_s = time.monotonic(), None
                 if self._round is not None:
-                    handout = self._round.handout
+                    handout, alive = self._round.handout, self._alive(self._round)
                     if current is not None and handout.done(alive, now_s):
                         return None
                     number = handout.take(worker, alive, now_s)
                     if number is not None:
+                        self._works_for[worker] = self._round.number
                         return self._round, number
                     wait_s = handout.next_late_s(now_s)
                 if peer is None:
                     self._changed.wait(wait_s)
             if peer is not None:
                 peer.wait(wait_s)
+
+    def _alive(self, current: _Round) -> set[int]:
+        """Who takes part in it. Not who still has a pack of a round before: it has none of this one that could become
+        late, and who waits for it to take one, or to compare, waits for ever if it was stopped."""
+        here = (worker for worker in self._peers if self._works_for.get(worker, current.number) == current.number)
+        return {OWN, *here}
 
     def _wake(self) -> None:
         """All that wait for work; whoever holds `_changed` and has changed something calls it."""
@@ -316,6 +325,7 @@ class Coordinator:
             if self._peers.get(worker) is not peer:  # another process has its number, and it was told of
                 return
             del self._peers[worker]
+            self._works_for.pop(worker, None)
             again = [] if self._round is None else self._round.handout.lose(worker)
             if not self._closed:
                 self._untold.append(("worker_lost", {"step": self._step, "worker": worker, "why": why, "packs": again}))
