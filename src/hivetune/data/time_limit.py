@@ -17,12 +17,16 @@ from hivetune.data.reasons import RowRefused
 
 ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
 TIMER_S = 0.02
+# What is cleaned up on the way out has so much time before the error is raised again.
+AGAIN_S = 1.0
 
 
 class TimeLimit(AbstractContextManager[None]):
-    """Raises `error()`, once, when its blocks together have taken `limit_s` of processor time.
+    """Raises `error()` when its blocks together have taken `limit_s` of processor time.
 
-    What is interrupted is Python and its regular expressions; a call into other native code ends first.
+    What is interrupted is Python and its regular expressions; a call into other native code ends first. It is raised
+    again where a block goes on after it: Python swallows what is raised while it finalises an object or collects
+    garbage.
     """
 
     __slots__ = ("error", "left")
@@ -79,9 +83,11 @@ def _install() -> None:
     signal.signal(signal.SIGVTALRM, _tick)
 
 
-def _tick(_number: int, _frame: FrameType | None) -> None:
+def _tick(_number: int, frame: FrameType | None) -> None:
+    if frame is not None and frame.f_code is TimeLimit.__exit__.__code__:
+        return  # the block has ended; raised here, the error would leave its limit among those that run
     for limit in _running:
         limit.left -= 1
         if limit.left <= 0:
-            limit.left = math.inf
+            limit.left = AGAIN_S / TIMER_S
             raise limit.error()

@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -98,6 +99,37 @@ def test_a_limit_that_was_interrupted_on_its_way_out_ends_with_the_one_around_it
         limit_of(0.1).__enter__()  # and never left
     spend(0.2)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+
+
+def test_an_error_that_python_swallowed_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where an object is finalised, and where the garbage collector calls who asked for it."""
+    swallowed: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: swallowed.append(told.exc_type))
+
+    class Slow:
+        def __del__(self) -> None:
+            spend(0.2)
+
+    with pytest.raises(RowRefused, match="too-slow"), time_limit.time_limit(10, AssertionError), limit_of(0.05):
+        Slow()
+        while True:
+            pass
+    assert swallowed == [RowRefused]
+
+
+def test_a_limit_that_is_reached_on_its_way_out_ends() -> None:
+    """The block was in time, and nothing of its limit is left for what comes after it."""
+
+    def reach(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is time_limit.TimeLimit.__exit__.__code__:
+            limit.left = 1
+            time_limit._tick(signal.SIGVTALRM, frame)
+
+    limit = time_limit.TimeLimit(5.0, lambda: RowRefused("too-slow"))
+    with limit:
+        sys.setprofile(reach)
+    sys.setprofile(None)
+    assert (signal.getitimer(signal.ITIMER_VIRTUAL), time_limit._running) == ((0.0, 0.0), [])
 
 
 def test_other_threads_have_no_limit_and_no_failure() -> None:
