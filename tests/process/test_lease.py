@@ -62,6 +62,7 @@ def test_a_trainer_waits_for_the_server_which_sees_it_and_lets_go() -> None:
     assert not training_on(CARD)  # who gave up wants nothing any more
     trainer = holder("train_on")
     while not training_on(CARD):
+        assert trainer.poll() is None, "it ended before it waited"
         os.sched_yield()
     with pytest.raises(Busy):
         serve_on(CARD)  # no new server while a trainer waits
