@@ -18,7 +18,7 @@ from hivetune.data.reasons import RowRefused
 ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
 TIMER_S = 0.02
 # What is cleaned up on the way out has so much time before the error is raised again.
-AGAIN_S = 1.0
+_AGAIN_S = 1.0
 
 
 class TimeLimit(AbstractContextManager[None]):
@@ -89,5 +89,5 @@ def _tick(_number: int, frame: FrameType | None) -> None:
     for limit in _running:
         limit.left -= 1
         if limit.left <= 0:
-            limit.left = AGAIN_S / TIMER_S
+            limit.left = _AGAIN_S / TIMER_S
             raise limit.error()
