@@ -8,6 +8,7 @@ import pytest
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.nest import OWN_TEXT, place_name, place_of_rows, split_record
+from hivetune.data.rows.layouts.mapped import map_columns
 
 CASE = "A man of fifty came to the clinic with pain in his knee after a fall from a ladder. " * 3
 CALL = """<functioncall> {"name": "get_rate", "arguments": '{"kg": 3}'} <|endoftext|>"""
@@ -71,9 +72,19 @@ def test_the_line_for_a_preference_whose_answers_are_lists_of_one_turn() -> None
     with pytest.raises(RowRefused) as refused:
         read_conversation({"prompt": asked, "chosen": better, "rejected": worse})
     assert refused.value.hint.endswith("--columns messages=prompt,completion=chosen")
+
+
+WHOLE = [{"role": "user", "content": "Where is the lamp?"}, {"role": "assistant", "content": "In the hall."}]
+
+
+@pytest.mark.parametrize("better", [WHOLE, "\n\nHuman: Where is the lamp?\n\nAssistant: In the hall."])
+def test_the_line_for_a_preference_whose_answers_hold_their_question(better: Any) -> None:
+    row = {"prompt": "Where is the lamp?", "chosen": better, "rejected": "I will not say."}
     with pytest.raises(RowRefused) as refused:
-        read_conversation({"prompt": asked, "chosen": [*asked, *better], "rejected": [*asked, *worse]})
-    assert refused.value.hint.endswith("--columns prompt=...,completion=chosen")
+        read_conversation(row)
+    assert refused.value.hint.endswith("--columns messages=chosen")
+    read = read_conversation(dict(map_columns(row, {"messages": "chosen"})), mapped=True).messages
+    assert [(one.role, one.content) for one in read] == [(one["role"], one["content"]) for one in WHOLE]
 
 
 def cases(text: str) -> list[dict[str, Any]]:

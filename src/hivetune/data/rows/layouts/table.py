@@ -11,7 +11,8 @@ from hivetune.data.rows.layouts.chats import apps, trees
 from hivetune.data.rows.layouts.chats.claude import CLAUDE
 from hivetune.data.rows.layouts.chats.copilot import COPILOT
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, one_of
+from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, objects, one_of
+from hivetune.data.rows.sessions.rendered import spoken_turns
 from hivetune.data.rows.traces import agents, runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
@@ -136,8 +137,20 @@ def _refuse_preference(row: Row) -> None:
     columns = preference_columns(row)
     if columns is not None:
         both = f"{columns[0]} and {columns[1]} are for preference training"
-        asked = _question_of_preference(row, row[columns[0]])
-        raise RowRefused("preference-row", f"{both}: learn: [sft, pairs], or --columns {asked},completion={columns[0]}")
+        better = row[columns[0]]
+        line = f"{_question_of_preference(row, better)},completion={columns[0]}"
+        line = f"messages={columns[0]}" if _is_whole(better) else line
+        raise RowRefused("preference-row", f"{both}: learn: [sft, pairs], or --columns {line}")
+
+
+def _is_whole(better: Any) -> bool:
+    """Whether the better answer holds its question too."""
+    turns = (spoken_turns(better.strip()) or []) if isinstance(better, str) else objects(better) or []
+    return len(turns) > 1 and not _answers(turns[0]) and _answers(turns[-1])
+
+
+def _answers(turn: Any) -> bool:
+    return one_of(turn, "role", "from") in ("assistant", "gpt")
 
 
 def _question_of_preference(row: Row, better: Any) -> str:
@@ -145,7 +158,7 @@ def _question_of_preference(row: Row, better: Any) -> str:
     if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
         return "prompt=input.messages"
     turns = [name for name in ("messages", "conversations", "prompt") if isinstance(row.get(name), list)]
-    answers = isinstance(better, list) and all(one_of(turn, "role", "from") == "assistant" for turn in better)
+    answers = isinstance(better, list) and all(map(_answers, better))
     if turns and (answers or isinstance(better, str | dict)):
         return f"messages={turns[0]}"  # the question is their last turn
     texts = [name for name in ASKED if isinstance(better, str) and isinstance(row.get(name), str)]
