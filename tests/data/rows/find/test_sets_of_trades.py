@@ -61,8 +61,9 @@ def test_what_an_agent_found_before_its_answer_is_still_missed() -> None:
 
 def test_a_number_is_no_answer_to_a_talk() -> None:
     talk = "user: The lamp is dark.\\nassistant: Since when is it dark?\\nuser: Since noon."
-    with pytest.raises(RowRefused):
-        read_conversation({"text": talk, "label": 1})
+    for text in (talk, "User: The lamp is dark."):
+        with pytest.raises(RowRefused):
+            read_conversation({"text": text, "label": 1})
     assert said({"text": talk, "label": "complaint"})[-1] == "complaint"
 
 

@@ -27,7 +27,7 @@ from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
-_SPEAKER = re.compile(r"(?:\b|\\n)(user|assistant) ?:", re.I)
+_SPEAKER = re.compile(r"\s*(?:user|assistant) ?:", re.I)
 
 Paths = Sequence[tuple[str, ...]]
 Spot = tuple[tuple[str, ...], FoundTurns]
@@ -173,9 +173,9 @@ def _refuse_class_of_talk(answers: Mapping[str, str], messages: Sequence[Message
 
 
 def _refuse_number_of_talk(pair: FoundPair) -> None:
-    """Raises RowRefused where a number is the class of a text in which both sides speak: nobody says what it means."""
-    speakers = {side.lower() for message in pair.messages[:-1] for side in _SPEAKER.findall(message.content)}
-    if plain_name(pair.answered) in LABELS and str(pair.answer).isdecimal() and len(speakers) > 1:
+    """Raises RowRefused where a number is the class of a text that begins with who speaks: nobody says what it is."""
+    spoken = any(_SPEAKER.match(message.content) for message in pair.messages[:-1])
+    if plain_name(pair.answered) in LABELS and str(pair.answer).isdecimal() and spoken:
         raise _unexplained((pair.answered,))
 
 
