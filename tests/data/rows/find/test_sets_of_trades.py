@@ -103,6 +103,12 @@ def test_a_case_that_each_record_tells_is_given_with_each_question() -> None:
     assert said(rows[3])[-1] == "He should rest for a week."
 
 
+def test_notes_of_a_reader_are_not_given() -> None:
+    records = [{**record, "notes": record["description"], "description": "Knees."} for record in cases(CASE)]
+    rows = [row for record in records for row in split_record(record, place_of_rows(records))]
+    assert said(rows[0])[0] == "What does this man have?"
+
+
 def test_a_description_of_a_kind_of_questions_is_not_given_with_them() -> None:
     records = cases("Questions about knees.")
     rows = [row for record in records for row in split_record(record, place_of_rows(records))]

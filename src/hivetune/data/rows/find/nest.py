@@ -70,8 +70,9 @@ def _with_own_text(records: Sequence[Any], place: RowPlace) -> RowPlace:
 
 
 def _own_text(record: Any) -> str:
-    texts = (text for name, text in record.items() if _is_of_a_file(name, text)) if isinstance(record, dict) else ()
-    return next((text for text in texts if len(text) >= LONG_TEXT), "")
+    """The description of a record that says more than what kind of rows it holds; notes are a reader's."""
+    told = record.get("description") if isinstance(record, dict) else None
+    return told if isinstance(told, str) and len(told) >= LONG_TEXT else ""
 
 
 def with_choices(records: Sequence[Any], place: RowPlace, columns: Mapping[str, str] = _NONE) -> RowPlace:
