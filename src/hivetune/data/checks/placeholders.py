@@ -33,8 +33,9 @@ _WORDS = names(
 # What spreadsheets write in the place of a value, in their people's languages: #REF!, #BEZUG!, #¿NOMBRE?, #N/A, #NV.
 _SHEET = re.compile(r"#(?:[^\W\d_a-z¿¡]|[/0¿¡]){1,12}[!?]|#(?:N/?A|N/D|NV|NUL|ND)")
 _SLOT = re.compile(
-    r"[<\[({$%]{1,3}\s?(?:\w+[ _-]){0,4}(?:answer|response|reply|completion|output|solution|placeholder|insert|your)"
-    r"(?:[ _-]\w+){0,4}\s?[>\])}%]{1,3}"
+    r"[<\[({$%]{1,3}\s?(?:\w+[ -]){0,4}(?:\w+_)?"
+    r"(?:answer|response|reply|completion|output|solution|placeholder|insert|your)"
+    r"(?:_\w+)?(?:[ -]\w+){0,4}\s?[>\])}%]{1,3}"
 )
 # What somebody wrote to fill it in later: `Dummy summary`, `TODO: add it`, `your answer here`, `to be filled in`.
 _THING = (

@@ -32,7 +32,7 @@ _CHOICES = ("option", "options", "choice", "choices", "candidates")
 _OF_AN_AGENT = names(
     "action actions observation observations step steps call calls called result results event events trajectory"
 )
-_OBJECTS = re.compile(r"\s*\[?\s*[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
+_OBJECTS = re.compile(r"\s*(?:\[\s*)?[A-Z]\w*\(\w+=")  # [Document(id=..., content=...
 WRITTEN = ("text", "content", "sentence", "input_text", "body")  # by somebody who may ask something
 _REPLIES, _REPLIED_TO = names("response reply"), names("comment review post tweet email mail feedback statement")
 _LETTER_ALONE = re.compile(r"\(?[A-J]\)?")

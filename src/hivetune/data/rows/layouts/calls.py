@@ -10,7 +10,7 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.layouts.said import Tools, names, objects, one_of, parsed
 
 HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
-HERMES_RESPONSE = re.compile(r"\A\s*<tool_response>\s*(.*?)\s*</tool_response>\s*\Z", re.S)
+_RESPONSE_BEGINS, _RESPONSE_ENDS = "<tool_response>", "</tool_response>"
 
 _TOOL_NAMES = names("tool tool_name function function_name")
 _ARGUMENTS = names(
@@ -70,14 +70,15 @@ def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """
     if "<tool_call>" not in text:
         return text, ()
-    calls = []
-    for piece in HERMES_CALL.findall(text):
-        call = parsed(piece)
-        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    calls, words, end = [], "", 0
+    while (begin := text.find("<tool_call>", end)) >= 0:
+        found = HERMES_CALL.match(text, begin)
+        call = parsed(found.group(1)) if found is not None else None
+        if found is None or not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return text, ()
         calls.append(read_call(call))
-    rest = HERMES_CALL.sub("", text)
-    return (text, ()) if "<tool_call>" in rest or not calls else (rest.strip(), tuple(calls))
+        words, end = words + text[end:begin], found.end()
+    return (words + text[end:]).strip(), tuple(calls)
 
 
 def calls_as_text(text: str) -> tuple[Mapping[str, Any], ...]:
@@ -95,8 +96,9 @@ def result_text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        found = HERMES_RESPONSE.match(value) if "<tool_response>" in value else None
-        return found.group(1) if found else value
+        bare = value.strip()
+        wrapped = bare.startswith(_RESPONSE_BEGINS) and bare.endswith(_RESPONSE_ENDS)
+        return bare.removeprefix(_RESPONSE_BEGINS).removesuffix(_RESPONSE_ENDS).strip() if wrapped else value
     if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
     if isinstance(value, list) and any(map(_is_file, value)):

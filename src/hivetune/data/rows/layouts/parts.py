@@ -27,7 +27,7 @@ _INNER = (
 )
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
 _SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
-DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*(?:<summary>.*?</summary>)?(.*?)</details>\s*", re.S)
+DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?(.*?)</details>\s*", re.S)
 
 
 @dataclass(slots=True)
@@ -225,11 +225,11 @@ def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
 
 def split_thoughts(text: str) -> tuple[str, str]:
     """(thoughts, the answer itself) of a text in which a page shows the thoughts first, as Open WebUI does."""
-    found = DETAILS.search(text) if "<details" in text else None
-    if not found or text[: found.start()].strip():
+    found = DETAILS.match(text.lstrip()) if "<details" in text else None
+    if not found:
         return "", text
     lines = [line.removeprefix(">").removeprefix(" ") for line in found.group(1).strip().split("\n")]
-    return "\n".join(lines).strip(), text[found.end() :]
+    return "\n".join(lines).strip(), found.string[found.end() :]
 
 
 def kernel_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:

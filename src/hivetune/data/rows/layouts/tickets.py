@@ -13,7 +13,7 @@ from hivetune.data.rows.layouts.turns import in_order
 from hivetune.records import Message, Role
 
 _MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)
-_BREAK = re.compile(r"<(?:br\b[^<>]*|/p|/div|/li|/h[1-6]|/blockquote|/pre)\s*/?>", re.I)
+_BREAK = re.compile(r"<(?:br\b[^<>]*|(?:/p|/div|/li|/h[1-6]|/blockquote|/pre)\s*/?)>", re.I)
 _INTERCOM_ROLES: dict[str, Role] = {
     "user": "user",
     "lead": "user",

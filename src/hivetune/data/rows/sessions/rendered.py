@@ -11,7 +11,7 @@ _MARKS = {
     "chatml": re.compile(r"<\|im_start\|>(\w+)\n(.*?)(<\|im_end\|>|\Z)", re.S),
     "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\s*(.*?)(<\|eot_id\|>|\Z)", re.S),
     "zephyr": re.compile(
-        r"<\|(system|user|human|prompter|assistant|ai|bot)\|>\s*(.*?)\s*((?:<\|(?:eos|eod|end|endoftext)\|>\s*|</s>\s*)*)"
+        r"<\|(system|user|human|prompter|assistant|ai|bot)\|>(.*?)()"
         r"(?=<\|(?:system|user|human|prompter|assistant|ai|bot)\|>|\Z)",
         re.S,
     ),
@@ -30,11 +30,11 @@ _MARKS = {
 _RESERVED = {"102": "user", "103": "assistant", "106": "user", "107": "assistant"}
 _WITH_WORDS = ("piped", "deepseek", "baichuan")  # templates in which a system prompt stands bare in front
 _ANSWER = ("assistant", "model", "ai", "bot")
-_INST = re.compile(r"\[INST\]\s*(?:<<SYS>>\n(.*?)\n<</SYS>>\n\n)?(.*?)\s*\[/INST\](.*?)(?=</s>|\[INST\]|\Z)", re.S)
+_ZEPHYR_ENDS = ("<|eos|>", "<|eod|>", "<|end|>", "<|endoftext|>", "</s>")
 _ANY = re.compile(
     r"<\|\w+\|>|<\uff5c\w+\uff5c>|<reserved_10\d>|\[\|(?:Human|User|AI|Assistant|Bot|System)\|\]|<_(?:user|bot)>|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>"
 )
-_NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>)?\s*)?\Z")
+_NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>\s*)?)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
 _SPEAKERS = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
     ("assistant", "gpt", "bot"), "assistant"
@@ -45,13 +45,14 @@ _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
 _ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
 _ASKER = re.compile(r"\s*" + _ONE)
 _INLINE = re.compile(r"(?:\A|\s)" + _ONE)
-_IN_CHINESE = re.compile(r"\A\s*(?:<s>)?\s*(?:\[Round \d+\]\s*)?问[:：](.*?)答[:：](.*)\Z", re.S)
-_NEXT_ROUND = re.compile(r"\s*(?=\[Round \d+\]\s*问[:：])")
-_NEXT_TURN = re.compile(r"^\s*### ?(?:Human|User|Assistant|Instruction|Input) ?:|\[\|(?:Human|User)\|\]", re.M)
-_INSTRUCTION = re.compile(r"^### ?Instruction:.*^### ?(?:Response|Output|Answer):", re.S | re.M)
+_IN_CHINESE = re.compile(r"\A\s*(?:<s>\s*)?(?:\[Round \d+\]\s*)?问[:：](.*?)答[:：](.*)\Z", re.S)
+_NEXT_ROUND = re.compile(r"(?=\[Round \d+\]\s*问[:：])")
+_NEXT_TURN = re.compile(r"^[^\S\n]*### ?(?:Human|User|Assistant|Instruction|Input) ?:|\[\|(?:Human|User)\|\]", re.M)
+_INSTRUCTION = re.compile(r"^### ?Instruction:", re.M)
+_RESPONSE = re.compile(r"^### ?(?:Response|Output|Answer):", re.M)
 HEADER_CHARS = 40  # in which a header begins
 _QUESTION_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Instruction|Human|User|Question) ?:){1,4}\s*")
-_ANSWER_BEGINS = re.compile(r"\s*### ?(?:Response|Assistant|Answer|Output) ?:?\s*\Z")
+_ANSWER_BEGINS = re.compile(r"### ?(?:Response|Assistant|Answer|Output) ?:?\s*\Z")
 _ANSWER_HEADER = re.compile(
     r"\A(?:\s{0,20}(?:### ?(?:Response|Assistant|Answer) ?:|\[\|(?:AI|Assistant|Bot)\|\] ?[:\uff1a]?)){1,4}\s*"
 )
@@ -70,14 +71,25 @@ def turns_of(prompt: str, *, whole: bool = False) -> list[dict[str, str]] | None
     for kind, pattern in _MARKS.items():
         if found := list(pattern.finditer(prompt)):
             return _marked_turns(prompt, kind, found, whole=whole)
-    if "[INST]" in prompt:
-        turns = []
-        for m in _INST.finditer(prompt):
-            if m.group(1):
-                turns.append({"role": "system", "content": m.group(1)})
-            turns += [{"role": "user", "content": m.group(2)}, {"role": "assistant", "content": m.group(3).strip()}]
-        return _clean(turns) if _FRAME.match(_INST.sub("", prompt)) else None
-    return None
+    return _turns_of_llama_2(prompt) if "[INST]" in prompt else None
+
+
+def _turns_of_llama_2(prompt: str) -> list[dict[str, str]] | None:
+    """The same of Mistral's and Llama 2's template."""
+    before, *rounds = prompt.split("[INST]")
+    turns = []
+    for one in rounds:
+        asked, mark, rest = one.partition("[/INST]")
+        answer, end, behind = rest.partition("</s>")
+        if not mark or not _FRAME.match(before) or not _FRAME.match(end + behind):
+            return None
+        asked = asked.lstrip()
+        told, mark, words = asked.removeprefix("<<SYS>>\n").partition("\n<</SYS>>\n\n")
+        if mark and asked.startswith("<<SYS>>\n"):
+            turns += [{"role": "system", "content": told}] if told else []
+            asked = words
+        turns += [{"role": "user", "content": asked.rstrip()}, {"role": "assistant", "content": answer.strip()}]
+    return _clean(turns)
 
 
 def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: bool) -> list[dict[str, str]] | None:
@@ -86,12 +98,26 @@ def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: 
     told = _words_in_front(before) if kind in _WITH_WORDS else []
     if not _FRAME.match(_MARKS[kind].sub("", prompt[len(before) :] if told else prompt)):
         return None
-    turns = [{"role": m.group(1).lower(), "content": m.group(2).strip("\n")} for m in found]
+    ends = [_end_of_words(m.group(2)) if kind == "zephyr" else len(m.group(2)) for m in found]
+    said = [m.group(2)[:end] for m, end in zip(found, ends, strict=True)]
+    said = [text.lstrip() if kind == "zephyr" else text.strip("\n") for text in said]
+    turns = [{"role": m.group(1).lower(), "content": text} for m, text in zip(found, said, strict=True)]
     turns = [*told, *({**turn, "role": _RESERVED.get(turn["role"], turn["role"])} for turn in turns)]
-    is_open = found[-1].group(3) == "" and turns[-1]["role"] in _ANSWER
+    is_ended = found[-1].group(3) or found[-1].group(2)[ends[-1] :].strip()
+    is_open = not is_ended and turns[-1]["role"] in _ANSWER
     if is_open and not whole and not _NO_THOUGHTS.match(turns[-1]["content"]):
         return None  # the answer's beginning was given
     return _clean(turns[:-1] if is_open and not whole else turns)
+
+
+def _end_of_words(text: str) -> int:
+    """Where the words of a turn of Zephyr's template end: in front of white space and marks of the end."""
+    end = len(text.rstrip())
+    while mark := next((mark for mark in _ZEPHYR_ENDS if text.endswith(mark, 0, end)), None):
+        end -= len(mark)
+        while end and text[end - 1].isspace():
+            end -= 1
+    return end
 
 
 def _words_in_front(text: str) -> list[dict[str, str]]:
@@ -168,8 +194,8 @@ def goes_on(answer: str) -> bool:
 def without_header(text: str, *, answer: bool) -> str:
     """A question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
     head = text[:HEADER_CHARS]
-    if not answer and "###" in head and _QUESTION_HEADER.match(text):
-        text = _ANSWER_BEGINS.sub("", text)
+    if not answer and "###" in head and _QUESTION_HEADER.match(text) and (begun := _ANSWER_BEGINS.search(text)):
+        text = text[: begun.start()].rstrip()
     return (_ANSWER_HEADER if answer else _QUESTION_HEADER).sub("", text) if "###" in head or "[|" in head else text
 
 
@@ -210,7 +236,10 @@ def is_rendered(text: str) -> bool:
     """Whether a text holds the marks or headers of a template, so that learning it whole would teach the questions
     too.
     """
-    return is_marked(text) or bool(_INSTRUCTION.search(text))
+    if is_marked(text):
+        return True
+    header = _INSTRUCTION.search(text)
+    return header is not None and _RESPONSE.search(text, header.end()) is not None
 
 
 def _clean(turns: list[dict[str, str]]) -> list[dict[str, str]] | None:

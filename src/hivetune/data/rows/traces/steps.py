@@ -13,7 +13,6 @@ from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost
 
 _GEMINI_STEPS = ("init", "message", "tool_use", "tool_result", "result", "error")
-_REQUEST = re.compile(r"<USER_REQUEST>\n?(.*?)\n?</USER_REQUEST>", re.S)
 _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves out of a long text
 
 
@@ -97,8 +96,8 @@ def _add_of_antigravity(session: _Session, event: dict[str, Any]) -> None:
     if kind == "PLANNER_RESPONSE":
         session.turns.append((number, _answer(session, event, content)))
     elif source == "USER_EXPLICIT" or kind == "CHECKPOINT":
-        asked = _REQUEST.search(content)
-        text = asked[1] if asked else content
+        asked, mark, _ = content.partition("<USER_REQUEST>")[2].partition("</USER_REQUEST>")
+        text = asked.removeprefix("\n").removesuffix("\n") if mark else content
         said: Any = text if text.strip() else [{"type": "image"}]  # nothing was written: a picture was given
         session.turns.append((number, {"role": "user", "content": said}))
         session.calls = []

@@ -17,7 +17,7 @@ _PLAIN = re.compile(rf"^[ \t]*{_NAME} ?[:\uff1a][ \t]*", re.M)
 _INLINE = re.compile(rf"(?:\A[ \t]*|(?<=[.?!)\"'] )){_NAME} ?[:\uff1a][ \t]*")  # behind a sentence
 _TAGGED = re.compile(r"\s*<(?:START_|BEGIN_)?([A-Za-z]{1,20})>(.*?)<(?:/|END_)\1>\s*", re.S)
 _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
-_END = re.compile(r"\s*### ?End\s*\Z", re.I)
+_END = re.compile(r"### ?End\s*\Z", re.I)
 # What Alpaca's template says to every model.
 _TO_EVERY_MODEL = re.compile(r"Below is an? (?:instruction|question)\b[^#]*", re.I)
 _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
@@ -64,7 +64,7 @@ def _in_tags(text: str) -> list[dict[str, Any]] | None:
 def _turns(said: Sequence[tuple[_Side, str]]) -> list[dict[str, Any]] | None:
     system = _joined([piece for kind, piece in said if kind == "system"])
     asked = _joined([piece for kind, piece in said if kind == "user"])
-    answer = without_end(_END.sub("", said[-1][1]), asked).strip()
+    answer = without_end(_END.sub("", said[-1][1]).rstrip(), asked).strip()
     turns = [("system", system)] if system else []
     turns += [("user", asked), ("assistant", answer)]
     if any(not piece or is_marked(piece) for _, piece in turns):

@@ -16,10 +16,10 @@ _SPEAKER = re.compile(
     r"^[ \t]*[\[(<*#]{0,3} ?([^\W\d][\w .-]{0,24}?)[\])>*]{0,3}[ \t]?[:\uff1a][\])>*]{0,3}[ \t]*", re.M
 )
 # Between the turns of two people, in sets of dialogues that name nobody.
-_END_OF_UTTERANCE = re.compile(r"\s*(?:__eou__|__eot__|<eou>|<EOS>|\[EOU\]|<\|eou\|>|\[EOT\])\s*")
+_END_OF_UTTERANCE = re.compile(r"__eou__|__eot__|<eou>|<EOS>|\[EOU\]|<\|eou\|>|\[EOT\]")
 # As trainers of DialoGPT write a conversation: the weight of each turn, maybe with who speaks and its number.
 _WEIGHTED = re.compile(r"\s*([01])\.\d+ (?:([01]) \d+ )?")
-_END_OF_WEIGHTED = re.compile(r"[ \t]*(?: EOS\b|\t)[ \t]*")
+_END_OF_WEIGHTED = re.compile(r" EOS\b|\t")
 _ROLE_LINE = re.compile(r"^(?:Human|User|USER) ?:", re.M)
 _TO_A_MODEL = re.compile(r"you(?:'re| are| act| will)\b|act as\b", re.I)
 _SPEAK = ("user", "assistant", "system")
@@ -44,7 +44,7 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
     if _WEIGHTED.match(text):
         return _weighted(text)
     if _END_OF_UTTERANCE.search(text):
-        said = [piece for piece in _END_OF_UTTERANCE.split(text) if piece]
+        said = [said for piece in _END_OF_UTTERANCE.split(text) if (said := piece.strip())]
         return _in_turn(said) if len(said) >= _MIN_SPOKEN else None
     lines = [(match, role_of(match.group(1))) for match in _SPEAKER.finditer(text)]
     found = [(match, role) for match, role in lines if role in _SPEAK]
