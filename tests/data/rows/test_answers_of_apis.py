@@ -99,6 +99,20 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
         {"messageStop": {"stopReason": "end_turn"}},
         {"metadata": {"usage": {"inputTokens": 3}}},
     ],
+    "Cohere's first version": [
+        {"is_finished": False, "event_type": "stream-start", "generation_id": "g"},
+        {"is_finished": False, "event_type": "text-generation", "text": FIRST},
+        {"is_finished": False, "event_type": "text-generation", "text": SECOND},
+        {"is_finished": True, "event_type": "stream-end", "response": {"text": A}, "finish_reason": "COMPLETE"},
+    ],
+    "Cohere": [
+        {"type": "message-start", "delta": {"message": {"role": "assistant", "content": []}}},
+        {"type": "content-start", "index": 0, "delta": {"message": {"content": {"type": "text", "text": ""}}}},
+        {"type": "content-delta", "index": 0, "delta": {"message": {"content": {"text": FIRST}}}},
+        {"type": "content-delta", "index": 0, "delta": {"message": {"content": {"text": SECOND}}}},
+        {"type": "content-end", "index": 0},
+        {"type": "message-end", "delta": {"finish_reason": "COMPLETE", "usage": {}}},
+    ],
     "llama.cpp": [
         {"content": FIRST, "stop": False},
         {"content": SECOND, "stop": False},
@@ -115,11 +129,53 @@ def as_events(pieces: Sequence[dict[str, Any]]) -> str:
 def test_pieces_of_an_answer(name: str) -> None:
     """As a list, as the text of server-sent events and as lines of JSON; never the text of the events itself."""
     pieces = STREAMS[name]
-    for response in (pieces, as_events(pieces), "\n".join(map(json.dumps, pieces)) + "\n"):
+    kept = [{"__type__": "a.Class", "__data__": piece} for piece in pieces]
+    for response in (pieces, kept, {"body": kept}, as_events(pieces), "\n".join(map(json.dumps, pieces)) + "\n"):
         assert said({"request": ASKED, "response": response}) == PLAIN
     assert said({"prompt": Q, "response": as_events(pieces)}) == PLAIN
     broken = as_events(pieces[:-2] or pieces[:1])
     assert refused({"request": ASKED, "response": broken}) == "cut-off-answer"
+
+
+OF_NOBODY = [
+    [{"kind": "delta", "words": FIRST}, {"kind": "delta", "words": SECOND}, {"kind": "end"}],
+    [{"words": FIRST, "finished": False}, {"words": SECOND, "finished": True}],
+]
+
+
+@pytest.mark.parametrize("pieces", OF_NOBODY)
+def test_pieces_that_no_known_api_sends(pieces: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The text of a stream is never an answer; lines of JSON that somebody asked for are."""
+    lines = "\n".join(map(json.dumps, pieces))
+    for text in (lines, as_events(pieces), "data: Behind \ndata: the library.\n"):
+        assert refused({"prompt": Q, "response": text}) == "unknown-layout"
+        assert refused({"request": ASKED, "response": text}) == "unknown-layout"
+        assert refused({"messages": [*ASKED["messages"], {"role": "assistant", "content": text}]}) == "unknown-layout"
+        path = tmp_path / "calls.har"
+        path.write_text(json.dumps(har({"status": 200, "content": {"text": text}})))
+        assert outcomes(path) == ["not-a-model-call", "failed"]
+    listed = '{"type": "rack", "place": "library"}\n{"type": "rack", "place": "station"}'
+    for text in (listed, "data: behind the library", "id: 4\ndata: [1, 2]"):
+        assert said({"prompt": Q, "completion": text})[-1] == ("assistant", text)
+    path.write_text(json.dumps(har({"status": 200, "content": {"text": "<html><body>Sign in.</body></html>"}})))
+    assert outcomes(path) == ["not-a-model-call"] * 2
+
+
+def test_calls_of_cohere_in_pieces() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "find", "arguments": ""}}
+    pieces = [
+        {"type": "message-start", "delta": {"message": {"role": "assistant", "content": []}}},
+        {"type": "tool-plan-delta", "delta": {"message": {"tool_plan": "I look."}}},
+        {"type": "tool-call-start", "index": 0, "delta": {"message": {"tool_calls": call}}},
+        {
+            "type": "tool-call-delta",
+            "index": 0,
+            "delta": {"message": {"tool_calls": {"function": {"arguments": "{}"}}}},
+        },
+        {"type": "message-end", "delta": {"finish_reason": "TOOL_CALL"}},
+    ]
+    answer = row({"request": ASKED, "response": pieces}).example.messages[-1]
+    assert (answer.content, answer.tool_calls[0]["function"]) == ("I look.", {"name": "find", "arguments": {}})
 
 
 def test_calls_and_thoughts_in_pieces() -> None:
@@ -234,6 +290,16 @@ def test_a_call_of_responses_has_the_id_of_its_result() -> None:
     asked = [{"role": "user", "content": Q}, call, {"type": "function_call_output", "call_id": "call_1", "output": "x"}]
     messages = row({"request": {"input": asked}, "response": WHOLE}).example.messages
     assert messages[1].tool_calls[0]["id"] == messages[2].tool_call_id == "call_1"
+
+
+def test_a_turn_that_says_nothing_between_a_call_and_its_result() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "find", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "x"}
+    asked = [{"role": "user", "content": Q}, call, {"role": "user", "content": ""}, result]
+    assert [name for name, _ in said({"request": {"input": asked}, "response": WHOLE})][1:] == [
+        *("assistant", "tool", "assistant"),
+    ]
+    assert refused({"request": {"input": [[]]}, "response": WHOLE}) == "no-messages"
 
 
 def test_a_prompt_that_the_provider_keeps() -> None:

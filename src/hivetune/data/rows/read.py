@@ -12,16 +12,12 @@ from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
 from hivetune.data.judged.answers import TwoAnswers, only_last_answer, read_corrected, read_preference
 from hivetune.data.judged.failures import call_failed, cut_at, outside_cause, without_reasons
 from hivetune.data.reasons import RowRefused, not_utf8
+from hivetune.data.rows.api.pieces import refuse_pieces
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.asking.advice import advised, lines_for
-from hivetune.data.rows.find.conversation import (
-    NOT_KNOWN,
-    read_conversation,
-    with_system_of_text,
-    with_written_message,
-)
+from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation, with_system_of_text, with_written_message
 from hivetune.data.rows.find.made import class_column
 from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
@@ -281,10 +277,11 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
 
 
 def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
-    """Raises RowRefused for an answer that was cut at a counted limit, and for a number that answers a number: a price,
-    a measurement.
+    """Raises RowRefused for an answer that was cut at a counted limit or is the pieces of a stream, and for a number
+    that answers a number: a price, a measurement.
     """
     said = messages[-1].content
+    refuse_pieces(said)
     if (limit := cut_at(row, said)) is not None:
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
     if len(messages) == 2 and len(said) < _LONGEST_NUMBER and all(_NUMBER.fullmatch(m.content) for m in messages):

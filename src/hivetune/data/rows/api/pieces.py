@@ -1,10 +1,11 @@
 """An answer in the pieces in which an API sends it, put together to the response that it would have sent whole.
 
-OpenAI (chat, completions, Responses), Anthropic, Gemini, Ollama, Bedrock, llama.cpp. The pieces are a list, the text of
-server-sent events, or lines of JSON.
+OpenAI (chat, completions, Responses), Anthropic, Gemini, Ollama, Bedrock, Cohere, llama.cpp. The pieces are a list, the
+text of server-sent events, or lines of JSON.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ StreamPieces = Sequence[Mapping[str, Any]]
 Response = dict[str, Any]
 _EVENT_HEADS = ("data:", "event:", ": ", "id:")
 _EVENT_MARK = "data:"
+DATA_KEY = "__data__"  # of an object that stands beside the name of its class
 _OF_GEMINI = ("candidates", "usageMetadata", "promptFeedback", "usage_metadata", "prompt_feedback")
 _OF_BEDROCK = frozenset(
     ("messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata")
@@ -31,8 +33,13 @@ def starts_events(text: str) -> bool:
 
 def pieces_in(value: Any) -> StreamPieces | None:
     """The pieces of one answer, from a list of them or from the text that was sent; None for any other value."""
-    items = _sent(value) if isinstance(value, str) else objects(value)
+    items = _sent(value) if isinstance(value, str) else _bare(objects(value))
     return items if items and _joiner(items) is not None else None
+
+
+def _bare(items: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Pieces that a program keeps each with the name of its class, as Llama Stack does, without it."""
+    return objects([item[DATA_KEY] for item in items]) if items and all(DATA_KEY in item for item in items) else items
 
 
 def whole_response(pieces: StreamPieces) -> Response:
@@ -79,6 +86,43 @@ def _sent(text: str) -> list[dict[str, Any]] | None:
     return found
 
 
+def refuse_pieces(text: str) -> None:
+    """Raises RowRefused for an answer that is the pieces of a stream, of an API that is not known: what was said stands
+    in them, between what was not.
+    """
+    if text.startswith(_BEGINNINGS) and (is_events(text) or _tells_kinds(json_lines(text))):
+        raise RowRefused("unknown-layout", "the answer is the pieces of a stream, of an API that is not known")
+
+
+def is_events(text: str) -> bool:
+    """Whether a text is server-sent events."""
+    *lines, last = [line for line in text.splitlines() if line.strip()] or [""]
+    sent = [line for line in (*lines, last) if line.startswith(_EVENT_MARK)]
+    holds = len(sent) > 1 or any(line.removeprefix(_EVENT_MARK).lstrip().startswith(("{", "[DONE]")) for line in sent)
+    return holds and all(_EVENT_LINE.match(line) for line in lines)
+
+
+def json_lines(text: str) -> StreamPieces:
+    """The objects of a text that is lines of them, several; nothing of any other text."""
+    found = _sent(text) if text.startswith("{") else None
+    return found if found and len(found) > 1 else ()
+
+
+def _tells_kinds(items: StreamPieces) -> bool:
+    """Whether objects say of themselves which piece of a stream they are."""
+    kinds = [one_of(item, *_KINDS) for item in items]
+    if all(isinstance(one_of(item, *_FINISHED), bool) for item in items):
+        return bool(items)
+    return all(isinstance(kind, str) for kind in kinds) and any(_PIECE.search(kind) for kind in kinds)
+
+
+_BEGINNINGS = (*_EVENT_HEADS, "retry:", "{")
+_EVENT_LINE = re.compile(r"(?:data|event|id|retry)?:")
+_KINDS = ("event_type", "event", "type", "object", "kind")
+_FINISHED = ("done", "is_finished", "finished", "is_final")
+_PIECE = re.compile(r"delta|chunk|token|(?:start|end|stop|done|ping|finish)$", re.I)
+
+
 def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | None:
     """What puts these pieces together; None: they are none. It gives None where the end is missing."""
     if any(item.get("object") == "chat.completion.chunk" for item in items):
@@ -87,6 +131,8 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
         return _openai_text
     if all(isinstance(item.get("type"), str) for item in items):
         return _events_of([item["type"] for item in items])
+    if all(isinstance(item.get("event_type"), str) and "is_finished" in item for item in items):
+        return _cohere_text
     if all(isinstance(item.get("done"), bool) for item in items):
         return _ollama
     if any("candidates" in item for item in items) and all(one_of(item, *_OF_GEMINI) is not None for item in items):
@@ -101,6 +147,8 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
 def _events_of(kinds: Sequence[str]) -> Callable[[StreamPieces], Response | None] | None:
     if "message_start" in kinds:
         return _anthropic
+    if "message-start" in kinds:
+        return _cohere
     if "completion" in kinds:
         return _anthropic_text if {"completion", "ping"}.issuperset(kinds) else None
     is_responses = all(kind.startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
@@ -188,6 +236,32 @@ def _anthropic_text(pieces: StreamPieces) -> Response | None:
     end = one_of(pieces[-1], "stop_reason")
     text = "".join(_text(piece.get("completion")) for piece in pieces)
     return None if end is None else {"type": "completion", "completion": text, "stop_reason": end}
+
+
+def _cohere_text(pieces: StreamPieces) -> Response | None:
+    """The first version of Cohere's API: the last event holds the response whole."""
+    found = one_of(pieces[-1], "response")
+    return {"finish_reason": pieces[-1].get("finish_reason"), **found} if isinstance(found, dict) else None
+
+
+def _cohere(pieces: StreamPieces) -> Response | None:
+    said: dict[str, Any] = {"role": "assistant"}
+    calls: dict[Any, dict[str, Any]] = {}
+    end = None
+    for piece in pieces:
+        delta = one_of(piece.get("delta"), "message")
+        end = one_of(piece.get("delta"), "finish_reason") or end
+        for name, text in (
+            ("content", one_of(one_of(delta, "content"), "text")),
+            ("tool_plan", one_of(delta, "tool_plan")),
+        ):
+            said[name] = said.get(name, "") + _text(text)
+        if isinstance(call := one_of(delta, "tool_calls"), dict):
+            _add_calls(calls, [{"index": piece.get("index"), **call}])
+    plan = said.pop("tool_plan", "")
+    if calls:
+        said["tool_calls"], said["content"] = list(calls.values()), said["content"] or plan
+    return None if end is None else {"message": said, "finish_reason": end}
 
 
 def _responses(pieces: StreamPieces) -> Response | None:

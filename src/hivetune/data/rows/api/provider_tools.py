@@ -1,4 +1,6 @@
-"""Tools that a provider ran itself, as OpenAI's Responses name them: a log does not hold what they found."""
+"""Items of OpenAI's Responses: tools that the provider ran itself, of which a log does not hold what they found, and
+turns that say nothing.
+"""
 
 from typing import Any
 
@@ -34,3 +36,13 @@ def unlearn_what_rests_on_searches(items: list[Any]) -> list[Any]:
         if hidden and is_of_answer(item):
             item["weight"] = 0
     return [item for item in items if item.get("type") not in HIDDEN_CALLS]
+
+
+def without_silent_turns(items: list[Any]) -> list[Any]:
+    """Items without those that a program logs as the user's between a call and its result, empty."""
+    kept: list[Any] = []
+    for item, following in zip(items, [*items[1:], None], strict=False):
+        between = one_of(kept[-1] if kept else None, "type"), one_of(following, "type")
+        if between != ("function_call", "function_call_output") or one_of(item, "content") != "":
+            kept.append(item)
+    return kept

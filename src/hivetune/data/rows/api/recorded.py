@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from hivetune.data.rows.api.pieces import is_events, json_lines, pieces_in
 from hivetune.data.rows.layouts.answers import is_request, says_answer
 from hivetune.data.rows.layouts.said import objects, one_of, parsed
 
@@ -36,19 +37,33 @@ def recorded_calls(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def _row(call: Mapping[str, Any]) -> dict[str, Any]:
     request, response = call["request"], call["response"]
     asked, answered = parsed(_body(request)), _body(response)
-    as_json = parsed(answered)
-    if isinstance(as_json, dict) and not says_answer(as_json):
-        answered = None  # a count of tokens, a file that was stored
     when = one_of(call, "startedDateTime", "recorded_at")
     about = {} if when is None else {"time": when}
     asks = isinstance(asked, dict) and is_request(asked) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
-    if not asks or not answered:
+    if not asks or not _may_answer(answered):
         return {**about, "run_type": "http", "inputs": None, "outputs": None}
     status = one_of(response, "status_code", "code", "status")
     status = one_of(status, "code") if isinstance(status, dict) else status
     if isinstance(status, int) and status >= 400:
         answered = {"error": {"message": f"status {status}"}}
+    elif _is_unknown_stream(answered):
+        answered = {"error": {"message": "what came are the pieces of a stream, of an API that is not known"}}
     return {**about, "request": asked, "response": answered}
+
+
+def _may_answer(body: Any) -> bool:
+    """Whether a body may be an answer: no count of tokens, no file that was stored, no page."""
+    as_json = parsed(body)
+    if isinstance(as_json, str):
+        return bool(as_json) and not _PAGE.match(as_json)
+    return bool(body) and (not isinstance(as_json, dict) or says_answer(as_json))
+
+
+_PAGE = re.compile(r"\s*<(?:!doctype|html|head|\?xml)\b", re.I)
+
+
+def _is_unknown_stream(body: Any) -> bool:
+    return isinstance(body, str) and bool(is_events(body) or json_lines(body)) and pieces_in(body) is None
 
 
 def _body(side: Mapping[str, Any]) -> Any:
