@@ -608,6 +608,28 @@ def test_cassettes_in_yaml(text: str, tmp_path: Path) -> None:
     assert outcomes(path) == [PLAIN]
 
 
+def test_a_har_file_in_yaml(tmp_path: Path) -> None:
+    """As Polly keeps what Cody was asked, with what was asked as an object, and the pieces that Sourcegraph sends."""
+    events = as_events([{"deltaText": FIRST}, {"deltaText": SECOND, "stopReason": "end_turn"}, {}])
+    answered = json.dumps(events.replace("data: [DONE]", ""))
+    text = (
+        "log:\n  _recordingName: a\n  creator:\n    name: Polly.JS\n  entries:\n"
+        "    - _id: a\n      request: {method: GET, url: https://h/}\n"
+        "      response:\n        status: 200\n        content: {text: hello}\n\n"
+        "    - _id: b\n      request:\n        method: POST\n        postData:\n          params: []\n"
+        f"          textJSON:\n            messages:\n              - speaker: human\n                text: {Q}\n"
+        f"      response:\n        status: 200\n        content:\n          text: {answered}\n"
+        "  pages: []\n  version: '1.2'\n"
+    )
+    path = tmp_path / "recording.har.yaml"
+    path.write_text(text)
+    assert outcomes(path) == ["not-a-model-call", PLAIN]
+    path.write_text("log:\n" + "          name: x\n" * 30 + "end\n")  # looked at once
+    assert "not-a-model-call" not in outcomes(path)
+    path.write_text("entries:\n  - request: {}\n")
+    assert "not-a-model-call" not in outcomes(path)
+
+
 def test_a_cassette_with_calls_that_are_none(tmp_path: Path) -> None:
     """One that gets a page, one without an answer, one that refers to another, one that is no YAML."""
     page = "- request:\n    body: null\n    method: GET\n  response:\n    body: {string: hello}\n"

@@ -1,4 +1,6 @@
-"""Cassettes in YAML, as vcrpy and Ruby's VCR write them: each call is a row, which api/recorded.py reads."""
+"""Recordings in YAML, cassettes of vcrpy and Ruby's VCR and HAR files of Polly: each call is a row, which
+api/recorded.py reads.
+"""
 
 import json
 import re
@@ -29,7 +31,7 @@ def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
             if begin is None:
                 continue
         starts = line.startswith(f"{begin[2]}- ")
-        if starts or (line[:1].isalpha() and call):  # what stands behind the calls is about the cassette
+        if starts or (call and _ends(line, begin[2])):  # what stands behind the calls is about the cassette
             if call:
                 yield place, *_row("".join(call), begin[1])
             call, place, size = [], number, 0
@@ -40,6 +42,11 @@ def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
         yield place, *_row("".join(call), begin[1])
     if source.problem:
         yield place, "p", source.problem
+
+
+def _ends(line: str, indent: str) -> bool:
+    """Whether a line stands no more below the list of calls."""
+    return line[:1].isalpha() or (bool(line.strip()) and not line.startswith(indent))
 
 
 def _row(text: str, key: str) -> tuple[str, str]:

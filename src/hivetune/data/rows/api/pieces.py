@@ -135,6 +135,8 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
         return _cohere_text
     if all(isinstance(item.get("done"), bool) for item in items):
         return _ollama
+    if _is_of_cody(items):
+        return _cody
     if any("candidates" in item for item in items) and all(one_of(item, *_OF_GEMINI) is not None for item in items):
         return _gemini
     if all(_OF_BEDROCK & item.keys() for item in items):
@@ -236,6 +238,16 @@ def _anthropic_text(pieces: StreamPieces) -> Response | None:
     end = one_of(pieces[-1], "stop_reason")
     text = "".join(_text(piece.get("completion")) for piece in pieces)
     return None if end is None else {"type": "completion", "completion": text, "stop_reason": end}
+
+
+def _is_of_cody(items: StreamPieces) -> bool:
+    return items[-1] == {} and len(items) > 1 and all(isinstance(item.get("deltaText"), str) for item in items[:-1])
+
+
+def _cody(pieces: StreamPieces) -> Response | None:
+    """What Sourcegraph sends to Cody; the last event is empty."""
+    end = next((piece["stopReason"] for piece in reversed(pieces[:-1]) if piece.get("stopReason")), "stop")
+    return {"completion": "".join(piece["deltaText"] for piece in pieces[:-1]), "stop_reason": end}
 
 
 def _cohere_text(pieces: StreamPieces) -> Response | None:

@@ -16,8 +16,12 @@ from hivetune.data.rows.api.pieces import is_events, json_lines, pieces_in
 from hivetune.data.rows.layouts.answers import is_request, says_answer
 from hivetune.data.rows.layouts.said import objects, one_of, parsed
 
-# How a cassette in YAML begins.
-CASSETTE_HEAD = re.compile(r"\ufeff?(?:---[ \t]*\n)?(?:version: \d+\n)?((?:http_)?interactions):[ \t]*\n( *)- ")
+# How a cassette in YAML begins, or a HAR file.
+_HAR_HEAD = r"log:[ \t]*\n(?: +(?! |entries:)[^\n]*\n){0,40} +(?=entries:)"
+CASSETTE_HEAD = re.compile(
+    r"\ufeff?(?:---[ \t]*\n)?(?:version: \d+\n)?"
+    rf"(?:{_HAR_HEAD}|(?!entries))((?:http_)?interactions|entries):[ \t]*\n( *)- "
+)
 NOCK_KEY = "rawHeaders"  # of each call that nock records
 RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 
@@ -71,11 +75,11 @@ def _body(side: Mapping[str, Any]) -> Any:
     body = next((side[key] for key in _BODIES if side.get(key) is not None), None)
     if isinstance(body, list) and len(body) == 1:
         body = body[0]  # of Gemini's client, which keeps a stream as several
-    if not isinstance(body, dict) or not {"string", "text", "base64_string", "encoding"} & body.keys():
+    if not isinstance(body, dict) or not _TEXTS & body.keys():
         return body
     if isinstance(body.get("base64_string"), str):
         return _decoded(body["base64_string"])
-    text = one_of(body, "string", "text", "data")
+    text = one_of(body, "string", "text", "data", "textJSON")
     return _decoded(text) if body.get("encoding") == "base64" and isinstance(text, str) else text
 
 
@@ -93,6 +97,7 @@ def _of_nock(record: Mapping[str, Any]) -> Any:
 
 _HEX = re.compile(r"(?:[0-9a-f]{2}){8,}")
 _BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
+_TEXTS = frozenset(("string", "text", "base64_string", "encoding", "textJSON"))  # the last: Polly's, as an object
 _MAX_BODY_BYTES = 16 << 20  # unpacked
 
 
