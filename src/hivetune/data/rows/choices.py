@@ -12,6 +12,7 @@ from hivetune.data.rows.layouts.said import names, parsed
 
 MIN_CHOICES = 2
 _LETTERS = "ABCDEFGHIJ"
+_MAX_DIGITS = 9  # of a choice's number; Python refuses to read one of 4,301 digits
 _LISTS = ("option", "options", "choice", "choices", "candidates", "endings")
 _TELLS = names("answer label target correct gold key solution truth gt cop")  # the last: correct option
 _COUNTS = names("index idx id number position option choice")
@@ -134,6 +135,7 @@ def _may_tell(name: str) -> bool:
 def _number(value: Any) -> int | None:
     if isinstance(value, bool):
         return None
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.strip().isdecimal():
         return int(value)
-    return int(value) if isinstance(value, int | float) and value == int(value) else None
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())  # 1e999 in JSON is infinite
+    return int(value) if whole else None

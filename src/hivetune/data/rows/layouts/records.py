@@ -199,7 +199,7 @@ def _gemini_cli(name: str, row: Row) -> Conversation:
         elif kind in ("gemini", "model"):
             messages += _gemini_answer(turn)
         else:
-            messages += read_turn({"role": kind, "content": turn.get("content") or turn.get("parts")})
+            messages += read_turn({"role": kind, "content": one_of(turn, "content") or one_of(turn, "parts")})
     ordered, changed = in_order(messages)
     return Conversation(name, ordered, changed=(("program-notes",) if notes else ()) + changed)
 

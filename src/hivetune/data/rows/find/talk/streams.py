@@ -20,6 +20,7 @@ from hivetune.records import Role
 MIN_MESSAGES = 2
 MESSAGE_SHARE = 0.9  # of the first rows, that must be messages
 CERTAIN_SHARE = 0.5  # of the turns of what is a conversation for certain, that must be another's than the one before
+MAX_ORDER = 1e300  # an integer of 310 digits is no float
 MAX_ROLE_CHARS = 30
 MAX_WITHOUT_SESSION = 500  # rows of a file that is one conversation and names none
 _ORDER = (
@@ -201,7 +202,7 @@ def _is_known(kind: Any, kinds: EventKinds) -> bool:
 def as_order(value: Any) -> float | None:
     """A time or a number that orders messages."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) <= MAX_ORDER else None
     if isinstance(value, str):
         return float(value) if value.strip().isdecimal() else as_time(value)
     return None
