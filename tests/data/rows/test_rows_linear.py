@@ -3,14 +3,26 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from hivetune.data.checks.placeholders import LONGEST_CHARS, placeholder_in
 from hivetune.data.reasons import RowRefused
+from hivetune.data.render.dialect import CLOSED_THOUGHT
+from hivetune.data.rows.api.printed import printed_rows
+from hivetune.data.rows.find.leaves import left_out
+from hivetune.data.rows.find.talk.rounds import ended_rounds
+from hivetune.data.rows.formats import text_lines
+from hivetune.data.rows.layouts.columns import stands_in
+from hivetune.data.rows.layouts.parts import split_thoughts
+from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.read import RawRow, read_example
+from hivetune.data.rows.sessions.codex import codex_rows
+from hivetune.data.rows.sessions.opencode import opencode_rows
+from hivetune.data.rows.sessions.servers import server_rows
+from hivetune.records import Message
 
 # What a text begins with, what comes again and again in it, and what it ends with.
 HOSTILE = [
@@ -64,6 +76,79 @@ def test_four_times_the_text_takes_about_four_times_as_long(begin: str, piece: s
         if times[0][1] > 8 * times[0][0] + 0.02:
             times += [(seconds(one), seconds(other)) for _ in range(2)]
         assert any(b <= 8 * a + 0.02 for a, b in times), (list(one), times)
+
+
+def rows_of(reader: Callable[[Iterator[tuple[int, str]]], Iterator[PlacedRow]], text: str) -> Sequence[PlacedRow]:
+    return list(reader(enumerate(text.split("\n"), 1)))
+
+
+def session(turns: str) -> str:
+    return f"# a\n\n**Session ID:** ses_1\n**Created:** a\n\n---\n\n## User\n\na\n\n---\n\n## Assistant\n\n{turns}"
+
+
+CALLED = "**Tool: a**\n\n**Input:**\n```json\n{}\n```\n"
+TOLD = json.dumps({"type": "event_msg", "payload": {"type": "agent_message", "message": "a"}})
+BODY = 'Received request: POST to /v1 with body {"a": "'
+
+# A part that reads, and of what it gets: the beginning, what comes again and again, and the end.
+PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
+    (lambda text: rows_of(printed_rows, text), BODY, '\\"', ""),
+    (lambda text: rows_of(printed_rows, text), BODY, '"a\\', ""),
+    (lambda text: rows_of(printed_rows, text), "", "[llm/start] ", ""),
+    (lambda text: rows_of(printed_rows, text), "", "[llm/start] [", ""),
+    (lambda text: rows_of(server_rows, text), "", "Generated response a (", ""),
+    (lambda text: rows_of(server_rows, text), "", "Generated response a: output: 'b' ", ""),
+    (lambda text: rows_of(opencode_rows, text), session(CALLED), "\n**Error:**\n```\na", ""),
+    (lambda text: rows_of(opencode_rows, text), session("**Output:**\n```\n"), "---\n\n## User\n\n", ""),
+    (lambda text: rows_of(codex_rows, text), "", f"{TOLD}\n", ""),
+    (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),
+    (ended_rounds, "USER: a", " ", "b"),
+    (ended_rounds, "USER: a\nASSISTANT: b", " ", "c"),
+    (ended_rounds, "USER: a\nASSISTANT: ", '<functioncall>{"name": "a", "arguments": \'b\'} ', "c"),
+    (CLOSED_THOUGHT.search, "<", "think", ""),
+    (lambda text: stands_in(text[: len(text) // 2] + "b", text), "", "a ", ""),
+    (lambda text: stands_in(text[1 : len(text) // 2], text), "x", "-a", ""),
+    (
+        lambda text: list(
+            left_out({str(i): text[i : i + 9] for i in range(len(text) // 9)}, [Message("user", text)], (), ())
+        ),
+        "",
+        "a b c ",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "begin", "piece", "end"), PARTS)
+def test_a_part_takes_time_in_proportion_to_its_text(
+    part: Callable[[str], Any], begin: str, piece: str, end: str
+) -> None:
+    def took(size: int) -> float:
+        text = begin + piece * (size // len(piece)) + end
+        started = time.process_time()
+        part(text)
+        return time.process_time() - started
+
+    times = [(took(5_000), took(20_000)) for _ in range(3)]
+    assert any(b <= 8 * a + 0.002 for a, b in times), times
+
+
+class OneLine:
+    """The bytes of one line without an end, block for block."""
+
+    def __init__(self, size: int):
+        self.left = size
+
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        size = min(size, self.left)
+        self.left -= size
+        return b"a" * size, None
+
+
+def test_a_huge_line_is_copied_once() -> None:
+    started = time.process_time()
+    assert [len(line) for _, line in text_lines(OneLine(128 << 20))] == [128 << 20]
+    assert time.process_time() - started < 2  # 7 s when each block was joined to what was there
 
 
 def test_the_longest_slot_is_looked_at_in_a_moment() -> None:

@@ -15,10 +15,12 @@ USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthough
 USER_TURN = {"role": "user", "content": USER}
 USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
 SHORT_ID_CHARS = 9  # what Mistral's templates ask for
-OPEN_THOUGHT = re.compile(r"<((?>[a-z_:]*?think)[a-z_:]*+)>\s*\Z")
+_THOUGHT_TAG = r"<((?>[a-z_:]*?think)[a-z_:]*+)>"
+OPEN_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*\Z")
+EMPTY_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*</\1>")
 # Thoughts that a prompt closes before the answer: Qwen and DeepSeek, Cohere, Gemma 4.
 CLOSED_THOUGHT = re.compile(
-    r"(?:<([a-z_:]*think[a-z_:]*)>\s*</\1>|<\|START_THINKING\|><\|END_THINKING\|>|<\|channel>thought\n<channel\|>)\s*\Z"
+    rf"(?:{EMPTY_THOUGHT.pattern}|<\|START_THINKING\|><\|END_THINKING\|>|<\|channel>thought\n<channel\|>)\s*\Z"
 )
 THOUGHT_BEFORE = re.compile(r"(\s*<think>\n*)(.*?)((?:(?<!\n)\n*)?</think>\n*)(.*)\Z", re.DOTALL)
 

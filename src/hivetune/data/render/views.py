@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hivetune.data.render.dialect import CLOSED_THOUGHT, OPEN_THOUGHT, Dialect
+from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, Dialect
 from hivetune.data.render.skeleton import MARK, Pattern, Skeleton, argument_keys, mark_of, marks_in
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
@@ -291,4 +291,4 @@ def _opens_thought(answer: str, prompt: str) -> bool:
     """Whether the template put an empty thought in front of the answer."""
     begun = OPEN_THOUGHT.search(prompt)
     opening = f"<{begun.group(1)}>" if begun else ""
-    return re.match(r"\s*<([a-z_:]*think[a-z_:]*)>\s*</\1>", opening + answer) is not None
+    return EMPTY_THOUGHT.match((opening + answer).lstrip()) is not None

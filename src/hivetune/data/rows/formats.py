@@ -268,12 +268,15 @@ class _Text:
         return ""
 
     def lines(self) -> Iterator[str]:
-        rest = ""
+        begun: list[str] = []
         while text := self.more():
-            *lines, rest = (rest + text).split("\n")
-            yield from (line + "\n" for line in lines)
-        if rest:
-            yield rest
+            *lines, rest = text.split("\n")
+            for line in lines:
+                yield "".join((*begun, line, "\n"))
+                begun.clear()
+            begun += [rest] if rest else []
+        if begun:
+            yield "".join(begun)
 
 
 def _parquet_rows(path: str) -> Iterator[PlacedRow]:

@@ -21,13 +21,13 @@ PRINTED_CALL = re.compile(rf"(?:{_LM_REQUEST}+\{{|{_LANGCHAIN}|^type: llm\.predi
 _HEADS = re.compile(
     rf"(?P<asked>{_LM_REQUEST})|(?P<answered>Generated prediction: )|(?P<piece>Generated packet: )"
     r"|(?P<ended>Finished streaming response)|(?P<left>Client disconnected)"
-    r"|\[llm/(?P<run>start|end|error)\] (?P<crumbs>\[[^\]]*\])?.*?(?:input|output|error):"
+    r"|\[llm/(?P<run>start|end|error)\] (?P<crumbs>\[[^][]*\])?(?:(?!\[llm/).)*?(?:input|output|error):"
 )
 _STREAM_EVENT = re.compile(r"timestamp: [\d./-]+,? .*")
 _FIELD = re.compile(r"(type|modelIdentifier|modelPath|input|output|stats):(?: (.*)|)", re.S)
 _TEXTS = ("input", "output")  # a line of them may look like a field
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r'"(?:[^"\\]|\\.?)*+"?')
 _MAX_JSON_CHARS = 8 << 20
 
 

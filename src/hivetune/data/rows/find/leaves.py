@@ -21,7 +21,7 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.find.written import Written
-from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.columns import looks_like_content, stands_in
 from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
 from hivetune.records import Message
 
@@ -77,13 +77,17 @@ def left_out(
     row: Row, messages: Sequence[Message], tools: Tools, used: Sequence[tuple[str, ...]]
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Each written text that the conversation does not hold, with its path. Raises RowRefused for media."""
-    texts = [message.content for message in messages] + [message.reasoning or "" for message in messages]
+    said = [message.content for message in messages] + [message.reasoning or "" for message in messages]
     calls = [str(call) for message in messages for call in message.tool_calls]
-    whole = "\n".join([*texts, *calls, *(str(dict(tool)) for tool in tools)])
+    whole = "\n".join([*said, *calls, *(str(dict(tool)) for tool in tools)])
+    unspaced = "".join(whole.split())
+    texts = sorted({text.strip() for text in said if text.strip()}, key=len, reverse=True)
     for path, value in nodes(row):
         if not isinstance(value, str) or not value.strip() or _ADDRESS.match(value):
             continue
-        if _has_to_be_said(path, value, used) and not _is_said(value, texts, whole):
+        if not _has_to_be_said(path, value, used) or value.strip() in whole:
+            continue
+        if "".join(value.split()) not in unspaced and not _is_made_of(value, texts):  # words may be cut apart there
             yield path, value
 
 
@@ -113,12 +117,10 @@ def _matters(value: str, parts: Sequence[str], *, nested: bool) -> bool:
     return looks_like_content(value) and (known or not nested or len(value.split()) >= NESTED_WORDS)
 
 
-def _is_said(value: str, texts: Sequence[str], whole: str) -> bool:
-    """Whether a text stands in the conversation, or is written of nothing but what was said there."""
-    if value.strip() in whole or "".join(value.split()) in "".join(whole.split()):
-        return True  # a text whose words were cut apart too
+def _is_made_of(value: str, texts: Sequence[str]) -> bool:
+    """Whether a text holds next to nothing beside some of these, the longest first."""
     rest = value
-    for text in sorted({text.strip() for text in texts if text.strip()}, key=len, reverse=True):
+    for text in texts:
         rest = rest.replace(text, " ")
     return rest != value and len([word for word in rest.split() if any(c.isalpha() for c in word)]) < _FEW_WORDS
 
@@ -148,11 +150,6 @@ def system_in(row: Row) -> Any:
     found = [node for node in nodes(row) if part_of(node.path[-1]) == "system" and isinstance(node.value, str | list)]
     texts = {str(node.value): node.value for node in found if node.value}
     return next(iter(texts.values())) if len(texts) == 1 else None
-
-
-def stands_in(short: str, long: str) -> bool:
-    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
-    return bool(short) and re.search(rf"(?<![\w.]){re.escape(short)}(?!\w)", long) is not None
 
 
 def is_copied(answer: str, question: str, answered: str) -> bool:

@@ -18,7 +18,7 @@ from hivetune.data.rows.find.given import (
     text_to_follow,
     with_given,
 )
-from hivetune.data.rows.find.leaves import at, is_copied, open_paths, stands_in, system_in
+from hivetune.data.rows.find.leaves import at, is_copied, open_paths, system_in
 from hivetune.data.rows.find.made import made_of, premise_of, with_code
 from hivetune.data.rows.find.names import (
     SHORTENED,
@@ -40,7 +40,7 @@ from hivetune.data.rows.find.names import (
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.answers import is_response
-from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
+from hivetune.data.rows.layouts.columns import looks_like_content, stands_in, texts_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
 from hivetune.data.rows.layouts.said import Row, names, parsed
 from hivetune.data.rows.layouts.turns import is_conversation, read_messages, read_system

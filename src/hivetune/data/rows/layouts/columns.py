@@ -194,7 +194,17 @@ def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> b
 def _stands_in_answer(value: str, conversation: Conversation) -> bool:
     """Whether the last answer says this among other words."""
     answers = [message.content for message in conversation.messages if message.role == "assistant"]
-    return bool(answers) and re.search(rf"(?<![\w.]){re.escape(value)}(?!\w)", answers[-1], re.I) is not None
+    return bool(answers) and (not value or stands_in(value.lower(), answers[-1].lower()))
+
+
+def stands_in(short: str, long: str) -> bool:
+    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
+    return bool(short) and short in long and _with_borders(short) in _with_borders(long)
+
+
+def _with_borders(text: str) -> str:
+    """`text` with a sign wherever a word may begin or end, so that one search in proportion to the text finds all."""
+    return re.sub("(?<![\\w.\ufdd1])", "\ufdd0", re.sub(r"(?!\w)", "\ufdd1", text))
 
 
 def _is_said(value: str, conversation: Conversation) -> bool:

@@ -27,7 +27,7 @@ _INNER = (
 )
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
 _SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
-DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?(.*?)</details>\s*", re.S)
+DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(.*?)</details>\s*", re.S)
 
 
 @dataclass(slots=True)

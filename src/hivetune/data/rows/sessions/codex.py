@@ -1,7 +1,6 @@
 """Sessions (rollouts) of Codex: items of OpenAI's Responses, one a line, with events of the program between them."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,19 +146,27 @@ def _leave_out_repeated(session: _Session) -> None:
         if _TOLD not in item and (role := str(item.get("role"))) in said:
             said[role] += [text.strip() for text in texts_in(item.get("content"))]
     kept: list[dict[str, Any]] = []
+    wholes = {role: _side_by_side(texts) for role, texts in said.items()}
+    told = ""  # in the answer so far
     for item in session.items:
         if _TOLD in item:
-            answer = itertools.takewhile(lambda before: before.get("role") != "user", reversed(kept))
-            told = [before["content"].strip() for before in answer if _TOLD in before]
-            if _is_said(item["content"].strip(), [*said[item["role"]], *told]):
+            text = item["content"].strip()
+            if _is_said(text, wholes[item["role"]]) or _is_said(text, told):
                 continue
+            told += _side_by_side([text])
+        told = "" if item.get("role") == "user" else told
         kept.append(item)
     session.items = kept
 
 
-def _is_said(text: str, texts: Sequence[str]) -> bool:
-    """Whether one of these texts is this one; or holds it, behind what an editor writes in front of a question."""
-    return any(text == one or one.endswith(f"\n{text}") or (len(text) >= _LONG_TEXT and text in one) for one in texts)
+def _side_by_side(texts: Iterable[str]) -> str:
+    """Texts as one, in which each begins and ends with a sign that is in none of them."""
+    return "".join(f"\n{text}\0" for text in texts)
+
+
+def _is_said(text: str, whole: str) -> bool:
+    """Whether one of the texts in `whole` is this one; or holds it, behind what an editor writes before a question."""
+    return f"\n{text}\0" in whole or (len(text) >= _LONG_TEXT and text in whole)
 
 
 def _leave_out_broken_end(session: _Session) -> None:

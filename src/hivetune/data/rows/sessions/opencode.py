@@ -16,11 +16,14 @@ from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation
 
 OPENCODE_HEAD = re.compile(rb"\A# [^\n]*\n+\*\*Session ID:\*\* ses_\w+ *\n\*\*Created:\*\* ")
 _ID = re.compile(r"^\*\*Session ID:\*\* (\S+)", re.MULTILINE)
-_TURN = re.compile(r"^---\n\n## (User|Assistant(?: \(.*\))?)\n\n", re.MULTILINE)
+# A heading, or a place where a result begins or may end.
+_MARK = re.compile(
+    r"^---\n\n## (?P<who>User|Assistant(?: \(.*\))?)\n\n|(?P<opens>\n\*\*(?:Output|Error):\*\*\n```\n)|\n```", re.M
+)
 _TOOL = re.compile(r"^\*\*Tool: (\S+)\*\*$", re.MULTILINE)
 _INPUT = re.compile(r"\n+\*\*Input:\*\*\n```json\n(.*?)\n```\n", re.DOTALL)
-_RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n(.*)\n```\s*\Z", re.DOTALL)
-_OPEN_RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n")
+_RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n")
+_RESULT_ENDS = "\n```"
 _HIDDEN = {"role": "assistant", "content": [{"type": "tool that was exported without its input"}]}  # refused as it is
 _THOUGHT = "_Thinking:_"
 
@@ -43,21 +46,17 @@ def opencode_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
 
 def _turns(text: str) -> Iterator[tuple[str, str]]:
     """(who, what) in order. A heading inside of a result that is still open is a part of the result."""
-    who, begin = "", 0
-    for turn in _TURN.finditer(text):
-        if who and _is_open(text[begin : turn.start()]):
-            continue
-        if who:
-            yield who, text[begin : turn.start()].strip()
-        who, begin = turn.group(1), turn.end()
+    who, begin, at, is_open = "", 0, 0, False
+    while mark := _MARK.search(text, at):
+        at = mark.end() - 1  # its line break may begin the next one
+        if not mark["who"]:
+            is_open = bool(who and mark["opens"])
+        elif not is_open:
+            if who:
+                yield who, text[begin : mark.start()].strip()
+            who, begin, at = mark["who"], mark.end(), mark.end()
     if who:
         yield who, text[begin:].strip().removesuffix("---").rstrip()
-
-
-def _is_open(said: str) -> bool:
-    """Whether what was said breaks off inside of a result."""
-    opened = list(_OPEN_RESULT.finditer(said))
-    return bool(opened) and "\n```" not in said[opened[-1].end() - 1 :]
 
 
 def _answer(said: str) -> list[dict[str, Any]]:
@@ -82,7 +81,8 @@ def _answer(said: str) -> list[dict[str, Any]]:
             return [_HIDDEN]
         call = {"id": str(number), "type": "function", "function": {"name": tool.group(1), "arguments": arguments}}
         turn["tool_calls"].append(call)
-        result = _RESULT.search(held, given.end() - 1)
-        if result is not None:
-            results.append({"role": "tool", "tool_call_id": str(number), "content": result.group(1)})
+        result, shown = _RESULT.search(held, given.end() - 1), held.rstrip()
+        if result is not None and shown.endswith(_RESULT_ENDS, result.end()):
+            content = shown[result.end() :].removesuffix(_RESULT_ENDS)
+            results.append({"role": "tool", "tool_call_id": str(number), "content": content})
     return [turn if tools else {**turn, "tool_calls": None}, *results]

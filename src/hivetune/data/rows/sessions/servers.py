@@ -20,7 +20,9 @@ SERVER_REQUEST = re.compile(
 )
 _VLLM_PROMPT = re.compile(r"(?:Received request|Request) (\S+?):? (?:details: )?prompt: " + _LITERAL)
 _VLLM_ANSWER = re.compile(
-    r"Generated response (\S+?)(?: \(([^)]*)\))?: output: " + _LITERAL + r".*?finish_reason: '?(\w+)'?"
+    r"Generated response (\S+?)(?: \([^()]*\))?: output: "
+    + _LITERAL
+    + r"(?:(?!Generated resp).)*?finish_reason: '?(\w+)'?"
 )
 _LLAMA = re.compile(r"log_server_r: +(request|response): +(\{.*)")
 _MAX_OPEN = 10_000  # requests that wait for their answer; the oldest is given up
@@ -39,7 +41,7 @@ def server_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
         elif found := _VLLM_ANSWER.search(line):
             asked = prompts.pop(found.group(1), None)
             if asked is not None:
-                yield from prompted(*asked, str(ast.literal_eval(found.group(3))), found.group(4))
+                yield from prompted(*asked, str(ast.literal_eval(found.group(2))), found.group(3))
         elif (said := _llama(line)) is not None:
             kind, value = said
             if kind == "request":

@@ -7,12 +7,10 @@ from hivetune.data.rows.layouts.said import parsed
 
 END = "<|endoftext|>"
 GAVE_BACK = "FUNCTION RESPONSE: "
-_ROUND = re.compile(r"\s*(USER|FUNCTION RESPONSE): (.*?)\s+ASSISTANT: ?(.*?)\s*\Z", re.S)
+_ROUND = re.compile(r"\s*(USER|FUNCTION RESPONSE): (.*?)\sASSISTANT: ?(.*)", re.S)
 _ROLES = {"USER": "user", "FUNCTION RESPONSE": "tool"}
 _SPEAKER = re.compile(r"^(?:USER|ASSISTANT|FUNCTION RESPONSE): ", re.M)
-_CALL = re.compile(
-    r"<functioncall>\s*\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*(?:'(.*)'|(\{.*\}))\s*\}\s*\Z", re.S
-)
+_CALL = re.compile(r"\s*\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*(?:'(.*)'|(\{.*\}))\s*\}", re.S)
 
 
 def ended_rounds(text: str) -> list[dict[str, Any]] | None:
@@ -22,22 +20,24 @@ def ended_rounds(text: str) -> list[dict[str, Any]] | None:
         if not piece.strip():
             continue
         found = _ROUND.match(piece)
-        if found is None or any(map(_SPEAKER.search, found.groups()[1:])):
+        if found is None:
             return None
-        answer = _answer(found.group(3))
-        if answer is None:
+        asked, said = found.group(2).rstrip(), found.group(3).rstrip()
+        answer = _answer(said)
+        if answer is None or _SPEAKER.search(asked) or _SPEAKER.search(said):
             return None
-        turns += [{"role": _ROLES[found.group(1)], "content": found.group(2)}, answer]
+        turns += [{"role": _ROLES[found.group(1)], "content": asked}, answer]
     return turns if turns and turns[0]["role"] == "user" else None
 
 
 def _answer(text: str) -> dict[str, Any] | None:
     """An answer, with the call at its end; None where that is no JSON."""
-    if "<functioncall>" not in text:
+    words, begins, call = text.partition("<functioncall>")
+    if not begins:
         return {"role": "assistant", "content": text}
-    found = _CALL.search(text)
+    found = _CALL.fullmatch(call)
     arguments = parsed((found.group(2) or found.group(3)).replace("\\'", "'")) if found else None
     if found is None or not isinstance(arguments, dict):
         return None
-    call = {"type": "function", "function": {"name": found.group(1), "arguments": arguments}}
-    return {"role": "assistant", "content": text[: found.start()].strip(), "tool_calls": [call]}
+    called = {"type": "function", "function": {"name": found.group(1), "arguments": arguments}}
+    return {"role": "assistant", "content": words.strip(), "tool_calls": [called]}
