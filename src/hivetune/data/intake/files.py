@@ -38,7 +38,8 @@ class Chunk:
     `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row; `line`: what would
     read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file; `labels`: columns
     that hold a few words in every row of its file; `pair`: where question and answer of its rows stand;
-    `prompts`: its rows ask, and none of them answers (data/rows/find/per_file.py).
+    `prompts`: its rows ask, and none of them answers; `doubted`: columns of rows most of which nothing reads
+    (data/rows/find/per_file.py).
     """
 
     kind: ChunkKind
@@ -54,6 +55,7 @@ class Chunk:
     labels: tuple[str, ...] = ()
     pair: tuple[str, ...] = ()
     prompts: bool = False
+    doubted: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

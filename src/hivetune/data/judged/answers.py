@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.find.names import words
 from hivetune.data.rows.layouts.columns import ASKED, CONTEXT, SYSTEM, TOOLS, plain_row
-from hivetune.data.rows.layouts.said import Conversation, Row, objects, parsed
+from hivetune.data.rows.layouts.said import Conversation, Row, objects, one_of, parsed
 from hivetune.data.rows.layouts.table import preference_columns, read_layout
 from hivetune.records import Example, LessonKind, Message
 
@@ -52,6 +53,21 @@ def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
         raise RowRefused("no-answer", f"{name}: there is no answer that it corrects")
     said = before._replace(messages=(*before.messages[:-1], Message("assistant", row[name])))
     return _two(said, before, "correction")
+
+
+def with_answers_apart(row: Row) -> Row:
+    """A row whose conversation ends with a better and a worse turn (`chosen_gpt`, `rejected_gpt`), with these as
+    columns of their own; any other row as it is.
+    """
+    for name in _TURNS:
+        turns = objects(row.get(name)) or []
+        ends = {
+            side: turn for turn in turns[-2:] for side in ("chosen", "rejected") if side in words(str(_speaker(turn)))
+        }
+        if len(ends) == 2 and len(turns) > 2 and not ends.keys() & row.keys():
+            said: Row = {side: one_of(turn, "content", "value") for side, turn in ends.items()}
+            return {**row, name: turns[:-2], **said}
+    return row
 
 
 def read_preference(row: Row) -> TwoAnswers | None:

@@ -1,5 +1,6 @@
 """Failures that teach nothing: what failed was a clock, a tool or a network, not the answer."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -27,6 +28,7 @@ _OUTSIDE = re.compile(
 _IS_MESSAGE = re.compile(r"\W*(?:error|exception|fatal|failed|failure|traceback|warning)\b", re.IGNORECASE)
 _ERRORS = frozenset(("error", "error_message", "error_type", "exception"))  # of a call, as logs name it
 _IS_ERROR = re.compile(r"(?:[\w.]*[a-z](?:Error|Exception)|[a-z]+(?:_[a-z]+)*_error)(?::|\(|\Z)")
+_JSON_BEGIN = re.compile(r"(\s*(?:```(?:json)?\s*)?)[{\[]\s*[\"{\[]")
 _LOOKED_AT_CHARS, LONGEST_MESSAGE_CHARS = 2000, 300
 # How many tokens a log counted in an answer.
 _COUNTS = frozenset(
@@ -80,6 +82,20 @@ def cut_at(row: Mapping[str, Any], answer: str) -> int | None:
         counts += [holder[name] for name in _count_columns(tuple(holder))[0]] if isinstance(holder, dict) else []
     numbers = (int(one) for one in counts if str(one).isdecimal())
     return next((number for number in numbers if _is_limit(number)), None)
+
+
+def is_cut_json(answer: str) -> bool:
+    """Whether an answer begins as an object or a list in JSON and ends inside it."""
+    begin = _JSON_BEGIN.match(answer)
+    if begin is None or answer.rstrip()[-1:] in ("}", "]", "`"):
+        return False
+    try:
+        json.loads(answer[begin.end(1) :])
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string") or error.pos >= len(answer.rstrip()) - begin.end(1)
+    except RecursionError:
+        return False
+    return False
 
 
 @lru_cache(512)

@@ -9,8 +9,14 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
-from hivetune.data.judged.answers import TwoAnswers, only_last_answer, read_corrected, read_preference
-from hivetune.data.judged.failures import call_failed, cut_at, outside_cause, without_reasons
+from hivetune.data.judged.answers import (
+    TwoAnswers,
+    only_last_answer,
+    read_corrected,
+    read_preference,
+    with_answers_apart,
+)
+from hivetune.data.judged.failures import call_failed, cut_at, is_cut_json, outside_cause, without_reasons
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.api.pieces import refuse_pieces
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
@@ -46,8 +52,8 @@ STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "fee
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row; `line`,
-    `labels`, `pair` and `prompts`: as in Chunk.
+    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row;
+    `chunk`: where it stood, with what the first rows of its file told.
     """
 
     source: str
@@ -55,10 +61,7 @@ class RawRow:
     problem: RowRefused | None = None
     interaction_id: str | None = None
     stored: Mapping[str, Any] | None = None
-    line: str | None = None
-    labels: Sequence[str] = ()
-    pair: Sequence[str] = ()
-    prompts: bool = False
+    chunk: Chunk | None = None
 
 
 def read_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -102,13 +105,8 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
             yield _numbered(chunk, line)
         elif line:
             problem = _truncated(line) if chunk.last and found < 0 else None
-            yield _row_of(chunk, f"{chunk.name}:{number}", line, problem)
+            yield RawRow(f"{chunk.name}:{number}", line, problem, chunk=chunk)
         position, number = end + 1, number + 1
-
-
-def _row_of(chunk: Chunk, source: str, payload: bytes, problem: RowRefused | None = None) -> RawRow:
-    labels, pair, prompts = chunk.labels, chunk.pair, chunk.prompts
-    return RawRow(source, payload, problem, line=chunk.line, labels=labels, pair=pair, prompts=prompts)
 
 
 def _truncated(line: bytes) -> RowRefused | None:
@@ -129,7 +127,7 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
     place, mark, text = line.split(b"\t", 2)
     source = f"{chunk.name}:{place.decode()}"
     if mark == b"r":
-        return _row_of(chunk, source, text)
+        return RawRow(source, text, chunk=chunk)
     hint = text.decode("utf-8", "replace")
     reason, _, detail = hint.partition(":")
     if reason in ("csv-columns", "csv-quote", "line-too-large", "broken-line", NOT_HELD):
@@ -207,7 +205,7 @@ def _parsed_row(text: str) -> Row:
     if QUARANTINE_KEY in value:
         inner = value.get("row")
         return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
-    return value
+    return with_answers_apart(value) if "chosen" in text else value
 
 
 def _are_lines(texts: Sequence[Any]) -> bool:
@@ -267,7 +265,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
             raise in_your_words(refused, columns) from None
         if refused.reason not in NOT_KNOWN:
             raise
-        raise _with_advice(refused, row, raw.line) from None
+        raise _with_advice(refused, row, raw.chunk.line if raw.chunk else None) from None
     said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     example = _example(raw.source, row, said, raw.stored or {})
     _refuse_counts(row, example.messages)
@@ -284,6 +282,8 @@ def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
     refuse_pieces(said)
     if (limit := cut_at(row, said)) is not None:
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
+    if len(messages) > 1 and is_cut_json(said):
+        raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")
     if len(messages) == 2 and len(said) < _LONGEST_NUMBER and all(_NUMBER.fullmatch(m.content) for m in messages):
         raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
 
@@ -291,7 +291,7 @@ def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
 def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:
     if mapped:
         return without_ends(read_conversation(row, mapped=True))
-    said = without_ends(read_as_its_file(row, raw.labels, raw.pair, prompts=raw.prompts))
+    said = without_ends(read_as_its_file(row, raw.chunk))
     return with_written_message(with_system_of_text(row, said))
 
 

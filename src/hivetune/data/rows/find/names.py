@@ -69,7 +69,7 @@ _GIVEN = names(
     "context contexts passage passages background document documents paragraph paragraphs article articles story "
     "schema option options choice choices candidates persona knowledge premise table chapter excerpt abstract "
     "retrieved retrieval scenario hint hints facts evidence evidences rule rules policy policies guideline guidelines "
-    "constraint constraints requirement requirements profile"
+    "constraint constraints requirement requirements profile puzzle"
 )
 _THOUGHT = names("reasoning thinking thought thoughts cot think")
 _OF_THOUGHTS = names("trace traces trajectory process chain of text content model llm deepseek gemini expected full")
@@ -135,7 +135,7 @@ def are_alternatives(path: str) -> bool:
     """Whether several texts of this name are ways to say one answer, as evaluation sets list them."""
     name = path.rpartition(".")[2]
     said = set(words(name))
-    return bool(said & {"gt", "truth"}) or (name.endswith("s") and bool(_ACCEPTED & said))
+    return bool(said & {"gt", "truth", "ideal"}) or (name.endswith("s") and bool(_ACCEPTED & said))
 
 
 def is_a_models(path: str) -> bool:

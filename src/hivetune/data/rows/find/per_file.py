@@ -3,13 +3,15 @@
 Columns under names that nobody knows which hold a label in every row (an app, a theorem, a kind of task): where others
 hold two words of it, five words are no text that somebody has to explain. And which columns hold the question and the
 answer: "hi" is a question where the other rows have longer ones, and "020" the answer of a solution that says 20. And
-whether its rows are prompts alone: then a prompt that shows a question with its answer is no talk.
+whether its rows are prompts alone: then a prompt that shows a question with its answer is no talk. And which columns
+are doubted, as most rows with the same ones are refused: what is read of the others is read by chance.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hivetune.data.intake.files import Chunk
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
@@ -125,12 +127,44 @@ def _is_read(row: Row) -> bool:
     return _unless_refused(read_conversation, row) is not None
 
 
-def read_as_its_file(row: Row, labels: Sequence[str], decided: Sequence[str], *, prompts: bool = False) -> Conversation:
+def doubted_columns(rows: Sequence[Any], labels: Sequence[str], decided: Sequence[str]) -> tuple[str, ...]:
+    """The columns, as one text, of those of the first rows of a file of which fewer are read by their structure than
+    are refused. `labels`, `decided`: what else was found in them.
+    """
+    refused: Counter[str] = Counter()
+    found: Counter[str] = Counter()
+    for row in (row for row in rows if isinstance(row, dict)):
+        try:
+            found[_columns(row)] += _read_somehow(row, labels, decided).layout == "structure"
+        except RowRefused as reason:
+            refused[_columns(row)] += reason.reason in NOT_KNOWN
+        except RecursionError:
+            continue
+    return tuple(one for one, count in found.items() if 0 < count < refused[one] and count + refused[one] >= MIN_ROWS)
+
+
+def _columns(row: Row) -> str:
+    return "\n".join(row)
+
+
+def read_as_its_file(row: Row, chunk: Chunk | None) -> Conversation:
+    """The conversation of a row, as what was decided for its file says. Raises RowRefused."""
+    if chunk is None:
+        return read_conversation(row)
+    said = _read_somehow(row, chunk.labels, chunk.pair)
+    if chunk.prompts and "turns-from-text" in said.changed and _only_asks(row):
+        raise RowRefused("no-answer", "a prompt that shows an answer, in a file of prompts")
+    if chunk.doubted and said.layout == "structure" and _columns(row) in chunk.doubted:
+        raise RowRefused("unknown-layout", "most rows with these columns are not understood")
+    return said
+
+
+def _read_somehow(row: Row, labels: Sequence[str], decided: Sequence[str]) -> Conversation:
     """The conversation of a row; where it alone cannot be read, without what is a label in it, else from the columns
-    that were decided for its file. `prompts`: those of its file are. Raises RowRefused.
+    that were decided for its file. Raises RowRefused.
     """
     try:
-        said = read_conversation(row)
+        return read_conversation(row)
     except RowRefused as refused:
         if refused.reason not in NOT_KNOWN:
             raise
@@ -140,10 +174,7 @@ def read_as_its_file(row: Row, labels: Sequence[str], decided: Sequence[str], *,
             found = _unless_refused(_read_so, rest, decided)
         if found is None:
             raise
-        said = found
-    if prompts and "turns-from-text" in said.changed and _only_asks(row):
-        raise RowRefused("no-answer", "a prompt that shows an answer, in a file of prompts")
-    return said
+        return found
 
 
 def _unless_refused(read: Callable[..., Conversation], *given: Any) -> Conversation | None:

@@ -27,7 +27,7 @@ from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "choice", "unknown"]
 
-SYSTEM = ("system", "system_prompt", "system_message", "meta_instruction")
+SYSTEM = ("system", "system_prompt", "system_message", "system_content", "sys_prompt", "meta_instruction")
 TOOLS = ("tools", "functions", "available_tools", "tool_definitions")
 PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user_prompt", "user_message", "user_input")
 MORE_PROMPTS = ("human", "request", "message", "user_query", "user_request", "input", "inputs", "user", "ask", "q")

@@ -132,7 +132,8 @@ def _sharegpt(name: str, row: Row) -> Conversation:
     if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, str) for turn in turns):
         turns = _without_marks(turns)
         odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
-        if column == "turns" or odd or any(_SPEAKER.match(turn) for turn in turns):
+        named = [_SPEAKER.match(turn) for turn in turns]
+        if column == "turns" or odd or all(named) or any(one and one[1] for one in named):
             raise RowRefused("unknown-role", f"{column}: texts that do not say who speaks")
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     return _conversation(name, read_messages(turns, system_of(row)), read_tools(tools_of(row)), (), (column,))
@@ -298,7 +299,7 @@ _TURN_MARKS = (
     re.compile(r"\s*(?:问|問|提问|Q|Question|User|Human)\s*[:：]\s*", re.I),
     re.compile(r"\s*(?:答|回答|A|Answer|Assistant|Bot|AI)\s*[:：]\s*", re.I),
 )
-_SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:\s")  # "Amanda: I baked cookies."
+_SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:(\s?)")  # "Amanda: I baked cookies."
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
 LOG_SESSION = RowLayout(
