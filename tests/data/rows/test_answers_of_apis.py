@@ -258,7 +258,7 @@ def test_an_answer_that_a_guardrail_changed() -> None:
 
 def test_an_answer_that_rests_on_a_search_of_the_provider() -> None:
     """Nothing is learned from it; an answer behind it, to another question, is."""
-    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "racks"}}
+    search = {"type": "file_search_call", "status": "completed", "queries": ["racks"]}
     first = {"request": {"input": Q}, "response": {**WHOLE, "output": [search, MESSAGE]}}
     assert refused(first) == "not-held"
     asked = [{"role": "user", "content": "Is it open?"}, search, {"role": "assistant", "content": "It is."}]
@@ -267,6 +267,16 @@ def test_an_answer_that_rests_on_a_search_of_the_provider() -> None:
         ("It is.", 0),
         (A, 1),
     ]
+
+
+def test_an_answer_that_says_what_a_search_of_the_web_found() -> None:
+    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "racks"}}
+    assert said({"request": {"input": Q}, "response": {**WHOLE, "output": [search, MESSAGE]}}) == PLAIN
+    use = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "racks"}}
+    result = {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"encrypted_content": "x"}]}
+    content = [use, result, {"type": "text", "text": FIRST}, {"type": "text", "text": SECOND}]
+    answer = {"type": "message", "role": "assistant", "content": content, "stop_reason": "end_turn"}
+    assert said({"request": ASKED, "response": answer}) == PLAIN
 
 
 def test_a_text_that_a_server_completed() -> None:

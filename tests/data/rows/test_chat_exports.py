@@ -11,6 +11,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.read import RawRow, read_example
 
 Turn = dict[str, Any]
 
@@ -45,27 +46,48 @@ def said(row: dict[str, Any]) -> tuple[list[tuple[str, str, float]], tuple[str, 
 
 
 PAIR = (message("user", "what floats?"), message("assistant", "Wood does."))
-SEARCH = (
+FILES = (
     message("user", "and what is the news?"),
-    message("assistant", "search('news')", "code", recipient="web"),
-    message("tool", "", author={"name": "web"}),
+    message("assistant", "search('news')", "code", recipient="file_search"),
+    message("tool", "", author={"name": "file_search"}),
     message("assistant", "A boat sank."),
 )
 
 
 def test_an_answer_that_rests_on_a_tool_is_read_and_not_learned() -> None:
-    turns, changed = said(chatgpt(*PAIR, *SEARCH, message("user", "thanks"), message("assistant", "Gladly.")))
+    turns, changed = said(chatgpt(*PAIR, *FILES, message("user", "thanks"), message("assistant", "Gladly.")))
     assert [weight for _, _, weight in turns] == [1, 1, 1, 0, 1, 1]
     assert turns[3] == ("assistant", "A boat sank.", 0)
     assert changed == ()
     with pytest.raises(RowRefused, match="not-held"):
-        read_conversation(chatgpt(*SEARCH))
+        read_conversation(chatgpt(*FILES))
+
+
+def test_an_answer_that_a_search_of_the_web_was_made_for() -> None:
+    """It says what was found, behind marks of its sources; a mark may hold words of the sentence."""
+    question = message("user", "and the news?")
+    calls = [
+        message("assistant", "search('news')", "code", recipient="web.run"),
+        message("tool", "", author={"name": "web.run"}),
+    ]
+    entity = '\ue200entity\ue202["city","Bonn","a town"]\ue201'
+    answers = {
+        f"A boat sank in {entity} \ue200cite\ue202turn0search1\ue202turn0news2\ue201.": "A boat sank in Bonn.",
+        "See \ue200url\ue202the news\ue202turn0search1\ue201.": "See the news.",
+        "A boat [citation:2] sank\u30103\u2020source\u3011. :contentReference[oaicite:1]{index=1}": "A boat sank.",
+    }
+    for answer, learned in answers.items():
+        found = read_example(
+            RawRow("f:1", json.dumps(chatgpt(question, *calls, message("assistant", answer))).encode()), {}
+        )
+        assert [(m.content, m.weight) for m in found.example.messages] == [("and the news?", 1), (learned, 1)]
+        assert found.changed == ("source-marks",)
 
 
 def test_an_export_is_used_for_its_plain_conversations(tmp_path: Path) -> None:
     picture = message("user", [{"content_type": "image_asset_pointer"}], "multimodal_text")
     path = tmp_path / "conversations.json"
-    path.write_text(json.dumps([chatgpt(*PAIR), chatgpt(*SEARCH), chatgpt(picture, PAIR[1])]))
+    path.write_text(json.dumps([chatgpt(*PAIR), chatgpt(*FILES), chatgpt(picture, PAIR[1])]))
     document = check(DataConfig(path=str(path))).document
     assert (document["usable"], document["rejected"], document["set_aside"]) == (1, {}, {"not-held": 2})
 
@@ -163,7 +185,7 @@ def test_what_was_spoken_is_a_text() -> None:
 
 
 def test_claudes_own_tools() -> None:
-    search = [{"type": "tool_use", "name": "web_search", "input": {}}, {"type": "tool_result", "content": []}]
+    search = [{"type": "tool_use", "name": "drive_search", "input": {}}, {"type": "tool_result", "content": []}]
     row = claude(
         ("human", [text("what floats?")]),
         ("assistant", [text("Wood does.")]),
@@ -282,7 +304,7 @@ def test_deepseek_in_fragments_and_before_them() -> None:
         ("user", "what floats?", None, 1),
         ("assistant", "Wood does.", "density", 1),
         ("user", "and the news?", None, 1),
-        ("assistant", "A boat sank.", None, 0),
+        ("assistant", "A boat sank.", None, 1),
     ]
     older = deepseek(
         {"role": "USER", "content": "what floats?"},

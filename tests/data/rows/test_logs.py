@@ -900,7 +900,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tool of the provider": (
         {
             "request": {"input": "q"},
-            "response": {"output": [{"type": "web_search_call", "id": "w"}, *RESPONSES_OUTPUT]},
+            "response": {"output": [{"type": "file_search_call", "id": "w"}, *RESPONSES_OUTPUT]},
         },
         "not-held",
     ),

@@ -29,7 +29,7 @@ LOOP_MAX_PERIOD = 300
 LOOP_PROBE_CHARS = 32
 LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
 _LOST_WORDS = re.compile(r"(?:(?<!\S)\?+[.,;:!|-]*\s+){5,}\?+")
-MAX_CHARS_WITHOUT_MODEL = 200_000  # about 50,000 tokens
+MAX_CHARS_WITHOUT_MODEL = 1_000_000  # about 250,000 tokens, the window of the longest usual models
 
 
 def check_roles(messages: Messages) -> None:

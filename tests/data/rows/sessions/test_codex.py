@@ -142,7 +142,7 @@ def test_codex_answers_that_are_read_and_not_learned(tmp_path: Path) -> None:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
     broken = {"type": "function_call", "name": "shell", "arguments": "echo test", "call_id": "c1"}
     output = {"type": "function_call_output", "call_id": "c1", "output": "no"}
-    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
+    search = {"type": "file_search_call", "status": "completed", "queries": ["q"]}
     items = [
         *(item("user", "one?"), thought, search, item("assistant", "1")),
         *(item("user", "two?"), item("assistant", "try"), broken, output, item("assistant", "2")),
@@ -158,11 +158,18 @@ def test_codex_answers_that_are_read_and_not_learned(tmp_path: Path) -> None:
     assert row.example.messages[3].tool_calls[0]["function"]["arguments"] == {"input": "echo test"}
 
 
-def test_codex_answers_that_all_rest_on_searches_are_set_aside(tmp_path: Path) -> None:
-    search = {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
-    items = [item("user", "one?"), item("assistant", "I look."), search, item("assistant", "1")]
-    path = write(tmp_path / "rollout.jsonl", [codex("response_item", one) for one in items])
-    assert read(path, tmp_path) == {"1": "not-held"}
+def test_codex_answers_that_all_rest_on_searches(tmp_path: Path) -> None:
+    """Those of files are set aside; the answer says what a search of the web found."""
+    for kind in ("file_search_call", "web_search_call"):
+        search = {"type": kind, "status": "completed", "action": {"type": "search", "query": "q"}}
+        items = [item("user", "one?"), item("assistant", "I look."), search, item("assistant", "1")]
+        path = write(tmp_path / "rollout.jsonl", [codex("response_item", one) for one in items])
+        (row,) = read(path, tmp_path).values()
+        if kind == "file_search_call":
+            assert row == "not-held"
+        else:
+            assert isinstance(row, ReadRow)
+            assert [(m.content, m.weight) for m in row.example.messages] == [("one?", 1), ("I look.\n\n1", 1)]
 
 
 def test_codex_thoughts_that_are_hidden(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Items of OpenAI's Responses: tools that the provider ran itself, of which a log does not hold what they found, and
-turns that say nothing.
+turns that say nothing. A search of the web is no such tool: its answer says what was found.
 """
 
 from typing import Any
 
 from hivetune.data.rows.layouts.said import one_of
 
-HIDDEN_CALLS = ("web_search_call", "file_search_call", "code_interpreter_call")
+HIDDEN_CALLS = ("file_search_call", "code_interpreter_call")
 
 
 def is_of_answer(item: dict[str, Any]) -> bool:
@@ -22,7 +22,7 @@ def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
         item["weight"] = 0
 
 
-def unlearn_what_rests_on_searches(items: list[Any]) -> list[Any]:
+def unlearn_what_rests_on_hidden_calls(items: list[Any]) -> list[Any]:
     """Items without such calls; the turn of each, in front of it and behind, is read and not learned."""
     if not any(one_of(item, "type") in HIDDEN_CALLS for item in items):
         return items

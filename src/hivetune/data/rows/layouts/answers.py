@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.api.pieces import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response
-from hivetune.data.rows.api.provider_tools import unlearn_what_rests_on_searches, without_silent_turns
+from hivetune.data.rows.api.provider_tools import unlearn_what_rests_on_hidden_calls, without_silent_turns
 from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
 from hivetune.data.rows.layouts.said import Tools, listed, objects, one_of, parsed
 from hivetune.data.rows.layouts.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
@@ -93,7 +93,7 @@ def read_request(value: Any) -> Request:
 def _asked(value: Mapping[str, Any]) -> Any:
     asked = next((parsed(value[key]) for key in _ASKED if value.get(key) not in (None, "", [])), None)
     if isinstance(asked, list):
-        return unlearn_what_rests_on_searches([_gemini_turn(turn) for turn in without_silent_turns(_flat(asked))])
+        return unlearn_what_rests_on_hidden_calls([_gemini_turn(turn) for turn in without_silent_turns(_flat(asked))])
     if isinstance(asked, dict) and "parts" in asked:
         return [_gemini_turn(asked)]
     if isinstance(asked, dict) and isinstance(asked.get("text"), str) and "tokens" in asked:  # AI21

@@ -25,8 +25,12 @@ _INNER = (
     *("functionCall", "functionResponse", "toolUse", "toolCall", "toolResult", "tool_call", "function_call"),
     "function_response",
 )
-# Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps.
-_SILENT = ("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch")
+# Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps, what the provider found.
+_SILENT = (
+    *("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch"),
+    *("web_search_tool_result", "web_fetch_tool_result"),
+)
+_SEARCHES = ("web_search", "web_fetch")  # Anthropic's, which the provider ran
 DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(.*?)</details>\s*", re.S)
 
 
@@ -96,7 +100,7 @@ def _add(found: Said, part: Any) -> None:
         found.results.append(_result(_inner(part)))
     elif _is_invocation(part):
         _add_invocation(found, part)
-    elif kind not in _SILENT:
+    elif kind not in _SILENT and not (kind == "server_tool_use" and part.get("name") in _SEARCHES):
         found.texts += _texts_within(kind, part)
 
 

@@ -33,10 +33,23 @@ class Conversation(NamedTuple):
     explained: tuple[str, ...] = ()
 
 
+# Where an answer names a source by its number in what the provider found: today's marks of ChatGPT (of which some hold
+# words of the sentence: a name, a link), the ones before them, those of OpenAI's assistants and of DeepSeek.
+_MARK = re.compile(r" ?\ue200(\w+)(?:\ue202([^\ue200\ue201]*))?\ue201")
+_OLD_MARK = re.compile(
+    r" ?(?::contentReference\[oaicite:\d+\]\{index=\d+\}|\[citation:\d+\]"
+    r"|\u3010\d+(?::\d+)?\u2020[^\u3010\u3011]*\u3011)"
+)
+_IN_MARKS = ("\ue200", "\u2020", "oaicite", "[citation:")
+
+
 def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
     """Without what is no character of a text. `marked`: a byte order mark, of a file that was read with it and pasted.
     `nul`: what a program printed may hold NUL: as all that is no text in a tool's result, it is read as U+FFFD.
     """
+    if any(map(_may_cite, said.messages)):
+        uncited = _with_texts(said, map(_uncited, said.messages))
+        said = uncited._replace(changed=(*said.changed, *(("source-marks",) if uncited != said else ())))
     if marked:
         said = _with_texts(said, (message.content.replace(BYTE_ORDER_MARK, "") for message in said.messages))
     if not nul:
@@ -44,6 +57,25 @@ def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
     texts = (one.content.replace("\0", "\ufffd") if one.role == "tool" else one.content for one in said.messages)
     replaced = _with_texts(said, texts)
     return said if replaced == said else replaced._replace(changed=(*said.changed, "nul-in-result"))
+
+
+def _may_cite(message: Message) -> bool:
+    text = message.content
+    return message.role == "assistant" and any(part in text for part in _IN_MARKS)
+
+
+def _uncited(message: Message) -> str:
+    return _OLD_MARK.sub("", _MARK.sub(_words_of_mark, message.content)) if _may_cite(message) else message.content
+
+
+def _words_of_mark(mark: re.Match[str]) -> str:
+    """What a mark says in the sentence around it, behind the blank in front of it."""
+    kind, fields = mark[1], (mark[2] or "").split("\ue202")
+    blank = " " if mark[0].startswith(" ") else ""
+    if kind == "url":
+        return blank + fields[0]
+    entity = parsed(fields[0]) if kind == "entity" else None
+    return blank + str(entity[1]) if isinstance(entity, list) and len(entity) > 1 else ""
 
 
 def _with_texts(said: Conversation, texts: Iterable[str]) -> Conversation:

@@ -43,7 +43,9 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.
 ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
+WEB_SEARCH = "web_search_call"  # the provider searched; the answer behind it says what was found
 _RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
+_SIDES = (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a"))
 _ENDED = "exit"  # the role of mini-swe-agent's note on how its run ended
 BETWEEN = "\n\n"  # turns of one role that become one
 CURSOR = {1: "user", 2: "assistant"}
@@ -65,7 +67,7 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
         read, item = _answered_last(read_turn(turn), turns[place + 1 :][:1]), isinstance(turn, dict) and is_item(turn)
-        if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
+        if (item or after_item) and messages and read and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
@@ -116,6 +118,8 @@ def read_turn(turn: Any) -> list[Message]:
     if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
         return _plain_turn(known, content)
     if is_item(turn):
+        if turn["type"] == WEB_SEARCH:
+            return []
         if turn["type"] not in ITEMS:
             raise RowRefused(NOT_HELD, f"{turn['type']}: a tool that the provider ran itself; its result is not logged")
         return _messages_of("assistant", read_content([turn]), turn)
@@ -288,13 +292,7 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
     """A turn that holds both sides: {"input": .., "output": ..} and the like."""
-    for asked, answered in (
-        ("input", "output"),
-        ("user", "assistant"),
-        ("question", "answer"),
-        ("human", "assistant"),
-        ("q", "a"),
-    ):
+    for asked, answered in _SIDES:
         question, answer = _lines(turn.get(asked)), _lines(turn.get(answered))
         if question is not None and answer is not None:
             role = ROLES.get(turn.get("role", "user"), "user")  # who asks: a tool, or a system that nothing answers

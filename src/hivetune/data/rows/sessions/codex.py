@@ -8,7 +8,7 @@ from hivetune.data.rows.api.provider_tools import (
     HIDDEN_CALLS,
     is_of_answer,
     unlearn_answer,
-    unlearn_what_rests_on_searches,
+    unlearn_what_rests_on_hidden_calls,
 )
 from hivetune.data.rows.layouts.columns import texts_in
 from hivetune.data.rows.layouts.said import NOT_HELD, parsed
@@ -193,7 +193,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     _leave_out_repeated(session)
     _unlearn_broken_calls(session.items)
     hidden = next((item["type"] for item in session.items if item.get("type") in HIDDEN_CALLS), None)
-    items = unlearn_what_rests_on_searches(session.items)
+    items = unlearn_what_rests_on_hidden_calls(session.items)
     if not any(item.get("role") == "user" for item in items):
         return
     if hidden and not any(is_of_answer(item) and item.get("weight", 1) for item in items):

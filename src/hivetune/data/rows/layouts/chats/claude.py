@@ -17,6 +17,7 @@ from hivetune.records import Message
 _SILENT = ("token_budget", "flag")
 _ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
 _TOOLS = ("tool_use", "tool_result")
+_SEARCHES = ("web_search", "web_fetch")  # the answer says what they found
 _CODE = "application/vnd.ant.code"
 # What a block of code is called that shows an artifact.
 _LANGUAGES = {
@@ -60,7 +61,7 @@ def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
         raise RowRefused(NOT_HELD, "an attachment without its text")
     content = turn.get("content") or turn.get("text")
     if isinstance(content, list):
-        content = _apart([part for part in content if one_of(part, "type") not in _SILENT])
+        content = _apart([part for part in content if one_of(part, "type") not in _SILENT and not _is_search(part)])
     parts = objects(content) or []
     if turn.get("sender") == "assistant" and any(part.get("type") in _TOOLS for part in parts):
         said = _worked(parts, kinds)
@@ -69,6 +70,10 @@ def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
     if not texts:
         return said
     return [*(Message("user", str(text)) for text in texts), *said]
+
+
+def _is_search(part: Any) -> bool:
+    return one_of(part, "type") in _TOOLS and one_of(part, "name") in _SEARCHES
 
 
 def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Message]:

@@ -24,6 +24,7 @@ from hivetune.records import Message
 # Contents that ChatGPT shows or keeps besides what was said.
 _SPOKEN = "audio_transcription"  # what was said, beside the sound itself
 _MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer rests on it
+_SEARCHES = ("web", "browser")  # tools that search the web; the answer says what they found
 _THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
 _CANVAS = "canmore.create_textdoc"  # writes a document beside the conversation: a part of the answer
 _TOLD = ("model_identity_desc", "instructions", "user_profile", "user_instructions")  # of a system prompt in fields
@@ -89,13 +90,14 @@ def _deepseek_turn(message: Any) -> list[Message]:
         {"type": "THINK", "content": thoughts},
         {"type": "REQUEST" if message.get("role") == "USER" else "RESPONSE", "content": message.get("content")},
     ]
-    texts = [(_FRAGMENTS.get(str(one.get("type"))), one.get("content")) for one in fragments if one.get("content")]
+    kinds = [(str(one.get("type")), one.get("content")) for one in fragments if one.get("content")]
+    texts = [(_FRAGMENTS.get(kind), content) for kind, content in kinds if "SEARCH" not in kind]
     said = {kind: "\n\n".join(str(text) for one, text in texts if one == kind) for kind, _ in texts}
     if "user" in said:
         return [Message("user", said["user"])]
     answer = Message("assistant", said.get("assistant", ""), reasoning=said.get("thought"))
-    if None in said or one_of(message, "search_results"):
-        raise NotLearned(RowRefused(NOT_HELD, "DeepSeek searched for this answer"), answer)
+    if None in said:
+        raise NotLearned(RowRefused(NOT_HELD, "DeepSeek's own tools took part"), answer)
     return [answer] if answer.content else []
 
 
@@ -150,6 +152,8 @@ def _chatgpt_turn(message: Any) -> list[Message]:
 def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
     tool = str(one_of(one_of(message, "author"), "name") or one_of(message, "recipient"))
     kind = content.get("content_type")
+    if tool.partition(".")[0] in _SEARCHES and kind != "system_error":
+        return []
     if kind == "execution_output":  # what code printed that the model wrote and that ran: the export holds both
         return [Message("tool", _chatgpt_text(content), name=tool)]
     if kind == "code" and _chatgpt_role(message) == "assistant" and not _is_unfinished(message):
