@@ -307,13 +307,9 @@ REASONS: dict[str, Reason] = {
     "trailing-turns": Reason("warn", "turns after the last answer were left out", "add the answer, if there is one"),
     "lone-thought": Reason("warn", "thoughts that no answer follows were left out", "nothing to do"),
     "nul-in-result": Reason("warn", "NUL characters in a tool's result were replaced by U+FFFD", "nothing to do"),
-    "source-marks": Reason(
-        "warn", "marks of sources in an answer, which its log does not hold, were left out", "nothing to do"
-    ),
+    "source-marks": Reason("warn", "marks of sources that a log does not hold were left out", "nothing to do"),
     "ends-before-media": Reason(
-        "warn",
-        "a conversation ends before the first image, file or tool of the program, which its log does not hold",
-        "nothing to do",
+        "warn", "a conversation ends before the first image, file or tool that its log does not hold", "nothing to do"
     ),
     "other-answers": Reason(
         "warn", "the record has several answers to one question: the first is learned", "keep the answer that you want"

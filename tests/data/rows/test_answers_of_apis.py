@@ -606,6 +606,9 @@ recorded_with: VCR 6.4.0
     [
         in_yaml(ASKED_IN_YAML, ANSWERED_IN_YAML),
         in_yaml(ASKED_IN_YAML.replace("body: '", "body: !!python/unicode '"), ANSWERED_IN_YAML),
+        in_yaml(
+            ASKED_IN_YAML.replace("accept:", "? !!python/object/apply:a.b\n      - accept\n      :"), ANSWERED_IN_YAML
+        ),
         in_yaml(ASKED_IN_YAML, IN_BYTES),
         in_yaml(ASKED_IN_YAML, IN_BYTES.replace("!!binary", "!binary")),
         in_yaml(PARSED),
@@ -616,6 +619,24 @@ def test_cassettes_in_yaml(text: str, tmp_path: Path) -> None:
     path = tmp_path / "calls.yaml"
     path.write_text(text)
     assert outcomes(path) == [PLAIN]
+
+
+def test_recordings_of_gos_httprr(tmp_path: Path) -> None:
+    """What went over the wire behind its sizes: whole, in chunks, and a call that asks no model."""
+    asked = f"POST https://h/v1/chat/completions HTTP/1.1\nHost: h\n\n{json.dumps(ASKED)}"
+    stream = as_events([chunk({"content": FIRST}), chunk({"content": SECOND}, "stop")])
+    chunks = "".join(f"{len(part.encode()):x}\r\n{part}\r\n" for part in (stream[:30], stream[30:], ""))
+    calls = [
+        (asked, f"HTTP/2.0 200 OK\nServer: s\n\n{json.dumps(COMPLETION)}"),
+        (asked, f"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}"),
+        ("GET https://h/ HTTP/1.1\n\n", "HTTP/1.1 200 OK\n\nhello"),
+    ]
+    path = tmp_path / "calls.httprr"
+    told = "".join(f"{len(sent.encode())} {len(came.encode())}\n{sent}{came}" for sent, came in calls)
+    path.write_bytes(f"httprr trace v1\n{told}".encode())
+    assert outcomes(path) == [PLAIN, PLAIN, "not-a-model-call"]
+    path.write_bytes(f"httprr trace v1\n{told}no sizes".encode())
+    assert outcomes(path)[-1] == "broken-file"
 
 
 def test_a_har_file_in_yaml(tmp_path: Path) -> None:

@@ -912,6 +912,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_calls_as_the_content_of_a_tools_turn() -> None:
+    """As Koog logs them."""
+    call = {"id": "c", "type": "function", "function": {"name": "greet", "arguments": {"name": "Bob"}}}
+    asked = [{"role": "user", "content": "Greet Bob."}, {"role": "tool", "content": [call]}]
+    found = read_conversation({"messages": [*asked, {"role": "tool", "content": "Hi"}, PARIS]}).messages
+    assert [(m.role, len(m.tool_calls)) for m in found] == [
+        ("user", 0),
+        ("assistant", 1),
+        ("tool", 0),
+        ("assistant", 0),
+    ]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_must_not_be_learned(name: str) -> None:
     record, reason = REFUSED[name]

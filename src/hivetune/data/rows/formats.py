@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
 from hivetune.base.paths import spelled, what_to_do
-from hivetune.data.rows.api.recorded import CASSETTE_HEAD
+from hivetune.data.rows.api.recorded import CASSETTE_HEAD, HTTPRR_HEAD
 from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encoding
 from hivetune.data.rows.json_document import json_rows
@@ -98,8 +98,8 @@ def refuse_foreign(head: bytes, name: str) -> None:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet, eval, cassette or TEXT_FORMS; behind it .utf-16-le, .gb18030 or the like,
-    and .gz or .zst. Content beats the suffix.
+    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it .utf-16-le, .gb18030 or
+    the like, and .gz or .zst. Content beats the suffix.
 
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
     """
@@ -141,6 +141,8 @@ def _written_form(head: str) -> str | None:
     """What a trainer of templates writes, or a recorder of calls in YAML, whatever the file is called."""
     if is_rendered_file(head):
         return RENDERED
+    if head.startswith(HTTPRR_HEAD):
+        return "httprr"
     return "cassette" if CASSETTE_HEAD.match(head) else None
 
 
@@ -226,11 +228,11 @@ def convert_lines(path: str, known: str, out: str) -> None:
         rows = _parquet_rows(path)
     elif kind == "eval":
         rows = eval_rows(path)
-    elif kind == "cassette":
+    elif kind in ("cassette", "httprr"):
         # here: each worker would pay for YAML at its start, and hardly any file is such
-        from hivetune.data.rows.api.cassettes import cassette_rows
+        from hivetune.data.rows.api.cassettes import cassette_rows, httprr_rows
 
-        rows = cassette_rows(_Text(open_bytes(path, known)))
+        rows = (cassette_rows if kind == "cassette" else httprr_rows)(_Text(open_bytes(path, known)))
     elif kind == "json":
         rows = json_rows(_Text(open_bytes(path, known)))
     elif kind in TEXT_FORMS:

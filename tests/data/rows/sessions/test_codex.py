@@ -172,6 +172,15 @@ def test_codex_answers_that_all_rest_on_searches(tmp_path: Path) -> None:
             assert [(m.content, m.weight) for m in row.example.messages] == [("one?", 1), ("I look.\n\n1", 1)]
 
 
+def test_codex_what_is_told_between_two_questions_stands_in_front_of_them(tmp_path: Path) -> None:
+    items = [item("user", "<env>"), item("developer", "Work alone."), item("user", "one?"), item("assistant", "1")]
+    rows = read(write(tmp_path / "rollout.jsonl", [codex("response_item", one) for one in items]), tmp_path)
+    (row,) = rows.values()
+    assert isinstance(row, ReadRow)
+    found = [(m.role, m.content) for m in row.example.messages]
+    assert found == [("system", "Work alone."), ("user", "<env>\n\none?"), ("assistant", "1")]
+
+
 def test_codex_thoughts_that_are_hidden(tmp_path: Path) -> None:
     hidden = {"type": "reasoning", "content": "not to be seen", "encrypted_content": "gAAA"}
     for summary, thought in (([{"type": "summary_text", "text": "look"}], "look"), ([], None)):

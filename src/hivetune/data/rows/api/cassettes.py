@@ -1,5 +1,5 @@
-"""Recordings in YAML, cassettes of vcrpy and Ruby's VCR and HAR files of Polly: each call is a row, which
-api/recorded.py reads.
+"""Recordings in YAML, cassettes of vcrpy and Ruby's VCR and HAR files of Polly, and Go's httprr: each call is a row,
+which api/recorded.py reads.
 """
 
 import json
@@ -9,12 +9,31 @@ from typing import Any
 
 import yaml
 
-from hivetune.data.rows.api.recorded import CASSETTE_HEAD, text_of_bytes
+from hivetune.data.rows.api.recorded import CASSETTE_HEAD, HTTPRR_HEAD, text_of_bytes
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
 _DEEPEST = 200  # levels of a call
-_TAGS = (("!!python/unicode ", ""), (": !binary ", ": !!binary "))  # of Python 2, of Ruby
-_LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)
+_CHUNK = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,8})\r?\n")
+_HEADS_END = re.compile(rb"\r?\n\r?\n")
+_SAFE: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+class _Loader(_SAFE):  # type: ignore[misc]
+    """A loader to which an object of a language, as Python and Ruby tag them, is what it was written with."""
+
+
+def _written(loader: Any, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        items = loader.construct_sequence(node, deep=True)
+        return items[0] if len(items) == 1 else items  # a name of a header, as one of Python's classes
+    return loader.construct_scalar(node)
+
+
+_Loader.add_constructor(None, _written)
+_Loader.add_constructor("!binary", _SAFE.construct_yaml_binary)  # Ruby's
 
 
 def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
@@ -44,6 +63,48 @@ def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
         yield place, "p", source.problem
 
 
+def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
+    """One row for each call of a recording of Go's httprr: a line with the sizes of what was sent and what came, and
+    both as they went over the wire. Its place is that line.
+    """
+    text = "".join(source.lines())
+    data, position, place = text.encode("utf-8", "surrogateescape"), len(HTTPRR_HEAD), 2
+    while position < len(data):
+        end = data.find(b"\n", position)
+        sizes = data[position:end].split() if end >= 0 else []
+        if len(sizes) != 2 or not all(size.isdigit() for size in sizes):
+            yield place, "p", "a call of which the sizes are not told"
+            return
+        middle = end + 1 + int(sizes[0])
+        call = {
+            "request": _over_wire(data[end + 1 : middle]),
+            "response": _over_wire(data[middle : middle + int(sizes[1])]),
+        }
+        yield place, "r", json.dumps({"interactions": [call]})
+        place += data.count(b"\n", position, middle + int(sizes[1]))
+        position = middle + int(sizes[1])
+    if source.problem:
+        yield place, "p", source.problem
+
+
+def _over_wire(data: bytes) -> dict[str, Any]:
+    """The first line of a request (its address) or a response (its status), and the body."""
+    head, body = [*_HEADS_END.split(data, maxsplit=1), b""][:2]
+    first = head.partition(b"\n")[0].decode("ascii", "replace").split()
+    status = {"status": int(first[1])} if len(first) > 1 and first[1].isdigit() else {"uri": " ".join(first[1:2])}
+    return {**status, "body": text_of_bytes(_unchunked(body) if _CHUNKED.search(head) else body)}
+
+
+def _unchunked(data: bytes) -> bytes:
+    """A body that came in chunks, each behind its size."""
+    chunks: list[bytes] = []
+    while found := _CHUNK.match(data):
+        end = found.end() + int(found[1], 16)
+        chunks.append(data[found.end() : end])
+        data = data[end:]
+    return b"".join(chunks)
+
+
 def _ends(line: str, indent: str) -> bool:
     """Whether a line stands no more below the list of calls."""
     return line[:1].isalpha() or (bool(line.strip()) and not line.startswith(indent))
@@ -54,9 +115,7 @@ def _row(text: str, key: str) -> tuple[str, str]:
         return "p", f"line-too-large:the call has {len(text):,} characters"
     try:
         _refuse_growth(text)
-        for written, plain in _TAGS:
-            text = text.replace(written, plain)
-        calls = yaml.load(text, Loader=_LOADER)
+        calls = yaml.load(text, Loader=_Loader)
         return "r", json.dumps({key: calls}, default=_plain)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         return "p", " ".join(f"a call that is no YAML: {error}".split())
@@ -65,7 +124,7 @@ def _row(text: str, key: str) -> tuple[str, str]:
 def _refuse_growth(text: str) -> None:
     """Raises ValueError for references, with which a few lines stand for millions, and for depths no call has."""
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("a reference to another part of the file")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

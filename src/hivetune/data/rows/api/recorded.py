@@ -22,6 +22,7 @@ CASSETTE_HEAD = re.compile(
     r"\ufeff?(?:---[ \t]*\n)?(?:version: \d+\n)?"
     rf"(?:{_HAR_HEAD}|(?!entries))((?:http_)?interactions|entries):[ \t]*\n( *)- "
 )
+HTTPRR_HEAD = "httprr trace v1\n"  # how a recording of Go's httprr begins
 NOCK_KEY = "rawHeaders"  # of each call that nock records
 RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 

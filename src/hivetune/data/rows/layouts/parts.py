@@ -28,7 +28,7 @@ _INNER = (
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps, what the provider found.
 _SILENT = (
     *("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch"),
-    *("web_search_tool_result", "web_fetch_tool_result"),
+    *("web_search", "web_search_tool_result", "web_fetch_tool_result"),
 )
 _SEARCHES = ("web_search", "web_fetch")  # Anthropic's, which the provider ran
 DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(.*?)</details>\s*", re.S)
@@ -100,7 +100,7 @@ def _add(found: Said, part: Any) -> None:
         found.results.append(_result(_inner(part)))
     elif _is_invocation(part):
         _add_invocation(found, part)
-    elif kind not in _SILENT and not (kind == "server_tool_use" and part.get("name") in _SEARCHES):
+    elif kind not in _SILENT:
         found.texts += _texts_within(kind, part)
 
 
@@ -118,22 +118,37 @@ def has_results(content: Any) -> bool:
     return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in _RESULTS for part in content)
 
 
+def are_calls(content: Any) -> bool:
+    """Whether all parts of a content are calls as OpenAI's `tool_calls` hold them."""
+    return (
+        isinstance(content, list) and bool(content) and all(isinstance(one, dict) and is_call(one) for one in content)
+    )
+
+
+def is_call(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "function" and isinstance(part.get("function"), dict)
+
+
+_KINDS = {key: key for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint")}
+_KINDS |= {"function_call": "functionCall", "function_response": "functionResponse"}  # Gemini's names in Python
+
+
 def _kind(part: Mapping[str, Any]) -> Any:
     """Its type, or the only key that tells (Gemini and Bedrock name no types)."""
     if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
         return "thought"
+    if is_call(part):
+        return "tool_call"
     if "type" in part:
-        return part["type"]
+        return "web_search" if part["type"] == "server_tool_use" and part.get("name") in _SEARCHES else part["type"]
     if "reasoningContent" in part:
         return "reasoning"
     part = {
         key: value for key, value in part.items() if value is not None
     }  # Python writes all the kinds that it is not
-    for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint"):
+    for key, kind in _KINDS.items():
         if key in part:
-            return key
-    if "function_call" in part or "function_response" in part:  # Gemini's names in Python
-        return "functionCall" if "function_call" in part else "functionResponse"
+            return kind
     if "name" in part and any(key in part for key in ("arguments", "args")):
         return "tool_call"  # frameworks that give each kind a class and write its fields alone
     if "call_id" in part or "tool_call_id" in part:
@@ -225,6 +240,25 @@ def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
         raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
     call_id = call.get("toolCallId")
     found.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
+
+
+_SIDES = (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a"))
+
+
+def both_sides(turn: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The question and the answer of a turn that holds both."""
+    for names in _SIDES:
+        question, answer = (_lines(turn.get(name)) for name in names)
+        if question is not None and answer is not None:
+            return question, answer
+    return None
+
+
+def _lines(value: Any) -> str | None:
+    """A text, or its lines as a list."""
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return value if isinstance(value, str) else None
 
 
 def split_thoughts(text: str) -> tuple[str, str]:

@@ -73,7 +73,7 @@ def _session(_name: str, row: Row) -> Conversation:
     silent = str(row["hivetune_session"]) in _AGENTS
     answered = [message for message in read if not _is_lone_thought(message, silent=silent)]
     messages, told = _with_results(_from_question(answered))
-    ordered, more = in_order(messages)
+    ordered, more = in_order(_system_first(messages))
     lone = () if len(answered) == len(read) else ("lone-thought",)
     changed = (*row.get("left_out", ()), *cut, *lone, *told, *more)
     return Conversation(str(row["hivetune_session"]), ordered, changed=changed)
@@ -279,8 +279,20 @@ def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
 def _conversation(
     name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
 ) -> Conversation:
-    ordered, more = in_order(messages)
+    ordered, more = in_order(_system_first(messages))
     return Conversation(name, ordered, tools, changed=(*changed, *more), explained=used)
+
+
+def _system_first(messages: list[Message]) -> list[Message]:
+    """What a system says between two questions, of a program that asks in several turns, in front of them."""
+    ordered: list[Message] = []
+    for i, message in enumerate(messages):
+        place = len(ordered)
+        following = next((one.role for one in messages[i + 1 :] if one.role != "system"), None)
+        while message.role == "system" and following == "user" and place and ordered[place - 1].role == "user":
+            place -= 1
+        ordered.insert(place, message)
+    return ordered
 
 
 def _list_column(row: Row) -> str | None:

@@ -7,7 +7,16 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
-from hivetune.data.rows.layouts.parts import Said, has_results, kernel_turn, parts_in, plain_parts, read_content
+from hivetune.data.rows.layouts.parts import (
+    Said,
+    are_calls,
+    both_sides,
+    has_results,
+    kernel_turn,
+    parts_in,
+    plain_parts,
+    read_content,
+)
 from hivetune.data.rows.layouts.said import NOT_HELD, no_role, objects, one_of, parsed, text_of
 from hivetune.records import Message, Role
 
@@ -43,9 +52,8 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.
 ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-WEB_SEARCH = "web_search_call"  # the provider searched; the answer behind it says what was found
+_WEB_SEARCH = "web_search_call"  # of the provider
 _RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
-_SIDES = (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a"))
 _ENDED = "exit"  # the role of mini-swe-agent's note on how its run ended
 BETWEEN = "\n\n"  # turns of one role that become one
 CURSOR = {1: "user", 2: "assistant"}
@@ -61,13 +69,13 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     messages: list[Message] = []
     after_item = False
     called: set[str] = set()
-    turns = [turn for turn in turns if turn is not None and one_of(turn, "role") != _ENDED]  # None: not exported
+    turns = [turn for turn in turns if turn is not None and not _is_silent(turn)]  # None: not exported
     for place, turn in enumerate(turns):
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
         read, item = _answered_last(read_turn(turn), turns[place + 1 :][:1]), isinstance(turn, dict) and is_item(turn)
-        if (item or after_item) and messages and read and _belongs(messages[-1], read[0]):  # one answer, item by item
+        if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
@@ -118,14 +126,23 @@ def read_turn(turn: Any) -> list[Message]:
     if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
         return _plain_turn(known, content)
     if is_item(turn):
-        if turn["type"] == WEB_SEARCH:
-            return []
-        if turn["type"] not in ITEMS:
-            raise RowRefused(NOT_HELD, f"{turn['type']}: a tool that the provider ran itself; its result is not logged")
-        return _messages_of("assistant", read_content([turn]), turn)
+        return _of_item(turn)
     turn = _unwrapped(turn)
     both = _pair(turn) if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) else None
     return _any_turn(turn) if both is None else both
+
+
+def _of_item(turn: Mapping[str, Any]) -> list[Message]:
+    if _is_silent(turn):
+        return []
+    if turn["type"] not in ITEMS:
+        raise RowRefused(NOT_HELD, f"{turn['type']}: a tool that the provider ran itself; its result is not logged")
+    return _messages_of("assistant", read_content([turn]), turn)
+
+
+def _is_silent(turn: Any) -> bool:
+    """Whether a turn is no message, but a note on how a run ended, or a search of the web, whose answer says enough."""
+    return isinstance(turn, dict) and (turn.get("role") == _ENDED or turn.get("type") == _WEB_SEARCH)
 
 
 def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
@@ -137,16 +154,21 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     if isinstance(content, list) and content and all(one_of(part, "part_kind") for part in content):
         return _of_part_kinds(turn, content)
     if name in CALL_ROLES and "tool_calls" not in turn:
-        called = parsed(content)
-        if not isinstance(called, dict | list):
-            raise RowRefused("bad-tool-call", f"{name}: not JSON")
-        turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
+        turn, content = _with_calls(turn, parsed(content), name), None
     if role == "assistant" and isinstance(content, str | list) and turn.get("isThought") is True:  # AI Studio
         return [Message(role, "", reasoning=read_content(content).text)]
+    if role == "tool" and are_calls(content):  # Koog
+        role = "assistant"
     if role == "tool" and not has_results(content):
         call_id = one_of(turn, "tool_call_id", "toolCallId")
         return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]
     return _messages_of(role, read_content(content), turn)
+
+
+def _with_calls(turn: Mapping[str, Any], called: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(called, dict | list):
+        raise RowRefused("bad-tool-call", f"{name}: not JSON")
+    return {**turn, "tool_calls": called if isinstance(called, list) else [called]}
 
 
 def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -205,15 +227,8 @@ def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Messag
     answers = [_result_message(*result) for result in (*said.results, *own_results)]
     if answers and not text and not calls and not reasoning:
         return answers
-    name = turn.get("name")
-    own = Message(
-        role,
-        text,
-        weight=_weight(turn),
-        name=name if isinstance(name, str) and turn.get("type") not in ITEMS else None,
-        tool_calls=tuple(calls),
-        reasoning=reasoning,
-    )
+    name = turn["name"] if isinstance(turn.get("name"), str) and turn.get("type") not in ITEMS else None
+    own = Message(role, text, weight=_weight(turn), name=name, tool_calls=tuple(calls), reasoning=reasoning)
     return [own, *answers] if role == "assistant" else [*answers, own]
 
 
@@ -232,18 +247,13 @@ def _reasoning(said: Said, turn: Mapping[str, Any]) -> str | None:
 
 
 def _result_message(text: str, call_id: Any, name: Any) -> Message:
-    return Message(
-        "tool",
-        text,
-        name=name if isinstance(name, str) else None,
-        tool_call_id=call_id if isinstance(call_id, str) else None,
-    )
+    tool, call = (value if isinstance(value, str) else None for value in (name, call_id))
+    return Message("tool", text, name=tool, tool_call_id=call)
 
 
 def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[tuple[str, Any, Any]]]:
     """(`tool_calls` of a turn or OpenAI's older `function_call`, their results where the calls hold them)."""
-    calls = one_of(turn, "tool_calls", "toolCalls", "tool_invocations", "toolInvocations")
-    calls = parsed(calls)
+    calls = parsed(one_of(turn, "tool_calls", "toolCalls", "tool_invocations", "toolInvocations"))
     if calls is None and isinstance(turn.get("function_call"), dict):
         calls = [turn["function_call"]]
     if calls is None and isinstance(turn.get("additional_kwargs"), dict):
@@ -292,20 +302,12 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
     """A turn that holds both sides: {"input": .., "output": ..} and the like."""
-    for asked, answered in _SIDES:
-        question, answer = _lines(turn.get(asked)), _lines(turn.get(answered))
-        if question is not None and answer is not None:
-            role = ROLES.get(turn.get("role", "user"), "user")  # who asks: a tool, or a system that nothing answers
-            said = [Message("assistant", answer)] if answer or role == "user" else []
-            return [Message(role, question), *said]
-    return None
-
-
-def _lines(value: Any) -> str | None:
-    """A text, or its lines as a list."""
-    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
-        return "\n".join(value)
-    return value if isinstance(value, str) else None
+    question, answer = both_sides(turn) or (None, "")
+    if question is None:
+        return None
+    role = ROLES.get(turn.get("role", "user"), "user")  # who asks: a tool, or a system that nothing answers
+    said = [Message("assistant", answer)] if answer or role == "user" else []
+    return [Message(role, question), *said]
 
 
 def _role(turn: Mapping[str, Any]) -> tuple[str, Role]:
