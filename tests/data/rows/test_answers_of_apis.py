@@ -639,6 +639,14 @@ def test_recordings_of_gos_httprr(tmp_path: Path) -> None:
     assert outcomes(path)[-1] == "broken-file"
 
 
+def test_a_recorded_stream_as_its_lines() -> None:
+    """As a recorder of Llama Stack keeps what went to Anthropic's API."""
+    pieces = [chunk({"content": FIRST}), chunk({"content": SECOND}, "stop")]
+    lines = as_events(pieces).split("\n")
+    request = {"url": "http://h/v1/messages", "method": "POST", "payload": ASKED}
+    assert said({"test_id": "t", "request": request, "response": {"body": lines}}) == PLAIN
+
+
 def test_a_har_file_in_yaml(tmp_path: Path) -> None:
     """As Polly keeps what Cody was asked, with what was asked as an object, and the pieces that Sourcegraph sends."""
     events = as_events([{"deltaText": FIRST}, {"deltaText": SECOND, "stopReason": "end_turn"}, {}])

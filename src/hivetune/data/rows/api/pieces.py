@@ -33,6 +33,8 @@ def starts_events(text: str) -> bool:
 
 def pieces_in(value: Any) -> StreamPieces | None:
     """The pieces of one answer, from a list of them or from the text that was sent; None for any other value."""
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)  # a recorder keeps the lines of what was sent
     items = _sent(value) if isinstance(value, str) else _bare(objects(value))
     return items if items and _joiner(items) is not None else None
 

@@ -45,7 +45,7 @@ _ANSWERED = (
     "text_output",
 )
 _KEPT_BY_PROVIDER = ("previous_response_id", "conversation", "cachedContent", "cached_content")  # what stood before
-_WRAPPERS = ("body", DATA_KEY, "kwargs", "json", "data", "outputBodyJson", "inputBodyJson", "body_raw")
+_WRAPPERS = ("body", DATA_KEY, "kwargs", "json", "data", "outputBodyJson", "inputBodyJson", "body_raw", "payload")
 
 
 class Request(NamedTuple):

@@ -245,7 +245,7 @@ def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
 _SIDES = (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a"))
 
 
-def both_sides(turn: Mapping[str, Any]) -> tuple[str, str] | None:
+def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
     """The question and the answer of a turn that holds both."""
     for names in _SIDES:
         question, answer = (_lines(turn.get(name)) for name in names)

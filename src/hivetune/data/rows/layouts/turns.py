@@ -10,11 +10,11 @@ from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_
 from hivetune.data.rows.layouts.parts import (
     Said,
     are_calls,
-    both_sides,
     has_results,
     kernel_turn,
     parts_in,
     plain_parts,
+    question_and_answer,
     read_content,
 )
 from hivetune.data.rows.layouts.said import NOT_HELD, no_role, objects, one_of, parsed, text_of
@@ -302,7 +302,7 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
     """A turn that holds both sides: {"input": .., "output": ..} and the like."""
-    question, answer = both_sides(turn) or (None, "")
+    question, answer = question_and_answer(turn) or (None, "")
     if question is None:
         return None
     role = ROLES.get(turn.get("role", "user"), "user")  # who asks: a tool, or a system that nothing answers
