@@ -109,3 +109,46 @@ def test_two_answers_as_turns_are_asked_about_with_a_line(tmp_path: Path) -> Non
     assert [m.content for m in read_example(raw, columns).example.messages] == [ASK, SAY]
     both = read_example(raw, {}, pairs=True).example
     assert both.messages[-1].content == SAY and both.worse is not None and both.worse.content == "I do not know."
+
+
+THOUGHT = "A train stops there, and trains stop at depots."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Question: {ASK}\nReasoning: {THOUGHT}\nAnswer: {SAY}",
+        f"### Instruction:\n{ASK}\n\n### Thought:\n{THOUGHT}\n\n### Response:\n{SAY}",
+        f"<question>{ASK}</question><reasoning>{THOUGHT}</reasoning><answer>{SAY}</answer>",
+    ],
+)
+def test_what_was_thought_between_a_question_and_its_answer_was_not_asked(text: str) -> None:
+    messages = read_example(RawRow("f:1", json.dumps({"text": text}).encode()), {}).example.messages
+    assert [(m.role, m.content, m.reasoning) for m in messages] == [("user", ASK, None), ("assistant", SAY, THOUGHT)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"Reasoning: {THOUGHT}\nConclusion: {SAY}",
+        f"Thought: {THOUGHT}\nAction: look\nThought: That is it.\nFinal Answer: {SAY}",
+    ],
+)
+def test_thoughts_begin_an_answer_without_a_header(answer: str) -> None:
+    assert said({"text": f"Question: {ASK}\n{answer}"}) == [("user", ASK), ("assistant", answer)]
+
+
+def test_an_explanation_behind_an_answer_is_a_part_of_it() -> None:
+    text = f"Question: {ASK}\nAnswer: {SAY}\nExplanation: {THOUGHT}"
+    assert said({"text": text}) == [("user", ASK), ("assistant", f"{SAY}\nExplanation: {THOUGHT}")]
+
+
+def test_rounds_and_turns_under_other_names() -> None:
+    turns = [("user", ASK), ("assistant", SAY)]
+    assert said({"id": 1, "paragraph": [{"q": ASK, "a": ["It stands on the left bank", "in Bonn."]}]})[0] == turns[0]
+    assert said({"turns": [{"speaker": who, "utterance": text} for who, text in turns]}) == turns
+
+
+def test_a_puzzle_alone_is_asked() -> None:
+    puzzle = "Two people live on an island. One of them lies, and Anna says that both do."
+    assert said({"puzzle": puzzle, "completion": SAY, "n": 2}) == [("user", puzzle), ("assistant", SAY)]

@@ -42,7 +42,7 @@ _ANSWERED = names(
     "a label target truth gold golden answer response reply completion output solution generation resolution "
     "continuation"
 )
-_QUESTIONS = names("question query prompt instruction input problem utterance")
+_QUESTIONS = names("question query prompt instruction input problem utterance puzzle riddle")
 # Beside a question, what was asked for under the name of its kind: `sql`, `reference_code`, `fulfilment`.
 _MADE = names(
     "sql code program patch proof summary highlights tldr headline translation fulfilment fulfillment cypher sparql "

@@ -298,7 +298,7 @@ def _system_first(messages: list[Message]) -> list[Message]:
 def _list_column(row: Row) -> str | None:
     """The column that is a list of turns."""
     told = objects(row.get("paragraph"))
-    if told is not None and "role" in told[0] and all({"q", "a"} <= turn.keys() for turn in told):
+    if told is not None and all({"q", "a"} <= turn.keys() for turn in told):
         return "paragraph"
     for name in LISTS:
         if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):

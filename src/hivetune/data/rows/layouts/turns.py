@@ -47,7 +47,7 @@ ROLES: dict[str, Role] = {
 }
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 ROLE_KEYS = ("role", "from", "sender", "speaker", "author", "type")
-CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message")
+CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message", "utterance")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.

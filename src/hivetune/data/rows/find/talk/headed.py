@@ -1,15 +1,19 @@
 """One question and its answer that a template wrote into one text, each below a header (`### Instruction:` and
 `### Response:`, or `Question:` and `Answer:` in lines of their own or in one) or in a tag (`<question>..</question>`).
+What was thought may stand between the two, or take the place of the answer.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from hivetune.data.rows.find.names import part_of, role_of
+from hivetune.data.rows.find.names import part_of, role_of, words
+from hivetune.data.rows.layouts.said import names
 from hivetune.data.rows.sessions.rendered import is_marked, without_end
 
-_Side = Literal["user", "assistant", "system"]
+_Side = Literal["user", "assistant", "system", "thoughts"]
+
+_Header = tuple[re.Match[str], _Side]
 
 _NAME = r"([^\W\d_]+(?: [^\W\d_]+){0,2})"
 _MARKED = re.compile(rf"(?:^|(?<=[\s>]))#{{2,4}} ?{_NAME} ?(?:[:\uff1a][ \t]*|[ \t]*$)", re.M)
@@ -20,6 +24,7 @@ _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
 _END = re.compile(r"### ?End\s*\Z", re.I)
 # What Alpaca's template says to every model.
 _TO_EVERY_MODEL = re.compile(r"Below is an? (?:instruction|question)\b[^#]*", re.I)
+_THOUGHT = names("thought thoughts reasoning rationale explanation analysis justification")
 _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
 
 
@@ -33,13 +38,14 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
         return None
     pattern = _MARKED if marked else _PLAIN if "\n" in text.strip() else _INLINE
     found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
+    found = _with_thoughts(found)
     if not _are_one_pair([(match.group(1), kind) for match, kind in found]):
         return None
     before = text[: found[0][0].start()].strip()
     if before and (not marked or before.startswith("#")):
         return None  # a document that has a question in it
     ends = [match.start() for match, _ in found[1:]] + [len(text)]
-    begins = [_begin(match, marked) for match, _ in found]
+    begins = [_begin(match, kind, marked) for match, kind in found]
     said = [(kind, text[i:end].strip()) for (_, kind), i, end in zip(found, begins, ends, strict=True)]
     told = [] if _TO_EVERY_MODEL.fullmatch(before) else [before]
     return _turns([*(("system", piece) for piece in told), *said])
@@ -69,27 +75,53 @@ def _turns(said: Sequence[tuple[_Side, str]]) -> list[dict[str, Any]] | None:
     turns += [("user", asked), ("assistant", answer)]
     if any(not piece or is_marked(piece) for _, piece in turns):
         return None
-    return [{"role": role, "content": piece} for role, piece in turns]
+    thoughts = _joined([piece for kind, piece in said if kind == "thoughts"])
+    told = [{"role": role, "content": piece} for role, piece in turns]
+    return [*told[:-1], {**told[-1], "reasoning_content": thoughts}] if thoughts else told
 
 
-def _begin(match: re.Match[str], marked: bool) -> int:
-    """Where the words below a header begin: `table:` in front of what a question is about is one of them."""
-    return match.start() if not marked and part_of(match.group(1)) == "given" else match.end()
+def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
+    """The headers of a question and its answer, with the only one of thoughts between the two; where an answer has no
+    header of its own, or thinks several times, it begins with the first of those behind the question.
+    """
+    others = [header for header in headers if header[1] != "thoughts"]
+    thought = [i for i, (_, kind) in enumerate(headers) if kind == "thoughts"]
+    asked = [i for i, (_, kind) in enumerate(headers) if kind == "user"]
+    answered = [i for i, (_, kind) in enumerate(headers) if kind == "assistant"]
+    if not thought or not asked or thought[0] < asked[-1] or (answered and answered[0] < thought[0]):
+        return others
+    if len(thought) == len(answered) == 1:
+        return list(headers)
+    return [*headers[: thought[0]], (headers[thought[0]][0], "assistant")]
+
+
+def _begin(match: re.Match[str], kind: _Side, marked: bool) -> int:
+    """Where the words below a header begin: `table:` in front of what a question is about is one of them, and
+    `Reasoning:` at the beginning of an answer.
+    """
+    given = not marked and part_of(match.group(1)) == "given"
+    return match.start() if given or (kind == "assistant" and _thinks(match.group(1))) else match.end()
 
 
 def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
     """Whether headers of these names and kinds are those of one question and, at the end, of its answer."""
     kinds = [kind for _, kind in headers]
-    names = {name.lower() for name, _ in headers}
-    return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and len(names) == len(headers)
+    alike = len({name.lower() for name, _ in headers}) < len(headers)
+    return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and not alike
 
 
 def _joined(pieces: Sequence[str]) -> str:
     return "\n".join(piece for piece in pieces if piece)
 
 
+def _thinks(name: str) -> bool:
+    return _THOUGHT.issuperset(words(name))
+
+
 def _kind(name: str, marked: bool) -> _Side | None:
     """Whose words stand below a header of this name. Without marks a party's name begins what it said in a talk."""
+    if _thinks(name):
+        return "thoughts"
     role = role_of(name)
     if role is not None:
         return role if marked and role != "tool" else None
