@@ -172,6 +172,16 @@ def test_the_only_prompt_of_a_run() -> None:
         said({**run, "inputs": {"prompts": ["Where is it?", "Where was it?"]}})
 
 
+def test_an_answer_of_opencode_that_is_a_thought_alone_is_left_out() -> None:
+    def turn(role: str, kind: str, text: str) -> dict[str, Any]:
+        return {"info": {"role": role, "sessionID": "s"}, "parts": [{"type": kind, "text": text}]}
+
+    turns = [turn("user", "text", "which?"), turn("assistant", "reasoning", "hm"), turn("user", "text", "which one?")]
+    found = read_conversation({"info": {"id": "s"}, "messages": [*turns, turn("assistant", "text", "Red.")]})
+    assert [(m.role, m.content) for m in found.messages] == [("user", "which?\n\nwhich one?"), ("assistant", "Red.")]
+    assert found.changed == ("lone-thought", "merged-turns")
+
+
 def test_messages_of_opencode_below_another_name() -> None:
     records = [
         {"info": {"role": role}, "parts": [{"type": "text", "text": text}]}

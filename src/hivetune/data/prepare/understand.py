@@ -161,12 +161,15 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
     """(kind, path) of each text of a row: where it stands in the conversation, or that it does not."""
     called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
     offered = set(texts_in([dict(tool) for tool in example.tools]))
+    whole = {message.content.strip(): _KINDS[message.role] for message in reversed(example.messages)}
     seen: set[tuple[str, str]] = set()
     texts: dict[str, str] = {}
     for path, value in nodes(row):
         if not isinstance(value, str) or not value.strip():
             continue
-        kind = _kind_of(value.strip(), example.messages) or _kind_of(without_markup(value), example.messages)
+        kind = next((kind for text in (value.strip(), without_markup(value)) if (kind := whole.get(text))), None)
+        kind = kind or _kind_within(value.strip(), example.messages)
+        kind = kind or _kind_within(without_markup(value), example.messages)
         if kind is None and value in called:
             kind = "answer"
         if kind is None and not looks_like_content(value):
@@ -188,11 +191,8 @@ def _around(left_out: Mapping[str, str], told: set[str], messages: Sequence[Mess
             yield from ((kind, name) for name, text in left_out.items() if message.content.strip() in text)
 
 
-def _kind_of(text: str, messages: Sequence[Message]) -> str | None:
-    """Of the text that is a whole message, else of one that is written text within it; thoughts are learned too."""
-    for message in messages:
-        if text == message.content.strip():
-            return _KINDS[message.role]
+def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
+    """Of written text that stands within a message; thoughts are learned too."""
     if not looks_like_content(text):
         return None
     written = json.dumps(text, ensure_ascii=False)[1:-1]  # as it stands in a tool's result that is an object

@@ -163,8 +163,10 @@ def _opencode(name: str, row: Row) -> Conversation:
             messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
         else:
             messages += _opencode_answer(parts)
-    ordered, changed = in_order(messages)
-    return Conversation(name, ordered, changed=(("other-branches",) if failed else ()) + changed)
+    answered = [message for message in messages if not _is_lone_thought(message, silent=True)]
+    ordered, changed = in_order(answered)
+    lone = () if len(answered) == len(messages) else ("lone-thought",)
+    return Conversation(name, ordered, changed=(("other-branches",) if failed else ()) + lone + changed)
 
 
 def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
