@@ -182,6 +182,18 @@ def test_an_answer_of_opencode_that_is_a_thought_alone_is_left_out() -> None:
     assert found.changed == ("lone-thought", "merged-turns")
 
 
+def test_what_opencode_sums_up_is_no_turn() -> None:
+    def turn(role: str, text: str, **info: Any) -> dict[str, Any]:
+        return {"info": {"role": role, **info}, "parts": [{"type": "text", "text": text}]}
+
+    told = {"info": {"role": "user"}, "parts": [{"type": "compaction", "auto": True}]}
+    summary = turn("assistant", "They asked for a colour.", summary=True, mode="compaction")
+    turns = [turn("user", "which?"), turn("assistant", "Red."), told, summary, turn("user", "and then?")]
+    found = read_conversation({"info": {"id": "s"}, "messages": [*turns, turn("assistant", "Blue.")]})
+    assert [m.content for m in found.messages] == ["which?", "Red.", "and then?", "Blue."]
+    assert found.changed == ("program-notes",)
+
+
 def test_messages_of_opencode_below_another_name() -> None:
     records = [
         {"info": {"role": role}, "parts": [{"type": "text", "text": text}]}

@@ -150,13 +150,14 @@ def _without_marks(texts: list[str]) -> list[str]:
 def _opencode(name: str, row: Row) -> Conversation:
     """OpenCode: `info` of the session, `messages` of info and parts; a tool's call and result are one part."""
     messages: list[Message] = []
-    failed = 0
+    left: list[str] = []
     for turn in row["messages"]:
         info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
         if one_of(info, "error"):
-            failed += 1
-            continue
-        if one_of(info, "role") == "user":
+            left.append("other-branches")
+        elif one_of(info, "summary") is True or any(part.get("type") == "compaction" for part in parts):
+            left.append("program-notes")  # what was said before, summed up; it stands in the export as it was
+        elif one_of(info, "role") == "user":
             texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
             if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
                 raise RowRefused("unsupported-content", "a message that is only a file")
@@ -165,8 +166,8 @@ def _opencode(name: str, row: Row) -> Conversation:
             messages += _opencode_answer(parts)
     answered = [message for message in messages if not _is_lone_thought(message, silent=True)]
     ordered, changed = in_order(answered)
-    lone = () if len(answered) == len(messages) else ("lone-thought",)
-    return Conversation(name, ordered, changed=(("other-branches",) if failed else ()) + lone + changed)
+    left += [] if len(answered) == len(messages) else ["lone-thought"]
+    return Conversation(name, ordered, changed=(*dict.fromkeys(left), *changed))
 
 
 def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
