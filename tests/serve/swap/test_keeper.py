@@ -211,6 +211,7 @@ def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
         stage.gate.set()
         while not stage.ended:
             await asyncio.sleep(0.002)
+        assert stage.ended == stage.started == [deployment(1)]
 
     play(scene())
 
@@ -223,6 +224,7 @@ def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem() -> None:
         await stage.until(lambda: stage.keeper.problems == ["the tensors are missing"])
         stage.now = Wanted()  # it was retired
         await stage.until(lambda: stage.keeper.problems == [])
+        assert not stage.keeper.lives and not stage.ended
 
     play(scene())
 
