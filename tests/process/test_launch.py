@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -19,9 +20,18 @@ TINY = str(Path(__file__).with_name("tiny_child.py"))
 
 
 def waiting() -> list[int]:
-    """Children of this process that were started ahead: the last word of their command is a handle. A child that ended
-    has no command."""
-    return [child.pid for child in psutil.Process().children() if "".join(child.cmdline()[-1:]).isdigit()]
+    """Children of this process that were started ahead: the last word of their command is a handle."""
+    return [child.pid for child in psutil.Process().children() if "".join(command(child)[-1:]).isdigit()]
+
+
+def command(child: psutil.Process) -> list[str]:
+    """Empty of a child that ended, and for a moment of one that begins: exec stores it after its parent goes on."""
+    try:
+        while not (words := child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
+    except psutil.ZombieProcess:
+        return []
+    return words
 
 
 def test_it_does_its_task_with_the_files_and_the_log_of_it(tmp_path: Path) -> None:

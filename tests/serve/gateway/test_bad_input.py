@@ -96,6 +96,22 @@ def test_clients_that_vanish_give_their_slots_back(served: Running) -> None:
     assert "Traceback" not in served.log.read_text()
 
 
+def test_who_sends_on_while_refused_still_reads_why(served: Running) -> None:
+    """A connection that is closed with unread bytes is reset, and the client may lose the answer."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    for token, status in ((served.token, 413), ("nobody's", 401)):
+        size = 1 << 30 if status == 413 else 6 << 20
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+            f"Content-Length: {size}\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port)), 30) as sender:
+            sender.sendall(head.encode())
+            for _ in range(6):
+                sender.sendall(bytes(1 << 20))
+            assert sender.recv(12) == f"HTTP/1.1 {status}".encode()
+
+
 def test_a_body_of_a_gigabyte_is_refused_before_it_is_read(served: Running, tmp_path: Path) -> None:
     large = tmp_path / "large"
     with open(large, "wb") as file:

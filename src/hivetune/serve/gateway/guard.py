@@ -6,8 +6,10 @@ A page of another site can reach a port on this machine (a rebound name, a form,
 are checked on every path without exception (MLflow's CVE-2025-14279 and CVE-2026-2611 were one path too few).
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LIMIT_BYTES = 8 << 20
+READ_ON_S = 5.0  # of a request that is refused
 COOKIE = "hivetune"
 # Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
 OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
@@ -59,7 +62,7 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await _refuse(send, *refusal)
+            await _refuse(receive, send, *refusal)
             return
         await self.app(scope, _limited(receive, LIMIT_BYTES), _with_headers(send))
 
@@ -105,12 +108,19 @@ def error_body(status: int, message: str, kind: str = "") -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-async def _refuse(send: Send, status: int, message: str, location: str) -> None:
+async def _refuse(receive: Receive, send: Send, status: int, message: str, location: str) -> None:
+    """A connection that is closed before its request is read is reset, and the answer may be lost (RFC 9112, 9.6): what
+    is still sent is read and thrown away for a while."""
     body = json.dumps(error_body(status, message)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
     headers += [(b"location", location.encode())] if location else []
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READ_ON_S):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _limited(receive: Receive, limit_bytes: int) -> Receive:
