@@ -152,3 +152,14 @@ def test_rounds_and_turns_under_other_names() -> None:
 def test_a_puzzle_alone_is_asked() -> None:
     puzzle = "Two people live on an island. One of them lies, and Anna says that both do."
     assert said({"puzzle": puzzle, "completion": SAY, "n": 2}) == [("user", puzzle), ("assistant", SAY)]
+
+
+def test_what_thoughts_led_to_is_the_answer() -> None:
+    for row in ({"question": ASK, "reasoning": THOUGHT}, {"instruction": ASK, "analysis": THOUGHT}):
+        assert said({"id": 3, **row, "decision": SAY}) == [("user", ASK), ("assistant", SAY)]
+        assert said({**row, "next_step": "show_map(town='Bonn')"})[-1] == ("assistant", "show_map(town='Bonn')")
+        for other in ({"theme": "trains"}, {"decision": SAY, "place": "The left bank of the Rhine."}):
+            with pytest.raises(RowRefused, match=r"unknown-layout|unexplained-column"):
+                said({**row, **other})
+    with pytest.raises(RowRefused, match=r"unknown-layout|unexplained-column"):
+        said({"question": ASK, "decision": SAY, "reasoning": THOUGHT})

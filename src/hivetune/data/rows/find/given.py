@@ -12,7 +12,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.choices import MIN_CHOICES, with_best_choice
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.leaves import at, open_paths
-from hivetune.data.rows.find.made import is_found, is_query
+from hivetune.data.rows.find.made import is_class, is_found, is_query
 from hivetune.data.rows.find.names import (
     is_an_answer,
     is_expected,
@@ -304,6 +304,19 @@ def other_by_letter(row: Row, answered: list[str]) -> list[str]:
     """The other one of two answers that letters tell apart: `completion_b` of `completion_a`."""
     others = [f"{path[:-1]}{'ab'[path.endswith('_a')]}" for path in answered if path.endswith(("_a", "_b"))]
     return [path for path in others if path not in answered and isinstance(at(row, path), str)]
+
+
+def led_to(row: Row) -> list[str]:
+    """The column of what thoughts led to, where it stands behind them as the only other one beside a question: words,
+    or a call.
+    """
+    told = [name for name, value in row.items() if part_of(name) != "note" and value not in (None, "")]
+    if len(told) != 3 or part_of(told[0]) != "asked" or part_of(told[2]) != "unknown" or is_class(told[2]):
+        return []
+    thoughts = part_of(told[1]) == "thoughts" or words(told[1]) == ("analysis",)
+    text = row[told[2]]
+    says = isinstance(text, str) and (looks_like_content(text) or text.rstrip().endswith(")"))
+    return told[2:] if thoughts and says else []
 
 
 def is_within(row: Row, path: str, others: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import (
     WRITTEN,
     is_within,
+    led_to,
     named_choice,
     other_by_letter,
     references,
@@ -199,7 +200,7 @@ def _weakly_answered(row: Row, asked: list[str]) -> list[str]:
             path for path in found if SHORTENED & set(words(path.rpartition(".")[2])) or (proofs and is_proof(path))
         ]
     if found or len(row) != 2 or not any(_CLASSED & set(words(name)) for name in row):
-        return found
+        return found or led_to(row)
     return [name for name in row if plain_name(name) in LABELS and isinstance(row[name], str)]
 
 
