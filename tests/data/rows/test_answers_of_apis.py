@@ -274,7 +274,9 @@ def test_an_answer_that_says_what_a_search_of_the_web_found() -> None:
     assert said({"request": {"input": Q}, "response": {**WHOLE, "output": [search, MESSAGE]}}) == PLAIN
     use = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "racks"}}
     result = {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"encrypted_content": "x"}]}
-    content = [use, result, {"type": "text", "text": FIRST}, {"type": "text", "text": SECOND}]
+    tools = {"type": "server_tool_use", "id": "t", "name": "tool_search_tool_regex", "input": {"query": "rack"}}
+    found = {"type": "tool_search_tool_result", "tool_use_id": "t", "content": {"tool_references": []}}
+    content = [tools, found, use, result, {"type": "text", "text": FIRST}, {"type": "text", "text": SECOND}]
     answer = {"type": "message", "role": "assistant", "content": content, "stop_reason": "end_turn"}
     assert said({"request": ASKED, "response": answer}) == PLAIN
 

@@ -28,9 +28,9 @@ _INNER = (
 # Parts that say nothing to a model: signatures, hidden reasoning, marks of an agent's steps, what the provider found.
 _SILENT = (
     *("redacted_thinking", "step-start", "step-finish", "snapshot", "cachePoint", "redacted_reasoning", "patch"),
-    *("web_search", "web_search_tool_result", "web_fetch_tool_result"),
+    *("web_search", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
 )
-_SEARCHES = ("web_search", "web_fetch")  # Anthropic's, which the provider ran
+_SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with, which the provider ran
 DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(.*?)</details>\s*", re.S)
 
 
@@ -140,7 +140,8 @@ def _kind(part: Mapping[str, Any]) -> Any:
     if is_call(part):
         return "tool_call"
     if "type" in part:
-        return "web_search" if part["type"] == "server_tool_use" and part.get("name") in _SEARCHES else part["type"]
+        searched = part["type"] == "server_tool_use" and str(part.get("name")).startswith(_SEARCHES)
+        return "web_search" if searched else part["type"]
     if "reasoningContent" in part:
         return "reasoning"
     part = {
