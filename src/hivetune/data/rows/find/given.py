@@ -229,9 +229,7 @@ def _stands_behind(row: Row, path: Sequence[str], value: str, said: tuple[str, s
     """
     answered, answer = said
     *above, name = answered.split(".")
-    holder: Any = row
-    for key in above:
-        holder = parsed(holder.get(key)) if isinstance(holder, dict) else None
+    holder = parsed(at(row, ".".join(above))) if above else row
     if not isinstance(holder, dict) or list(path[: len(above)]) != above or len(path) <= len(above):
         return False
     keys = [str(key) for key in holder]

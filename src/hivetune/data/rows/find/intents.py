@@ -6,6 +6,7 @@ from typing import Any
 from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.columns import looks_like_content
+from hivetune.data.rows.layouts.said import all_texts
 
 _WAYS = (("pattern",), ("patterns",), ("utterance",), ("utterances",), ("phrases",), ("training", "phrases"))
 _PHRASINGS = (*_WAYS, ("question",), ("query",))
@@ -33,10 +34,11 @@ def _is_given(name: str, value: Any) -> bool:
 def phrased(value: Any) -> Iterator[dict[str, Any]]:
     """A row for each way to ask; a name of the intent stays with it."""
     found = phrasings(value) if isinstance(value, dict) else None
-    for text in found[0] if found is not None else ():
+    if found is not None:
+        ways, answers = found
         about = {name: one for name, one in value.items() if part_of(name) == "note" and isinstance(one, str)}
-        yield {**about, "question": text, "correct_answers": found[1] if found is not None else []}
+        yield from ({**about, "question": text, "correct_answers": answers} for text in ways)
 
 
 def are_all_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)
+    return all_texts(value) and all(value)

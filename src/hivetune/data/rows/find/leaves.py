@@ -22,7 +22,7 @@ from hivetune.data.rows.find.names import (
 from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.columns import looks_like_content, stands_in
-from hivetune.data.rows.layouts.said import Row, Tools, is_json_text, parsed
+from hivetune.data.rows.layouts.said import Row, Tools, all_texts, is_json_text, parsed
 from hivetune.records import Message
 
 _PARTIES = ("user", "agent")  # who it was; or, beside the other's words, what they said
@@ -135,8 +135,8 @@ def open_paths(row: Row) -> dict[str, Any]:
             continue
         if isinstance(value, dict):
             continue
-        if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
-            value = value[0] if len(set(value)) == 1 else value
+        if all_texts(value) and len(set(value)) == 1:
+            value = value[0]
         found[".".join(path)] = value
     return found
 

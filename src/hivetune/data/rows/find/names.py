@@ -117,7 +117,7 @@ _NOTES = names(
     "scores metrics metric evaluation evaluations stats statistics usage timings performance perf reductions"
 )
 _VERDICTS = names("acc accuracy correct is_correct passed is_right exact_match")
-_HUMP = re.compile(r"[_\W]+")
+_BETWEEN_WORDS = re.compile(r"[_\W]+")
 
 
 def _plain(name: str) -> str:
@@ -127,7 +127,7 @@ def _plain(name: str) -> str:
 @lru_cache(8192)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name or a short value, without digits and plurals: `finalAnswers2` as ("final", "answer")."""
-    pieces = (in_english(piece.strip("0123456789")) for piece in _HUMP.split(_plain(name)))
+    pieces = (in_english(piece.strip("0123456789")) for piece in _BETWEEN_WORDS.split(_plain(name)))
     return tuple(piece[:-1] if piece[:-1] in _SINGULARS else piece for piece in pieces if piece)
 
 

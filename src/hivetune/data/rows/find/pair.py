@@ -43,7 +43,7 @@ from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content, stands_in, texts_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
-from hivetune.data.rows.layouts.said import Row, names, parsed
+from hivetune.data.rows.layouts.said import Row, all_texts, names, parsed
 from hivetune.data.rows.layouts.turns import is_conversation, read_messages, read_system
 from hivetune.data.rows.sessions.rendered import goes_on, without_end
 from hivetune.records import Message
@@ -92,8 +92,7 @@ def read_pair(row: Row, decided: "PairSpots | None" = None) -> FoundPair:
         _refuse_doubt(row, spots, question, answer)
     if spots.task is not None and isinstance(question, str):
         question = _joined(_lines(at(row, spots.task)), question)
-    several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
-    given = answer[0] if several else answer
+    given = answer[0] if all_texts(answer) else answer
     learned = _without_end(given, question)
     said = {"role": "assistant", "content": learned, **_thoughts(row)}
     asked = with_given(row, spots.asked, question, learned, spots.answered)
@@ -375,7 +374,7 @@ def _worked_out(row: Row, paths: list[str]) -> list[str]:
     short, long = sorted(texts, key=len)
     if set(names) & _SOLUTIONS and set(names) & _RESULTS:
         return [paths[texts.index(long)]]
-    known = [name in _WORKED or path == "reward_model.ground_truth" for name, path in zip(names, paths, strict=True)]
+    known = [name in _WORKED for name in names]
     return [paths[texts.index(long)]] if all(known) and names[0] != names[1] and stands_in(short, long) else paths
 
 

@@ -23,7 +23,7 @@ from hivetune.data.rows.layouts.columns import SYSTEM, TOOLS, looks_like_content
 from hivetune.data.rows.layouts.mapped import NAMED_ROLES
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import Conversation, Row, Tools, objects
+from hivetune.data.rows.layouts.said import Conversation, Row, Tools, all_texts, objects
 from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
@@ -156,7 +156,7 @@ def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tup
         if len(texts) == 1:
             answer = opened[next(iter(texts.values()))]
             answer = str(answer) if isinstance(answer, int | float) else answer
-            several = isinstance(answer, list) and bool(answer) and all(isinstance(text, str) for text in answer)
+            several = all_texts(answer)
             changed = (*changed, "other-answers") if several and len(answer) > 1 else changed
             messages = [*begun, *read_answer(answer[0] if several else answer)[0]]
     return messages, (path,), changed

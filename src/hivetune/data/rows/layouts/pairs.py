@@ -25,6 +25,7 @@ from hivetune.data.rows.layouts.said import (
     Conversation,
     Row,
     RowLayout,
+    all_texts,
     first_of,
     names,
     objects,
@@ -94,7 +95,7 @@ def _pair(
     assert question_column is not None and answer_column is not None  # `fits` looked
     question, answer = _without_headers(row[question_column], row[answer_column])
     bare = (question, answer) != (row[question_column], row[answer_column])
-    if _are_said(question) and _are_said(answer) and len(question) == len(answer):
+    if all_texts(question) and all_texts(answer) and len(question) == len(answer):
         return _dialogue(name, row, (question_column, answer_column))
     answer, told = _one_answer(answer, _columns_of(row, question_column, extra), answer_column)
     turns, replies = _turns(question) or spoken_prompt(question), _turns(answer)
@@ -150,7 +151,7 @@ def _one_answer(answer: Any, asked: str, column: str) -> tuple[Any, tuple[str, .
     """
     if isinstance(answer, str):
         return answer, ()
-    if _are_said(answer) and len(answer) > 1:
+    if all_texts(answer) and len(answer) > 1:
         if say_the_same(answer):
             return answer[0], ("other-answers",)
         kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
@@ -186,10 +187,6 @@ def _without_answer(before: list[Message], answer: Any) -> list[Message]:
     return before[:-1] if last.role == "assistant" and last.content.strip() == str(answer).strip() else before
 
 
-def _are_said(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
-
-
 def _dialogue(name: str, row: Row, columns: tuple[str, str]) -> Conversation:
     """Everything that was asked in one list, everything that was answered in another."""
     messages = list(read_system(system_of(row)))
@@ -221,7 +218,7 @@ def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> s
     text = text_of(question, column)
     more = first_of(row, tuple(name for name in extra if name != column))
     value = parsed(row[more]) if more is not None else None
-    if isinstance(value, list) and value and all(isinstance(piece, str) for piece in value):
+    if all_texts(value):
         return "\n".join([text, *(piece for piece in value if not names_document(piece))])  # found for the question
     value = row[more] if more is not None else None
     if (

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
-from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed, text_of
+from hivetune.data.rows.layouts.said import all_texts, listed, objects, one_of, parsed, text_of
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
@@ -257,7 +257,7 @@ def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _lines(value: Any) -> str | None:
     """A text, or its lines as a list."""
-    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+    if all_texts(value):
         return "\n".join(value)
     return value if isinstance(value, str) else None
 

@@ -21,6 +21,7 @@ from hivetune.data.rows.layouts.said import (
     Row,
     RowLayout,
     Tools,
+    all_texts,
     before_media,
     first_of,
     listed,
@@ -129,7 +130,7 @@ def _sharegpt(name: str, row: Row) -> Conversation:
     column = _list_column(row)
     assert column is not None
     turns = parsed(row[column])
-    if isinstance(turns, list) and len(turns) > 1 and all(isinstance(turn, str) for turn in turns):
+    if all_texts(turns) and len(turns) > 1:
         turns = _without_marks(turns)
         odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
         named = [_SPEAKER.match(turn) for turn in turns]

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
@@ -186,6 +186,16 @@ def objects(value: Any) -> list[dict[str, Any]] | None:
     if all(isinstance(item, dict) for item in value):
         return value
     return [item for item in value if item is not None] if {dict, type(None)} == set(map(type, value)) else None
+
+
+def all_texts(value: Any) -> TypeGuard[list[str]]:
+    """Whether `value` is a list of texts that is not empty."""
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+
+
+def are_two_texts(value: Any) -> bool:
+    """Whether `value` is a list of two texts."""
+    return all_texts(value) and len(value) == 2
 
 
 def listed(value: Any) -> list[Any]:

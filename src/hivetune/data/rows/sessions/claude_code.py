@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees, way_to
 
 _SPOKEN = ("user", "assistant")
 _ASKER = "human"  # as other programs' copies call the user
@@ -225,7 +225,7 @@ def _chain(session: _Session) -> None:
 
 
 def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
-    path = _path(session, spoken[-1])
+    path = set(way_to(spoken[-1], {uuid: session.events[uuid].parent for uuid in uuids}))
     answers = {_answer_id(session.events[uuid]) for uuid in path} - {None}
     calls = {str(part.get("id")) for uuid in path for part in _parts(session.events[uuid], "tool_use")}
     kept, left_out = [], set()
@@ -252,15 +252,6 @@ def _answer_id(event: _Event) -> str | None:
     """The id that all lines of one answer share."""
     known = event.message.get("id") if event.message and event.role == "assistant" else None
     return known if isinstance(known, str) and known else None
-
-
-def _path(session: _Session, leaf: str) -> set[str]:
-    path: set[str] = set()
-    node: str | None = leaf
-    while node is not None and node in session.events and node not in path:
-        path.add(node)
-        node = session.events[node].parent
-    return path
 
 
 def _parts(event: _Event, kind: str) -> list[dict[str, Any]]:

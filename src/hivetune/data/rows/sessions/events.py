@@ -61,6 +61,18 @@ def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
     return found
 
 
+def way_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
+    """The names from the root of a tree to `leaf`. Empty where they go in a circle."""
+    way: dict[str, None] = {}
+    node = leaf
+    while isinstance(node, str) and node in parents:
+        if node in way:
+            return []
+        way[node] = None
+        node = parents[node]
+    return list(way)[::-1]
+
+
 def broken(number: int, text: str) -> PlacedRow:
     """A line that is no JSON: rejected as it would be in a JSONL file."""
     return number, "r", text.replace("\t", " ")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees
+from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees, way_to
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
 _SUMMARIES = ("compaction", "branch_summary")
@@ -97,13 +97,8 @@ def _row(session: _Session, stretch: list[_Entry], turns: list[dict[str, Any]], 
 
 def _path(session: _Session, names: list[str]) -> list[str]:
     """Of one tree, the branch that ends at the message written last, from its beginning."""
-    path: dict[str, None] = {}
     said = (name for name in reversed(names) if session.entries[name].event.get("type") == "message")
-    node: str | None = next(said, None)
-    while node is not None and node in session.entries and node not in path:
-        path[node] = None
-        node = session.entries[node].parent
-    return list(path)[::-1]
+    return way_to(next(said, None), {name: session.entries[name].parent for name in names})
 
 
 def _kept(path: list[str], end: str, first: Any) -> list[str]:

@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from hivetune.data.rows.layouts.said import are_two_texts, listed
+
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
 _IN_BRACKETS = re.compile(r"\A\s*[\[\u3010]([^\W\d]\w{0,30})[\]\u3011]\s*(.*)\Z", re.S)
 
@@ -23,8 +25,8 @@ def speaker_and_text(text: str) -> tuple[str, str] | None:
 
 def asked_pairs(value: Any) -> list[dict[str, str]]:
     """The rows of a list of pairs of a question and its answer, as most of them look; empty for anything else."""
-    pairs = value if isinstance(value, list) else []
-    if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, str) for v in pair) for pair in pairs):
+    pairs = listed(value)
+    if not all(map(are_two_texts, pairs)):
         return []
     asked = sum(bool(_ASKS.search(question)) and not _ASKS.search(answer) for question, answer in pairs)
     return [{"question": pair[0], "answer": pair[1]} for pair in pairs] if 2 * asked > len(pairs) else []
@@ -32,7 +34,7 @@ def asked_pairs(value: Any) -> list[dict[str, str]]:
 
 def rounds(value: Sequence[Any]) -> list[dict[str, str]] | None:
     """The turns of pairs of a question and its answer, as ChatGLM keeps what was said; None for any other list."""
-    if not all(isinstance(item, list) and len(item) == 2 and all(isinstance(v, str) for v in item) for item in value):
+    if not all(map(are_two_texts, value)):
         return None
     sides = zip(("user", "assistant") * len(value), [text for item in value for text in item], strict=True)
     return [{"role": role, "content": text} for role, text in sides]

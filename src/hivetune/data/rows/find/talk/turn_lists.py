@@ -26,7 +26,7 @@ from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.text_lists import rounds, speaker_and_text
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import say_the_same
-from hivetune.data.rows.layouts.said import names, objects, parsed
+from hivetune.data.rows.layouts.said import all_texts, names, objects, parsed
 from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS, is_conversation
 from hivetune.records import Role
 
@@ -194,7 +194,7 @@ def _turn(role: Role, item: Mapping[str, Any], one: Mapping[str, Any], content: 
     if role != "tool":
         turn.pop("name", None)
     said = one.get(content)
-    if isinstance(said, list) and said and all(isinstance(text, str) for text in said) and "sentence" in content:
+    if all_texts(said) and "sentence" in content:
         said = " ".join(text.strip() for text in said)
     return {**turn, "role": role, "content": said}
 
@@ -372,9 +372,9 @@ _TRANSPARENT = ("content", "text", "parts", "message", "value", "body", "data")
 
 def are_texts(path: str, value: Any) -> bool:
     """One answer in a list, or several that are said to be equally good. Others may be lines: nobody can tell."""
-    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+    if not all_texts(value) or not all(value):
         return False
-    return len(set(value)) == 1 or (bool(value) and (are_alternatives(path) or say_the_same(value)))
+    return len(set(value)) == 1 or are_alternatives(path) or say_the_same(value)
 
 
 def _are_parts(value: Any) -> bool:

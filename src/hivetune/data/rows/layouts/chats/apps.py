@@ -11,6 +11,7 @@ from hivetune.data.rows.layouts.said import (
     Conversation,
     Row,
     RowLayout,
+    are_two_texts,
     listed,
     objects,
     one_of,
@@ -120,11 +121,7 @@ _GREETS = "<|BEGIN-VISIBLE-CHAT|>"  # stands for the user where the character sp
 
 def _is_text_generation_webui(row: Row) -> bool:
     pairs = listed(row.get("internal"))
-    return "visible" in row and bool(pairs) and all(map(_is_pair, pairs))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value)
+    return "visible" in row and bool(pairs) and all(map(are_two_texts, pairs))
 
 
 def _ai_studio(name: str, row: Row) -> Conversation:

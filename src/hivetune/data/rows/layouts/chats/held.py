@@ -11,21 +11,16 @@ from typing import Any
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, before_media
 from hivetune.data.rows.layouts.turns import in_order
+from hivetune.data.rows.sessions.events import way_to
 from hivetune.records import Message
 
 
 def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
     """The nodes from the root to `leaf`. Raises RowRefused when they go in a circle."""
-    path: list[str] = []
-    seen: set[str] = set()
-    node: str | None = leaf
-    while isinstance(node, str) and node in parents:
-        if node in seen:
-            raise RowRefused("wrong-type", "the messages' parents go in a circle")
-        seen.add(node)
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
+    path = way_to(leaf, parents)
+    if leaf in parents and not path:
+        raise RowRefused("wrong-type", "the messages' parents go in a circle")
+    return path
 
 
 def done(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
