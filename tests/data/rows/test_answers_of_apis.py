@@ -507,6 +507,14 @@ OF_INVOKE = [
 ]
 RECORDINGS["nock"] = nock(COMPLETION)
 RECORDINGS["nock, packed"] = nock([base64.b64decode(PACKED).hex()])
+RECORDINGS["a call in a file of its own, what Bedrock's Converse streams"] = {
+    "request": {"method": "POST", "url": "https://h", "headers": {}, "body": json.dumps(ASKED)},
+    "response": {
+        "status": {"code": 200, "message": "OK"},
+        "headers": {},
+        "body": f"base64:{base64.b64encode(b''.join(OF_CONVERSE)).decode()}",
+    },
+}
 RECORDINGS["nock, what Bedrock's Converse streams"] = nock(b"".join(OF_CONVERSE).hex())
 RECORDINGS["nock, what a model of Bedrock streams"] = nock(b"".join(OF_INVOKE).hex())
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.rows.api.recorded import NOCK_KEY, RECORDED_KEYS, recorded_calls
+from hivetune.data.rows.api.recorded import METHOD_KEY, NOCK_KEY, RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.layouts.said import objects, one_of
 from hivetune.data.rows.layouts.turns import ROLE_KEYS
@@ -40,6 +40,7 @@ _ALSO = (
     *_MODEL_SPANS,
     *RECORDED_KEYS,
     NOCK_KEY,
+    METHOD_KEY,
     *EVALUATION_KEYS,
     CREW_KEY,
     ADK_KEY,

@@ -24,6 +24,7 @@ CASSETTE_HEAD = re.compile(
 )
 HTTPRR_HEAD = "httprr trace v1\n"  # how a recording of Go's httprr begins
 NOCK_KEY = "rawHeaders"  # of each call that nock records
+METHOD_KEY = "method"  # of a request
 RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 
 
@@ -32,11 +33,20 @@ def recorded_calls(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if isinstance(record.get("scope"), str) and {NOCK_KEY, "path", "body", "response"} <= record.keys():
         asked = {"uri": record.get("path"), "body": record["body"]}
         return [_row({"request": asked, "response": {"status": record.get("status"), "body": _of_nock(record)}})]
+    if _is_call(record):
+        return [_row(record)]
     holder = record["log"] if isinstance(record.get("log"), dict) else record
     calls = next((found for key in RECORDED_KEYS if (found := objects(holder.get(key)))), None)
     if calls is None or not all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response")):
         return None
     return [_row(call) for call in calls]
+
+
+def _is_call(record: Mapping[str, Any]) -> bool:
+    """Whether a record is one call over HTTP, as proxies of tests keep each in a file of its own."""
+    asked, answered = record.get("request"), record.get("response")
+    heads = isinstance(asked, dict) and isinstance(answered, dict) and "headers" in answered and "status" in answered
+    return heads and isinstance(one_of(asked, METHOD_KEY), str) and isinstance(one_of(asked, "url", "uri"), str)
 
 
 def _row(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +86,8 @@ def _body(side: Mapping[str, Any]) -> Any:
     body = next((side[key] for key in _BODIES if side.get(key) is not None), None)
     if isinstance(body, list) and len(body) == 1:
         body = body[0]  # of Gemini's client, which keeps a stream as several
+    if isinstance(body, str) and body.startswith(_IN_BASE64):
+        return _decoded(body.removeprefix(_IN_BASE64))
     if not isinstance(body, dict) or not _TEXTS & body.keys():
         return body
     if isinstance(body.get("base64_string"), str):
@@ -84,6 +96,7 @@ def _body(side: Mapping[str, Any]) -> Any:
     return _decoded(text) if body.get("encoding") == "base64" and isinstance(text, str) else text
 
 
+_IN_BASE64 = "base64:"  # what such a proxy writes in front of bytes
 _EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
 
 
