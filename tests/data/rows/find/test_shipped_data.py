@@ -163,3 +163,23 @@ def test_what_thoughts_led_to_is_the_answer() -> None:
                 said({**row, **other})
     with pytest.raises(RowRefused, match=r"unknown-layout|unexplained-column"):
         said({"question": ASK, "decision": SAY, "reasoning": THOUGHT})
+
+
+def test_who_answers_otherwise_may_ask() -> None:
+    with pytest.raises(RowRefused, match="unknown-layout"):
+        said({"user_question": ASK, "assistant_question": "And how far is it from there?"})
+    with pytest.raises(RowRefused, match="unknown-layout"):
+        said({"doctor_question": ASK, "patient_answer": SAY})
+    assert said({"user_question": ASK, "assistant_answer": SAY}) == [("user", ASK), ("assistant", SAY)]
+
+
+def test_paragraphs_and_questions_with_numbers_are_no_table_by_name(tmp_path: Path) -> None:
+    table = {"uid": "t", "table": [["", "2019"], ["Sold", "12"]]}
+    texts = [{"uid": f"p{n}", "order": n, "text": f"In the year {n} the depot was sold."} for n in range(3)]
+    asked = [{"uid": "q", "order": 1, "question": ASK, "answer": [SAY], "derivation": "", "scale": ""}]
+    rows = [{"table": table, "paragraphs": texts, "questions": asked}] * 3
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    for raw in rows_of_files(str(path)):
+        with pytest.raises(RowRefused):
+            read_example(raw, {})

@@ -51,6 +51,7 @@ _MADE = names(
 SHORTENED = names(
     "summary summaries highlights tldr headline headlines"
 )  # of the only other text, whatever that is called
+_QUESTION = names("question query")
 _SINGULARS = names("input message utterance label truth target question query prompt request problem answer") | names(
     "response reply completion output solution generation turn"
 )
@@ -224,6 +225,8 @@ def _side(said: frozenset[str]) -> Literal["asked", "answered", "system"] | None
     asker, answerer = bool(said & ASKERS), bool(said & ANSWERERS)
     if not said or not said <= _KNOWN or (asker and answerer):
         return None
+    if (answerer and said & _QUESTION) or (asker and "answer" in said):
+        return None  # who answers otherwise asks here
     if asker or answerer:
         return "asked" if asker else "answered"
     if "system" in said:

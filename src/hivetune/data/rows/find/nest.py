@@ -269,7 +269,8 @@ def _named_rows(value: Any) -> list[Any]:
 def _share_keys(rows: Sequence[dict[str, Any]]) -> bool:
     kinds = [frozenset(one) for one in rows]
     shared = frozenset.intersection(*kinds)
-    return bool(shared) and len(shared) * 2 > min(map(len, kinds))
+    told = any(part_of(name) != "note" for name in shared)  # numbers are those of paragraphs and of questions too
+    return told and len(shared) * 2 > min(map(len, kinds))
 
 
 def _are_talks(value: dict[str, Any]) -> bool:
