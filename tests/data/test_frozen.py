@@ -92,7 +92,7 @@ def test_rows_that_ask_a_frozen_question_are_set_aside(tmp_path: Path) -> None:
                 turn("assistant", "No."),
             ]
         },
-        {"prompt": "What is the capital of France?", "completion": "Lyon, I think."},
+        {"prompt": "What is the capital of Norway?", "completion": "Bergen, I think."},
         {"prompt": "Is it raining in Oslo today?", "completion": "It does not."},
     ]
     path = tmp_path / "rows.jsonl"
