@@ -48,6 +48,15 @@ def candidate(text: str, **more: Any) -> dict[str, Any]:
 MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": A}]}
 WHOLE = {"object": "response", "status": "completed", "output": [MESSAGE]}
 STREAMS: dict[str, list[dict[str, Any]]] = {
+    "AI21 on Bedrock": [
+        {"id": "c", "choices": [{"index": 0, "delta": {"content": FIRST}, "finish_reason": None}]},
+        {"id": "c", "choices": [{"index": 0, "delta": {"content": SECOND}, "finish_reason": "stop"}]},
+    ],
+    "Mistral on Bedrock": [
+        {"outputs": [{"text": f" {FIRST}", "stop_reason": None}]},
+        {"outputs": [{"text": SECOND, "stop_reason": None}]},
+        {"outputs": [{"text": "", "stop_reason": "stop"}], "amazon-bedrock-invocationMetrics": {}},
+    ],
     "OpenAI": [
         {"object": "", "choices": [], "prompt_filter_results": []},  # Azure begins so
         chunk({"role": "assistant", "content": ""}),

@@ -127,7 +127,7 @@ _PIECE = re.compile(r"delta|chunk|token|(?:start|end|stop|done|ping|finish)$", r
 
 def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | None:
     """What puts these pieces together; None: they are none. It gives None where the end is missing."""
-    if any(item.get("object") == "chat.completion.chunk" for item in items):
+    if any(map(_is_chunk, items)):
         return _openai
     if all(item.get("object") == "text_completion" for item in items):
         return _openai_text
@@ -145,6 +145,8 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
         return _bedrock
     if any(all(isinstance(item.get(name), str) for item in items) for name in _TEXTS_OF_BEDROCK):
         return _bedrock_text
+    if all(map(_is_mistral, items)):
+        return _mistral
     return _llama if all(map(_is_llama, items)) else None
 
 
@@ -157,6 +159,25 @@ def _events_of(kinds: Sequence[str]) -> Callable[[StreamPieces], Response | None
         return _anthropic_text if {"completion", "ping"}.issuperset(kinds) else None
     is_responses = all(kind.startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
     return _responses if is_responses else None
+
+
+def _is_chunk(item: Mapping[str, Any]) -> bool:
+    """Whether a piece is OpenAI's; AI21's on Bedrock does not say so."""
+    choices = objects(item.get("choices"))
+    return item.get("object") == "chat.completion.chunk" or (choices is not None and "delta" in choices[0])
+
+
+def _is_mistral(item: Mapping[str, Any]) -> bool:
+    texts = objects(item.get("outputs"))
+    return texts is not None and all(isinstance(one.get("text"), str) and "stop_reason" in one for one in texts)
+
+
+def _mistral(pieces: StreamPieces) -> Response | None:
+    """Mistral's texts on Bedrock."""
+    texts = [text for piece in pieces for text in (objects(piece.get("outputs")) or [])[:1]]
+    end = texts[-1]["stop_reason"]
+    text = "".join(one["text"] for one in texts).lstrip(" ")
+    return None if end is None else {"outputs": [{"text": text, "stop_reason": end}]}
 
 
 def _is_llama(item: Mapping[str, Any]) -> bool:
