@@ -12,17 +12,14 @@ from hivetune.data.checks.placeholders import LONGEST_CHARS, placeholder_in
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT
 from hivetune.data.rows.api.printed import printed_rows
-from hivetune.data.rows.find.leaves import left_out
 from hivetune.data.rows.find.talk.rounds import ended_rounds
 from hivetune.data.rows.formats import text_lines
 from hivetune.data.rows.layouts.columns import stands_in
 from hivetune.data.rows.layouts.parts import split_thoughts
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.read import RawRow, read_example
-from hivetune.data.rows.sessions.codex import codex_rows
 from hivetune.data.rows.sessions.opencode import opencode_rows
 from hivetune.data.rows.sessions.servers import server_rows
-from hivetune.records import Message
 
 # What a text begins with, what comes again and again in it, and what it ends with.
 HOSTILE = [
@@ -87,7 +84,6 @@ def session(turns: str) -> str:
 
 
 CALLED = "**Tool: a**\n\n**Input:**\n```json\n{}\n```\n"
-TOLD = json.dumps({"type": "event_msg", "payload": {"type": "agent_message", "message": "a"}})
 BODY = 'Received request: POST to /v1 with body {"a": "'
 
 # A part that reads, and of what it gets: the beginning, what comes again and again, and the end.
@@ -100,7 +96,6 @@ PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
     (lambda text: rows_of(server_rows, text), "", "Generated response a: output: 'b' ", ""),
     (lambda text: rows_of(opencode_rows, text), session(CALLED), "\n**Error:**\n```\na", ""),
     (lambda text: rows_of(opencode_rows, text), session("**Output:**\n```\n"), "---\n\n## User\n\n", ""),
-    (lambda text: rows_of(codex_rows, text), "", f"{TOLD}\n", ""),
     (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),
     (ended_rounds, "USER: a", " ", "b"),
     (ended_rounds, "USER: a\nASSISTANT: b", " ", "c"),
@@ -108,14 +103,6 @@ PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
     (CLOSED_THOUGHT.search, "<", "think", ""),
     (lambda text: stands_in(text[: len(text) // 2] + "b", text), "", "a ", ""),
     (lambda text: stands_in(text[1 : len(text) // 2], text), "x", "-a", ""),
-    (
-        lambda text: list(
-            left_out({str(i): text[i : i + 9] for i in range(len(text) // 9)}, [Message("user", text)], (), ())
-        ),
-        "",
-        "a b c ",
-        "",
-    ),
 ]
 
 

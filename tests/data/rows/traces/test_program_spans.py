@@ -8,7 +8,8 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import read_example
+from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.read import RawRow, read_example
 
 Q, A, SYSTEM = "How long may I return shoes?", "You may return them for thirty days.", "You help customers."
 ASKED = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": Q}]
@@ -241,6 +242,18 @@ def read(record: Any, folder: Path) -> list[Any]:
 def test_spans_of_programs(name: str, tmp_path: Path) -> None:
     record, said = FILES[name]
     assert [row for row in read(record, tmp_path) if row != "not-a-model-call"] == [said]
+
+
+def test_a_span_is_not_changed_by_its_reading() -> None:
+    """A row is read several times; its events grew each time by those that its attributes hold."""
+    asked = {"event.name": "gen_ai.user.message", "content": "What is a weir?"}
+    answered = {"event.name": "gen_ai.choice", "message": {"role": "assistant", "content": "A low dam."}}
+    row = span({"events": json.dumps([asked, answered])}, events=[{"name": "first token", "attributes": {}}])
+    before = json.dumps(row)
+    found = read_example(RawRow("f:1", before.encode()), {})
+    assert [message.content for message in found.example.messages] == ["What is a weir?", "A low dam."]
+    read_conversation(row)
+    assert json.dumps(row) == before
 
 
 def test_a_failed_span_is_not_learned(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def _span_attributes(row: Row) -> dict[str, Any]:
 
 def _events(row: Row, flat: dict[str, Any]) -> list[dict[str, Any]]:
     """The events of a span. Those that hold attributes of it are laid over these."""
-    events = objects(row.get("events")) or []
+    events = list(objects(row.get("events")) or [])
     for log in objects(row.get("logs")) or []:  # Jaeger
         fields = attributes(log.get("fields"))
         events.append({"name": fields.get("event"), "attributes": fields})

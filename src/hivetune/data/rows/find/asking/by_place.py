@@ -147,11 +147,7 @@ def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
     if not texts:
         return _of_objects(kinds)
     titles = [name for name in order[: order.index(texts[0])] if kinds[name] == "title"]
-    behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in _MADE]
-    if any(kinds[name] != "number" for name in behind):
-        behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in (*_MADE, "number")]
-    if any(_QUESTIONS & set(words(name)) for name in texts):
-        behind = [name for name in order if kinds[name] in _MADE and _is_asked_for(name, kinds[name])]
+    behind = _made_of(texts, kinds)
     if len(texts) == 1:
         return _of_one_text(titles, texts[0], behind, kinds)
     several = len(behind) >= MANY_CLASSES or any(is_class(name) or is_expected(name) for name in behind)
@@ -163,6 +159,15 @@ def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
     if texts[-1] in given and given != texts:
         return [*found, (given, [name for name in order if kinds[name] in ("short", "text") and name not in given])]
     return [*found, *_of_texts([*titles, *texts[:-1]], texts[-1], kinds), *_of_terms(texts[-1], kinds)]
+
+
+def _made_of(texts: list[str], kinds: dict[str, _Holds]) -> list[str]:
+    """What was made of the texts: what a question asks for, else what stands behind them, a number only beside more."""
+    order = list(kinds)
+    if any(_QUESTIONS & set(words(name)) for name in texts):
+        return [name for name in order if kinds[name] in _MADE and _is_asked_for(name, kinds[name])]
+    behind = [name for name in order[order.index(texts[-1]) + 1 :] if kinds[name] in (*_MADE, "number")]
+    return behind if any(kinds[name] in _MADE for name in behind) else []
 
 
 def _of_terms(last: str, kinds: dict[str, _Holds]) -> list[_Sides]:
