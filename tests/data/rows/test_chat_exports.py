@@ -84,6 +84,15 @@ def test_an_answer_that_a_search_of_the_web_was_made_for() -> None:
         assert found.changed == ("source-marks",)
 
 
+def test_marks_of_sources_that_are_there_are_meant() -> None:
+    row = {
+        "prompt": "Cite as [citation:1].\n[citation:1] Wood floats.\nWhat floats?",
+        "completion": "Wood [citation:1].",
+    }
+    found = read_example(RawRow("f:1", json.dumps(row).encode()), {})
+    assert (found.example.messages[-1].content, found.changed) == ("Wood [citation:1].", ())
+
+
 def test_an_export_is_used_for_its_plain_conversations(tmp_path: Path) -> None:
     picture = message("user", [{"content_type": "image_asset_pointer"}], "multimodal_text")
     path = tmp_path / "conversations.json"

@@ -40,7 +40,7 @@ _OLD_MARK = re.compile(
     r" ?(?::contentReference\[oaicite:\d+\]\{index=\d+\}|\[citation:\d+\]"
     r"|\u3010\d+(?::\d+)?\u2020[^\u3010\u3011]*\u3011)"
 )
-_IN_MARKS = ("\ue200", "\u2020", "oaicite", "[citation:")
+_IN_MARKS = ("\ue200", "\u2020", "oaicite", "[citation:")  # the first ones are no characters of any text
 
 
 def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
@@ -48,7 +48,9 @@ def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
     `nul`: what a program printed may hold NUL: as all that is no text in a tool's result, it is read as U+FFFD.
     """
     if any(map(_may_cite, said.messages)):
-        uncited = _with_texts(said, map(_uncited, said.messages))
+        read = [message.content for message in said.messages if message.role != "assistant"]
+        meant = any(mark in text for text in read for mark in _IN_MARKS[1:])  # the sources are there, or asked for
+        uncited = _with_texts(said, (_uncited(message, meant=meant) for message in said.messages))
         said = uncited._replace(changed=(*said.changed, *(("source-marks",) if uncited != said else ())))
     if marked:
         said = _with_texts(said, (message.content.replace(BYTE_ORDER_MARK, "") for message in said.messages))
@@ -64,8 +66,11 @@ def _may_cite(message: Message) -> bool:
     return message.role == "assistant" and any(part in text for part in _IN_MARKS)
 
 
-def _uncited(message: Message) -> str:
-    return _OLD_MARK.sub("", _MARK.sub(_words_of_mark, message.content)) if _may_cite(message) else message.content
+def _uncited(message: Message, *, meant: bool) -> str:
+    if not _may_cite(message):
+        return message.content
+    text = _MARK.sub(_words_of_mark, message.content)
+    return text if meant else _OLD_MARK.sub("", text)
 
 
 def _words_of_mark(mark: re.Match[str]) -> str:
