@@ -163,13 +163,13 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
     offered = set(texts_in([dict(tool) for tool in example.tools]))
     whole = {message.content.strip(): _KINDS[message.role] for message in reversed(example.messages)}
     seen: set[tuple[str, str]] = set()
-    texts: dict[str, str] = {}
+    unread: dict[str, str] = {}
     for path, value in nodes(row):
         if not isinstance(value, str) or not value.strip():
             continue
-        kind = next((kind for text in (value.strip(), without_markup(value)) if (kind := whole.get(text))), None)
-        kind = kind or _kind_within(value.strip(), example.messages)
-        kind = kind or _kind_within(without_markup(value), example.messages)
+        forms = (value.strip(), without_markup(value))
+        kind = next((kind for text in forms if (kind := whole.get(text))), None)
+        kind = kind or next((kind for text in forms if (kind := _kind_within(text, example.messages))), None)
         if kind is None and value in called:
             kind = "answer"
         if kind is None and not looks_like_content(value):
@@ -177,8 +177,7 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
         kind = kind or ("tools" if value in offered else "left_out")
         name = ".".join(path).replace(".[]", "[]")
         seen.add((kind, name))
-        texts[name] = value
-    unread = {name: text for name, text in texts.items() if ("left_out", name) in seen}
+        unread |= {name: value} if kind == "left_out" else {}
     around = set(_around(unread, {kind for kind, _ in seen}, example.messages))
     yield from sorted((seen | around) - {("left_out", name) for _, name in around})
 

@@ -103,7 +103,7 @@ def _verdict(row: Mapping[str, Any]) -> bool | None:
         return False
     if any(isinstance(row[name], dict) and as_success(row[name].get("correct")) is False for name in judges):
         return False
-    return False if any((share := _number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None
+    return False if any((share := as_number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None
 
 
 def _fails(name: str, value: Any) -> bool:
@@ -111,7 +111,7 @@ def _fails(name: str, value: Any) -> bool:
     if plain_name(name) in WRONG:
         return bool(as_success(value))
     if isinstance(value, str):
-        return value.strip().lower() not in NONE_FAILED and _number(value) is None
+        return value.strip().lower() not in NONE_FAILED and as_number(value) is None
     return isinstance(value, list | dict) and bool(value)
 
 
@@ -164,7 +164,7 @@ def as_time(value: Any) -> float | None:
     """Seconds since 1970 of a number (s, ms, us or ns, told apart by size) or of ISO 8601 (UTC if it names no zone)."""
     if value is None:
         return None
-    number = _number(value)
+    number = as_number(value)
     if number is not None:
         for _ in range(3):
             if number > LARGEST_SECONDS:
@@ -196,7 +196,7 @@ def as_feedback(value: Any) -> float | None:
     word = value.strip().lower() if isinstance(value, str) else ""
     if word in LIKED:
         return 1.0
-    return -1.0 if word in DISLIKED else _number(value)
+    return -1.0 if word in DISLIKED else as_number(value)
 
 
 def _text(value: Any) -> str | None:
@@ -212,7 +212,8 @@ def _text(value: Any) -> str | None:
     return str(value).encode("utf-8", "replace").decode()  # a lone surrogate cannot be stored
 
 
-def _number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
+    """A finite number, also one that is written as text; None for anything else, and for a truth value."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

@@ -3,10 +3,9 @@ of a table without such a line: `question` and `answer` for two columns of sente
 with one of few words, else `column_1`, `column_2` ...
 """
 
-import math
 from collections.abc import Sequence
 
-from hivetune.data.rows.fields import as_time, plain_name
+from hivetune.data.rows.fields import as_number, as_time, plain_name
 from hivetune.data.rows.find.names import part_of
 from hivetune.data.rows.layouts.columns import looks_like_content, names_document
 
@@ -38,7 +37,7 @@ def _is_row(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     columns = [[row[i].strip() for row in below] for i in range(len(first))]
     cells = [cell.strip() for cell in first]
     for i, cell in enumerate(cells):
-        if cell and not _is_number(cell) and any(row[i].strip() == cell for row in below if row != first):
+        if cell and as_number(cell) is None and any(row[i].strip() == cell for row in below if row != first):
             return True
     if any(_is_name(cell) and len(cell) > 1 and part_of(plain_name(cell)) != "unknown" for cell in cells):
         return False
@@ -54,20 +53,13 @@ def _is_name(cell: str) -> bool:
 
 def _look(cell: str) -> str:
     """number, time, document, prose or word."""
-    if _is_number(cell):
+    if as_number(cell) is not None:
         return "number"
     if as_time(cell) is not None:
         return "time"
     if "/" in cell and names_document(cell):
         return "document"
     return "prose" if looks_like_content(cell) else "word"
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
 
 
 def _share(column: Sequence[str], look: str) -> float:

@@ -268,15 +268,15 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise _with_advice(refused, row, raw.chunk.line if raw.chunk else None) from None
     said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     example = _example(raw.source, row, said, raw.stored or {})
-    _refuse_counts(row, example.messages)
+    _refuse_answer(row, example.messages)
     return ReadRow(
         said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
     )
 
 
-def _refuse_counts(row: Row, messages: Sequence[Message]) -> None:
-    """Raises RowRefused for an answer that was cut at a counted limit or is the pieces of a stream, and for a number
-    that answers a number: a price, a measurement.
+def _refuse_answer(row: Row, messages: Sequence[Message]) -> None:
+    """Raises RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
+    number: a price, a measurement.
     """
     said = messages[-1].content
     refuse_pieces(said)

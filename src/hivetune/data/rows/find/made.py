@@ -6,13 +6,12 @@ Names decide, so that all rows of a file are read alike, whether a class is a wo
 or a second class is asked about.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from hivetune.data.rows.fields import as_time, plain_name
+from hivetune.data.rows.fields import as_number, as_time, plain_name
 from hivetune.data.rows.find.languages import names_language
 from hivetune.data.rows.find.leaves import at
 from hivetune.data.rows.find.names import SHORTENED, is_a_models, is_expected, part_of, words
@@ -275,10 +274,7 @@ def _is_beside_class(name: str, value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, or the text of one as tables have it."""
-    try:
-        return isinstance(value, int | float) or (isinstance(value, str) and math.isfinite(float(value)))
-    except ValueError:
-        return False
+    return isinstance(value, int | float) or as_number(value) is not None
 
 
 def with_code(row: Row, asked: list[str], answered: list[str]) -> tuple[list[str], list[str]]:

@@ -23,20 +23,20 @@ from hivetune.data.rows.traces.run_lines import is_run_log, run_rows
 from hivetune.data.rows.traces.steps import is_step, step_rows
 
 Lines = Iterator[tuple[int, str]]
-READERS: dict[str, Callable[[Lines, str], Iterator[PlacedRow]]] = {
-    "aider": lambda lines, _name: aider_rows(lines),
-    "callback-log": lambda lines, _name: callback_rows(lines),
-    "claude-code": lambda lines, _name: claude_code_rows(lines),
-    "exchange-log": lambda lines, _name: exchange_rows(lines),
-    "codex": lambda lines, _name: codex_rows(lines),
-    "message-log": message_rows,
-    "printed-log": lambda lines, _name: printed_rows(lines),
-    "opencode": lambda lines, _name: opencode_rows(lines),
-    "pi": lambda lines, _name: pi_rows(lines),
-    "run-log": lambda lines, _name: run_rows(lines),
-    "steps": lambda lines, _name: step_rows(lines),
-    "server-log": lambda lines, _name: server_rows(lines),
+READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
+    "aider": aider_rows,
+    "callback-log": callback_rows,
+    "claude-code": claude_code_rows,
+    "codex": codex_rows,
+    "exchange-log": exchange_rows,
+    "opencode": opencode_rows,
+    "pi": pi_rows,
+    "printed-log": printed_rows,
+    "run-log": run_rows,
+    "server-log": server_rows,
+    "steps": step_rows,
 }
+_MESSAGES = "message-log"  # its name may say that it is a conversation
 _AGENTS = (("claude-code", is_claude_code), ("codex", is_codex), ("pi", is_pi), ("steps", is_step))  # by one line
 _LOGS = (("callback-log", is_callback_log), ("exchange-log", is_exchange_log), ("run-log", is_run_log))  # by many
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
@@ -52,7 +52,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 
 
 def session_format(path: str, name: str, known: str) -> str:
-    """`known`, the format by data/rows/formats.py, or that of a log: one of READERS, with .gz or .zst if packed."""
+    """`known`, the format by data/rows/formats.py, or that of a log (`is_session`), with .gz or .zst if packed."""
     kind, _, packed = known.partition(".")
     if kind not in ("jsonl", "json") or name.lower().endswith(_TABLES):
         return known
@@ -91,7 +91,7 @@ def _agent(head: bytes, name: str) -> str | None:
                 return agent
     if (log := next((name for name, fits in _LOGS if fits(found)), None)) is not None:
         return log
-    return "message-log" if _is_message_log(head, name) else None
+    return _MESSAGES if _is_message_log(head, name) else None
 
 
 def _is_message_log(head: bytes, name: str) -> bool:
@@ -123,12 +123,13 @@ def convert_session(path: str, name: str, known: str, out: str) -> None:
     kind, _, packed = known.partition(".")
     stream = open_bytes(path, f".{packed}" if packed else "")
     with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        for place, mark, text in READERS[kind](text_lines(stream), name):
+        rows = message_rows(text_lines(stream), name) if kind == _MESSAGES else READERS[kind](text_lines(stream))
+        for place, mark, text in rows:
             file.write(f"{place}\t{mark}\t{text}\n")
 
 
 def is_session(known: str) -> bool:
-    return known.partition(".")[0] in READERS
+    return known.partition(".")[0] in (_MESSAGES, *READERS)
 
 
 def is_session_line(row: Any) -> bool:

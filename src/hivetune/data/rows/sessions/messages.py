@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hivetune.data.rows.find.names import role_of, words
@@ -62,23 +62,25 @@ def are_of_openhands(sample: Sequence[dict[str, Any] | None]) -> bool:
 
 def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iterator[PlacedRow] | None:
     """The conversations of a log by its first events and the others; None: it is no such log."""
-    if are_of_openhands([event for _, event, _ in first]):
+    if (written := _of_a_program([event for _, event, _ in first])) is not None:
         everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
-        turns = openhands_turns([event for _, event in everything])
-        return conversation("openhands", everything[0][0], turns, ["program-notes"])
-    if (written := _of_a_program(first)) is not None:
-        everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
-        turns = [event for _, event in everything]
-        return conversation(
-            written, everything[0][0], smolagents_turns(turns) if written == "smolagents" else turns, []
-        )
+        turns = _TURNS[written]([event for _, event in everything])
+        return conversation(written, everything[0][0], turns, ["program-notes"] if written == "openhands" else [])
     shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
     return None if shape is None else _joined(itertools.chain(first, rest), shape)
 
 
-def _of_a_program(first: Sequence[Event]) -> str | None:
-    """Whose messages or steps a file lists, by its first ones."""
-    turns = [event for _, event, _ in first]
+_TURNS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "openhands": openhands_turns,
+    "smolagents": smolagents_turns,
+    "messages": list,
+}
+
+
+def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
+    """Whose events, messages or steps a file lists, by its first ones."""
+    if are_of_openhands(turns):
+        return "openhands"
     if are_smolagents_steps(turns):
         return "smolagents"
     return "messages" if are_turns_of_a_program(turns) else None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.fields import NO, YES, as_time, plain_name
-from hivetune.data.rows.find.asking.by_place import alone, guesses_by_place
+from hivetune.data.rows.find.asking.by_place import alone, guesses_by_place, is_a_number
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, is_copied, nodes
 from hivetune.data.rows.find.made import is_class, judged_together, pairs_by_name
@@ -191,11 +191,7 @@ def _is_of_a_stretch(row: Row) -> bool:
 def _is_no_answer(value: Any) -> bool:
     """Whether a value is a number, a time, an address or the name of a file."""
     text = str(value).strip()
-    try:
-        float(text)
-    except ValueError:
-        return bool(_ADDRESS.match(text)) or names_document(text) or as_time(text) is not None
-    return True
+    return is_a_number(text) or bool(_ADDRESS.match(text)) or names_document(text) or as_time(text) is not None
 
 
 def _is_needed(row: Row, name: str, asked: str, answered: str) -> bool:

@@ -98,7 +98,7 @@ def guesses_by_place(rows: Sequence[Row]) -> list[dict[str, str]]:
 def alone(row: Row) -> list[dict[str, str]]:
     """The same of a row alone, which has to hold two texts and nothing else that anybody wrote."""
     told = [name for name, value in row.items() if not _is_bookkeeping(name) and part_of(name) != "note"]
-    told = [name for name in told if row[name] is not None and not _is_number(str(row[name]) or "0")]
+    told = [name for name in told if row[name] is not None and not is_a_number(str(row[name]) or "0")]
     prose = [name for name in told if isinstance(row[name], str) and looks_like_content(row[name])]
     found = len(prose) == 2 and not _is_no_table(tuple(row)) and (prose == told or _is_answered(prose[1]))
     found = found and not _TITLES & set(words(prose[0])[-1:])
@@ -260,7 +260,7 @@ def _is_bookkeeping(name: str) -> bool:
 
 
 def _kind_of_texts(name: str, texts: list[str], filled: bool) -> _Holds:
-    if all(map(_is_number, texts)):
+    if all(map(is_a_number, texts)):
         return "number" if filled else "note"
     if len(set(texts)) < VARIED_SHARE * len(texts):
         return "class"
@@ -290,7 +290,8 @@ def _is_written(value: Any) -> bool:
     return not described and any(isinstance(item, str | dict | list | bool) for item in items)
 
 
-def _is_number(text: str) -> bool:
+def is_a_number(text: str) -> bool:
+    """Whether a text is a number, or what a table has in place of one: `nan`."""
     try:
         float(text)
     except ValueError:
