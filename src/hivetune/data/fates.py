@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hivetune.data.judged.lessons import Lessons
 from hivetune.data.leave_out import LEAVE_OUT
@@ -97,6 +98,26 @@ class Decisions:
 def open_result(path: Path) -> sqlite3.Connection:
     """The result of one chunk, read-only."""
     return sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+
+
+class RowLookup:
+    """Columns of single rows, read when they are asked for; the database of the last chunk stays open."""
+
+    def __init__(self, results: Sequence[Path], decisions: Decisions, query: str):
+        self._results, self._decisions, self._query = results, decisions, query
+        self._open: tuple[int, sqlite3.Connection] | None = None
+
+    def find(self, row: int) -> Any:
+        """What the query, which takes the row's number within its chunk, gives of a row."""
+        chunk, number = self._decisions.place(row)
+        if self._open is None or self._open[0] != chunk:
+            self.close()
+            self._open = chunk, open_result(self._results[chunk])
+        return self._open[1].execute(self._query, (number,)).fetchone()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
 
 
 def fates(decisions: Decisions, chunk: int) -> Iterator[tuple[int, int]]:

@@ -6,13 +6,12 @@ Reads the results of all chunks in order and keeps about 60 bytes a row in flat 
 import math
 import mmap
 import shutil
-import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from hivetune.config import DataConfig, LearnConfig
@@ -32,6 +31,7 @@ from hivetune.data.fates import (
     TRAIN,
     VALIDATION,
     Decisions,
+    RowLookup,
     open_result,
 )
 from hivetune.data.judged.pick import judge_rows
@@ -47,6 +47,7 @@ _QUERY = (
     "SELECT source, layout, reason, hash64, read64, question64, session64, user64, lesson64, time, length, agent,"
     " category FROM rows ORDER BY n"
 )
+_BODY = "SELECT messages, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
 
 
 @dataclass
@@ -205,10 +206,11 @@ def _drop_near(
         open(joined, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
-        closing(_Bodies(results, decisions)) as bodies,
+        closing(RowLookup(results, decisions, _BODY)) as bodies,
     ):
+        lesson = lru_cache(maxsize=CACHED_LESSONS)(partial(_lesson, bodies))
         about = Rows(
-            lesson=lambda i: bodies.lesson(rows[i]),
+            lesson=lambda i: lesson(rows[i]),
             question=lambda i: ties.question[rows[i]],
             rank=lambda i: (ties.time[rows[i]], -columns.length[rows[i]], columns.hash64[rows[i]]),
         )
@@ -221,31 +223,10 @@ def _drop_near(
     return [(rows[one], rows[other]) for one, other in found.leaks]
 
 
-class _Bodies:
-    """What rows say, read when it is asked for; the database of the last chunk stays open."""
-
-    def __init__(self, results: Sequence[Path], decisions: Decisions):
-        self._results = results
-        self._decisions = decisions
-        self._open: tuple[int, sqlite3.Connection] | None = None
-        self.lesson = lru_cache(maxsize=CACHED_LESSONS)(self._lesson)
-
-    def _lesson(self, row: int) -> Lesson:
-        chunk, number = self._decisions.place(row)
-        if self._open is None or self._open[0] != chunk:
-            self.close()
-            self._open = chunk, open_result(self._results[chunk])
-        text, kind = (
-            self._open[1]
-            .execute("SELECT messages, lesson FROM bodies JOIN rows USING (n) WHERE n = ?", (number,))
-            .fetchone()
-        )
-        lesson = lesson_of(messages_from(text))
-        return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson  # no copy of a good one
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
+def _lesson(bodies: RowLookup, row: int) -> Lesson:
+    text, kind = bodies.find(row)
+    lesson = lesson_of(messages_from(text))
+    return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson  # no copy of a good one
 
 
 def _limit(decisions: Decisions, group: Sequence[int], order: Sequence[int], quota: int, fate: int) -> None:

@@ -1,42 +1,16 @@
 """Duplicates for people: each row that was dropped beside the row that stays, with places, texts and their share."""
 
 import json
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from hivetune.data.fates import DUPLICATE, DUPLICATES, Decisions, open_result
+from hivetune.data.fates import DUPLICATE, DUPLICATES, Decisions, RowLookup
 
 SHOWN = 5  # of each kind, in the report
 QUERY = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"
-
-
-class _Rows:
-    """Reads rows by their number; the database that was read last stays open."""
-
-    def __init__(self, results: Sequence[Path], decisions: Decisions):
-        self._results = results
-        self._decisions = decisions
-        self._open: dict[int, sqlite3.Connection] = {}
-
-    def read(self, row: int) -> tuple[str, str | None, str | None, str | None, str]:
-        """(source, session, user, interaction id, messages as JSON)"""
-        chunk, number = self._decisions.place(row)
-        if chunk not in self._open:
-            self.close()
-            self._open[chunk] = open_result(self._results[chunk])
-        found: tuple[str, str | None, str | None, str | None, str] = (
-            self._open[chunk].execute(QUERY, (number,)).fetchone()
-        )
-        return found
-
-    def close(self) -> None:
-        for database in self._open.values():
-            database.close()
-        self._open.clear()
 
 
 def iter_dropped(
@@ -46,11 +20,14 @@ def iter_dropped(
 
     `share`: the smaller one of question and answer; None for what is equal.
     """
-    with closing(_Rows(results, decisions)) as rows, closing(_Rows(results, decisions)) as originals:
+    with (
+        closing(RowLookup(results, decisions, QUERY)) as rows,
+        closing(RowLookup(results, decisions, QUERY)) as originals,
+    ):
         for row, fate in enumerate(decisions.fate):
             if fate in kinds:
-                source, session, user, identity, text = rows.read(row)
-                first, *_, first_text = originals.read(decisions.original(row))
+                source, session, user, identity, text = rows.find(row)
+                first, *_, first_text = originals.find(decisions.original(row))
                 share = decisions.shares.get(row)
                 yield {
                     "kind": DUPLICATES[fate],
