@@ -183,3 +183,14 @@ def test_paragraphs_and_questions_with_numbers_are_no_table_by_name(tmp_path: Pa
     for raw in rows_of_files(str(path)):
         with pytest.raises(RowRefused):
             read_example(raw, {})
+
+
+@pytest.mark.parametrize("name", ["ground_truth", "solution"])
+def test_an_answer_about_several_by_their_letters_is_whole(name: str) -> None:
+    row = {"puzzle": "Two people live there. A says that B lies. Who is who?", name: {"A": "knave", "B": "knight"}}
+    assert said({**row, "hash": "f74c"})[1] == ("assistant", '{"A": "knave", "B": "knight"}')
+
+
+def test_choices_by_their_letters_are_no_answer() -> None:
+    with pytest.raises(RowRefused):
+        said({"question": ASK, "answers": {"A": "In Bonn", "B": "In Ulm"}})

@@ -37,8 +37,15 @@ def _as_text(name: str, value: Any, asked: bool) -> Written | None:
         return Written(json.dumps(value)) if words(name)[-1:] == ("answer",) else None
     if isinstance(value, list) and (objects(value) is None or name.endswith("s")):
         return None  # several answers, maybe one for each of several questions
-    text = as_json_text(_only(parsed(value)))
+    text = _as_json(name, _only(parsed(value)))
     return None if text is None else Written(value if isinstance(value, str) else text)
+
+
+def _as_json(name: str, value: Any) -> str | None:
+    """An answer that is an object, as JSON text. What it says of A and of B are choices under a name of several."""
+    if isinstance(value, dict) and {"A", "B"} <= value.keys() and not name.endswith("s"):
+        return json.dumps(value, ensure_ascii=False)
+    return as_json_text(value)
 
 
 def _only(value: Any) -> Any:
