@@ -101,6 +101,7 @@ PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
     (ended_rounds, "USER: a\nASSISTANT: b", " ", "c"),
     (ended_rounds, "USER: a\nASSISTANT: ", '<functioncall>{"name": "a", "arguments": \'b\'} ', "c"),
     (CLOSED_THOUGHT.search, "<", "think", ""),
+    (lambda text: seconds({f"question_{i}": "What is it?" for i in range(len(text) // 20)}), "", " ", ""),
     (lambda text: stands_in(text[: len(text) // 2] + "b", text), "", "a ", ""),
     (lambda text: stands_in(text[1 : len(text) // 2], text), "x", "-a", ""),
 ]

@@ -176,13 +176,8 @@ def _in_languages(row: Row) -> tuple[str, str] | None:
 
 def pairs_by_name(columns: Sequence[str]) -> list[tuple[str, str]]:
     """Every (text, what may have been made of it) among such columns."""
-    kinds = {name: _kind(frozenset(words(name))) for name in columns}
-    return [
-        (source, made)
-        for source, given in kinds.items()
-        for made, kind in kinds.items()
-        if (given, kind) in _MAKES and source != made
-    ]
+    kinds = [(name, kind) for name in columns if (kind := _kind(frozenset(words(name)))) is not None]
+    return [(source, made) for source, given in kinds for made, kind in kinds if (given, kind) in _MAKES]
 
 
 @lru_cache(512)
@@ -222,7 +217,9 @@ def _known_pair(plain: dict[frozenset[str], str]) -> tuple[str, str] | None:
 def _original(name: str, columns: tuple[str, ...]) -> str | None:
     """The column of the text that this one has cleaned: `text` of `text_clean`."""
     said = frozenset(words(name))
-    return next((one for one in columns if said & _CLEANED and frozenset(words(one)) == said - _CLEANED), None)
+    if not said & _CLEANED:
+        return None
+    return next((one for one in columns if frozenset(words(one)) == said - _CLEANED), None)
 
 
 def _kind(said: frozenset[str]) -> _Kind | None:

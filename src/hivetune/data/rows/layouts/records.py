@@ -57,12 +57,16 @@ def _messages(name: str, row: Row) -> Conversation:
     return _conversation(name, messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
 
 
+_MOST_TOLD = 200  # characters of what a question says of its answer
+
+
 def _is_told(row: Row, column: str, question: str) -> bool:
     """Whether a column says nothing, or what the question says under the column's name: "reach the target 77"."""
+    if row[column] in (None, ""):
+        return True
     told = str(row[column]).strip()
-    return (
-        row[column] in (None, "") or re.search(rf"{column}\W{{1,8}}{re.escape(told)}(?!\w)", question, re.I) is not None
-    )
+    said = rf"{column}\W{{1,8}}{re.escape(told)}(?!\w)"
+    return len(told) <= _MOST_TOLD and re.search(said, question, re.I) is not None
 
 
 _AGENTS = ("claude-code", "codex", "pi", "antigravity")
@@ -292,9 +296,10 @@ def _system_first(messages: list[Message]) -> list[Message]:
     ordered: list[Message] = []
     for i, message in enumerate(messages):
         place = len(ordered)
-        following = next((one.role for one in messages[i + 1 :] if one.role != "system"), None)
-        while message.role == "system" and following == "user" and place and ordered[place - 1].role == "user":
-            place -= 1
+        if message.role == "system":
+            following = next((one.role for one in messages[i + 1 :] if one.role != "system"), None)
+            while following == "user" and place and ordered[place - 1].role == "user":
+                place -= 1
         ordered.insert(place, message)
     return ordered
 

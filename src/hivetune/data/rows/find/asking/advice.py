@@ -5,6 +5,7 @@ first rows before it is printed. A line that reads something else than its quest
 import itertools
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -224,12 +225,10 @@ def _guesses(row: Row) -> Iterator[dict[str, str]]:
     yield from _turn_lists(row)
     yield from ({"prompt": text, "completion": made} for text, made in _classes(row))
     questions, replies = sides_of(row)
-    asked = [path for path in questions if not _is_one_of_several(path, questions)]
-    answered = [path for path in replies if not _is_one_of_several(path, replies)]
+    asked, answered = _without_several(questions), _without_several(replies)
     answered.sort(key=lambda path: not is_expected(path))
     yield from ({"prompt": one, "completion": other} for one in asked for other in answered if one != other)
-    paths = [".".join(node.path) for node in nodes(row) if _is_written(node)]
-    written = [path for path in paths if not _is_one_of_several(path, paths)]
+    written = _without_several([".".join(node.path) for node in nodes(row) if _is_written(node)])
     written.sort(key=lambda path: (not is_expected(path), not answers_somehow(path)))
     yield from ({"prompt": one, "completion": other} for one in written for other in answered if one != other)
     yield from ({"prompt": one, "completion": other} for one in asked for other in written if one != other)
@@ -259,9 +258,10 @@ def _turn_lists(row: Row) -> Iterator[dict[str, str]]:
             yield {"messages": ".".join(path), "user_role": roles[0], "assistant_role": roles[1]}
 
 
-def _is_one_of_several(path: str, paths: Sequence[str]) -> bool:
-    """Whether other columns have the same name with another number: of `response 1` and `response 2` neither is it."""
-    return sum(_without_numbers(other) == _without_numbers(path) for other in paths) > 1
+def _without_several(paths: Sequence[str]) -> list[str]:
+    """Without columns of one name with several numbers: of `response 1` and `response 2` neither is it."""
+    counts = Counter(map(_without_numbers, paths))
+    return [path for path in paths if counts[_without_numbers(path)] == 1]
 
 
 def _without_numbers(path: str) -> str:
