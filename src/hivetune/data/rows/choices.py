@@ -77,7 +77,8 @@ def with_best_choice(row: Mapping[str, Any]) -> Mapping[str, Any]:
     numbers = isinstance(scores, dict) and all(isinstance(one, int | float) for one in scores.values())
     if not isinstance(scores, dict) or not numbers or len(scores) < MIN_CHOICES:
         return row
-    best = [choice for choice, score in scores.items() if score == max(scores.values())]
+    highest = max(scores.values())
+    best = [choice for choice, score in scores.items() if score == highest]
     if len(best) != 1 or "answer" in row or "options" in row:
         return row
     kept = {name: value for name, value in row.items() if name not in _OF_THE_TASK}

@@ -177,7 +177,8 @@ def _in_languages(row: Row) -> tuple[str, str] | None:
 def pairs_by_name(columns: Sequence[str]) -> list[tuple[str, str]]:
     """Every (text, what may have been made of it) among such columns."""
     kinds = [(name, kind) for name in columns if (kind := _kind(frozenset(words(name)))) is not None]
-    return [(source, made) for source, given in kinds for made, kind in kinds if (given, kind) in _MAKES]
+    products = [(name, kind) for name, kind in kinds if kind in ("product", "class")]
+    return [(source, made) for source, given in kinds for made, kind in products if (given, kind) in _MAKES]
 
 
 @lru_cache(512)

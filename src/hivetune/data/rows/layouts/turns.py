@@ -70,11 +70,11 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     after_item = False
     called: set[str] = set()
     turns = [turn for turn in turns if turn is not None and not _is_silent(turn)]  # None: not exported
-    for place, turn in enumerate(turns):
+    for end, turn in enumerate(turns, 1):
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
-        read, item = _answered_last(read_turn(turn), turns[place + 1 :][:1]), isinstance(turn, dict) and is_item(turn)
+        read, item = _answered_last(read_turn(turn), turns[end : end + 1]), isinstance(turn, dict) and is_item(turn)
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
