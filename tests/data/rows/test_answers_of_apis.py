@@ -290,6 +290,12 @@ def test_an_answer_that_says_what_a_search_of_the_web_found() -> None:
     assert said({"request": ASKED, "response": answer}) == PLAIN
 
 
+def test_thoughts_beside_a_text_that_a_server_completed() -> None:
+    response = {"response": A, "thinking": "Near books.", "done": True}
+    answer = row({"request": {"prompt": Q}, "response": response}).example.messages[-1]
+    assert (answer.content, answer.reasoning) == (A, "Near books.")
+
+
 def test_a_text_that_a_server_completed() -> None:
     for response in (
         {"content": A, "stop": True, "stop_type": "eos", "prompt": f"<s>{Q}"},

@@ -200,8 +200,7 @@ def _parsed_row(text: str) -> Row:
         return {"messages": value}
     if isinstance(value, list) and _are_lines(lines := [one for one in value if one is not None]):
         return {"conversation": lines}
-    if not isinstance(value, dict):
-        raise RowRefused("not-an-object")
+    value = _object(value)
     if QUARANTINE_KEY in value:
         inner = value.get("row")
         return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)

@@ -4,6 +4,7 @@ OpenAI (chat, completions, Responses, batch), Anthropic, Ollama, Gemini, Bedrock
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
@@ -278,9 +279,7 @@ def _turn_with_calls(value: Mapping[str, Any], text: str | None) -> dict[str, An
 
 
 def _with_thoughts(message: Message, thoughts: str | None) -> Message:
-    if thoughts is None or message.reasoning:
-        return message
-    return Message(message.role, message.content, tool_calls=message.tool_calls, reasoning=thoughts)
+    return message if thoughts is None or message.reasoning else replace(message, reasoning=thoughts)
 
 
 def _text_answer(text: str) -> Message:

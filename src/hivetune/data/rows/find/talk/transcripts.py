@@ -59,8 +59,7 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
     each_line_speaks = sum(bool(line.strip()) for line in text.splitlines()) == len(found)
     if not all(said) or not _take_turns(roles, each_line_speaks):
         return None
-    ended = [without_end(piece, "") if role == "assistant" else piece for role, piece in zip(roles, said, strict=True)]
-    return [{"role": role, "content": piece} for role, piece in zip(roles, ended, strict=True)]
+    return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
 
 
 def turns_behind_system(text: str) -> list[dict[str, Any]] | None:
