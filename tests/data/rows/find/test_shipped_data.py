@@ -194,3 +194,12 @@ def test_an_answer_about_several_by_their_letters_is_whole(name: str) -> None:
 def test_choices_by_their_letters_are_no_answer() -> None:
     with pytest.raises(RowRefused):
         said({"question": ASK, "answers": {"A": "In Bonn", "B": "In Ulm"}})
+
+
+def test_a_row_with_many_lists_of_turns_is_walked_once_for_its_system_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("hivetune.data.rows.find.row.system_in", lambda row: asked.append(row))
+    turns = [{"speaker_is": "user", "said": ASK}, {"speaker_is": "assistant", "said": SAY}]
+    with pytest.raises(RowRefused):
+        said({f"part_{n}": [{**turn, "said": f"{turn['said']} {n}"} for turn in turns] for n in range(20)})
+    assert len(asked) < 10  # a few tries, and no walk for each list

@@ -141,7 +141,8 @@ def _spoken(name: str, text: str) -> list[dict[str, Any]] | None:
 
 def _of_turns(row: Row, spots: Sequence[Spot]) -> tuple[list[Message], tuple[tuple[str, ...], ...], tuple[str, ...]]:
     """(messages, where they stand, what was changed) of the longest list, if it holds whatever the others say."""
-    read = [(path, read_messages(turns.turns, system_in(row)), turns.changed) for path, turns in spots]
+    system = system_in(row)
+    read = [(path, read_messages(turns.turns, system), turns.changed) for path, turns in spots]
     path, messages, changed = max(read, key=lambda one: sum(len(message.content) for message in one[1]))
     said = {message.content.strip() for message in messages}
     if any(
