@@ -312,6 +312,18 @@ def test_an_answer_whose_beginning_was_given() -> None:
     assert said({"request": given, "response": {**answer, "stop_reason": "end_turn"}}) == PLAIN
 
 
+def test_what_a_program_observed_is_not_the_models() -> None:
+    """An agent that writes what its tools found as turns of the assistant."""
+    turns = [("user", Q), ("assistant", "Action: look around"), ("assistant", "Observation: a shed behind the library")]
+    request = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    response = {"choices": [{"message": {"role": "assistant", "content": f"Final Answer: {A}"}}]}
+    assert said({"request": request, "response": response}) == [
+        *turns[:2],
+        ("user", turns[2][1]),
+        ("assistant", f"Final Answer: {A}"),
+    ]
+
+
 def test_a_call_of_responses_has_the_id_of_its_result() -> None:
     call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "find", "arguments": "{}"}
     asked = [{"role": "user", "content": Q}, call, {"type": "function_call_output", "call_id": "call_1", "output": "x"}]

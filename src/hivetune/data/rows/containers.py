@@ -222,9 +222,9 @@ def _logged(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"traceId": trace, "span_id": span, "attributes": {}, "events": events}
 
 
-def _spans(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The spans of an OTLP batch, their attributes as objects, those of the resource below them."""
-    for resource in objects(one_of(record, "resourceSpans", "resource_spans", "batches")) or []:
+def _spans(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The spans of an OTLP batch or of one resource, their attributes as objects, those of the resource below them."""
+    for resource in objects(one_of(record, "resourceSpans", "resource_spans", "batches")) or [record]:
         about = attributes(one_of(resource.get("resource"), "attributes"))
         for scope in objects(one_of(resource, "scopeSpans", "scope_spans", "instrumentationLibrarySpans")) or []:
             for span in objects(scope.get("spans")) or []:

@@ -364,3 +364,32 @@ def test_nul_in_what_a_tool_printed(tmp_path: Path) -> None:
     assert said(row)[2] == ("tool", "ab\ufffdc")
     assert isinstance(row, ReadRow)
     assert "nul-in-result" in row.changed
+
+
+def test_what_a_command_of_the_users_own_is_given_is_asked(tmp_path: Path) -> None:
+    """Behind it stands the page that the command stands for; behind a command of the program what that printed."""
+    log = Claude()
+
+    def command(name: str, given: str) -> str:
+        return f"<command-message>{name} is running</command-message>\n<command-name>/{name}</command-name>\n{given}"
+
+    page = [{"type": "text", "text": "Look at the diff and list what is wrong.\nARGUMENTS: the parser"}]
+    events = [
+        log.event("user", command("model", "<command-args>opus</command-args>"), None),  # u1
+        log.event("user", "<local-command-stdout>Set model to opus</local-command-stdout>", "u1"),  # u2
+        log.event("user", command("review", "<command-args>the parser\nand its tests</command-args>"), "u2"),  # u3
+        log.event("user", page, "u3", isMeta=True),  # u4
+        log.event("assistant", [{"type": "text", "text": "One bug in it."}], "u4"),  # u5
+        log.event("user", command("commit", "<command-args></command-args>"), "u5"),  # u6
+        log.event("user", [{"type": "text", "text": "Commit."}], "u6", isMeta=True),  # u7
+        log.event("user", "mend it first", "u7"),  # u8
+        log.event("assistant", [{"type": "text", "text": "Mended."}], "u8"),  # u9
+    ]
+    (row,) = read(write(tmp_path / "session.jsonl", events), tmp_path).values()
+    assert isinstance(row, ReadRow)
+    assert said(row) == [
+        ("user", "the parser\nand its tests"),
+        ("assistant", "One bug in it."),
+        ("user", "mend it first"),
+        ("assistant", "Mended."),
+    ]

@@ -77,6 +77,7 @@ FILES: dict[str, tuple[Any, list[tuple[str, str]]]] = {
     ),
     "Zipkin": ([{"traceId": "t", "id": "s", "name": "chat", "localEndpoint": {}, "tags": NUMBERED}], PLAIN),
     "Tempo": ({"trace": {"resourceSpans": [{"scopeSpans": [{"spans": [span(NUMBERED)]}]}]}}, PLAIN),
+    "a resource alone": ({"resource": {}, "scopeSpans": [{"scope": {}, "spans": [span(NUMBERED)]}]}, PLAIN),
     "Datadog": ([DATADOG], WITH_SYSTEM),
     "Datadog, as it is sent": ({"event_type": "span", "spans": [DATADOG]}, WITH_SYSTEM),
     "Datadog, as its API gives it": (

@@ -253,12 +253,19 @@ def _request_response(name: str, row: Row) -> Conversation:
     asked_column, answered_column = sides
     request = read_request(row if asked_column == "" else row[asked_column])
     said, left_out = read_answer(row if answered_column == "" else row[answered_column])
-    said = _without_prompt(request.messages, said)
+    asked = [_as_observed(message) for message in request.messages]
+    said = _without_prompt(asked, said)
     used = (asked_column, answered_column, *(FLAT if "" in sides else ()))
     tools = request.tools or read_tools(tools_of(row))
     if continues_request(row if answered_column == "" else row[answered_column]):
-        return _conversation(name, _continued(request.messages, said), tools, left_out, used)
-    return _conversation(name, joined(request.messages, said), tools, left_out, used)
+        return _conversation(name, _continued(asked, said), tools, left_out, used)
+    return _conversation(name, joined(asked, said), tools, left_out, used)
+
+
+def _as_observed(message: Message) -> Message:
+    """What a program says that its tools found, in a turn of the model, whose answers it writes into one text."""
+    said = message.role == "assistant" and message.content.lstrip().startswith("Observation:")
+    return replace(message, role="user") if said else message
 
 
 def _without_prompt(asked: list[Message], answered: list[Message]) -> list[Message]:

@@ -43,6 +43,7 @@ class _Event:
     noise: bool
     is_summary: bool
     is_side: bool
+    is_meta: bool
 
 
 @dataclass(slots=True)
@@ -144,6 +145,7 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
         _is_noise(event),
         event.get("isCompactSummary") is True,
         event.get("isSidechain") is True,
+        event.get("isMeta") is True,
     )
     session.size += size
 
@@ -197,7 +199,10 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
     if len(session.events) > 1 and not any(event.parent for event in session.events.values()):
         _chain(session)
     for event in session.events.values():
-        if _begins_anew(event, session.events.get(event.parent or "")):
+        above = session.events.get(event.parent or "")
+        if above is not None and event.is_meta and (given := _given_to_command(above)):
+            above.noise, above.message = False, {"role": "user", "content": given}
+        if _begins_anew(event, above):
             event.parent = None
     for uuids in trees({uuid: event.parent for uuid, event in session.events.items()}).values():
         spoken = [uuid for uuid in uuids if session.events[uuid].role and not session.events[uuid].noise]
@@ -211,6 +216,15 @@ def _begins_anew(event: _Event, above: _Event | None) -> bool:
         return False
     aside = event.is_side and not _parts(event, "tool_result") and above is not None and not above.is_side
     return aside or _text(event.message or {}).lstrip().startswith(_CLEAR)
+
+
+def _given_to_command(event: _Event) -> str:
+    """What the user wrote behind the name of a command. The page that a command of their own stands for follows as a
+    note; a command of the program has none.
+    """
+    text = _text(event.message or {}).lstrip()
+    given = text.partition("<command-args>")[2].partition("</command-args>")[0]
+    return given.strip() if text.startswith("<command-") else ""
 
 
 def _chain(session: _Session) -> None:
