@@ -220,7 +220,7 @@ REASONS: dict[str, Reason] = {
     ),
     "cut-off-answer": Reason(
         "set_aside",
-        "the log says that the answer was cut at a token limit or stopped: its end would be learned as one",
+        "the answer was cut, as its log or the ends of others in its file say: its end would be learned as one",
         "raise the limit where the answers are made",
     ),
     "no-question": Reason("set_aside", "a piece of a session in which nobody asks", "give the session's beginning too"),

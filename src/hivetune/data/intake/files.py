@@ -38,8 +38,8 @@ class Chunk:
     `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row; `line`: what would
     read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file; `labels`: columns
     that hold a few words in every row of its file; `pair`: where question and answer of its rows stand;
-    `prompts`: its rows ask, and none of them answers; `doubted`: columns of rows most of which nothing reads
-    (data/rows/find/per_file.py).
+    `prompts`: its rows ask, and none of them answers; `doubted`: columns of rows most of which nothing reads;
+    `cut_chars`: the length at which answers of its file were cut, 0: none (data/rows/find/per_file.py).
     """
 
     kind: ChunkKind
@@ -56,6 +56,7 @@ class Chunk:
     pair: tuple[str, ...] = ()
     prompts: bool = False
     doubted: tuple[str, ...] = ()
+    cut_chars: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,7 +19,14 @@ from hivetune.data.rows.find.asking.advice import Line, advised, as_option, line
 from hivetune.data.rows.find.leaves import nodes
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at, with_choices
-from hivetune.data.rows.find.per_file import are_prompts, doubted_columns, label_columns, pair_columns
+from hivetune.data.rows.find.per_file import (
+    are_prompts,
+    cut_length,
+    doubted_columns,
+    label_columns,
+    pair_columns,
+    readings,
+)
 from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
 from hivetune.data.rows.layouts.tickets import without_markup
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
@@ -68,6 +75,7 @@ class _Seen(NamedTuple):
     pair: tuple[str, ...] = ()
     prompts: bool = False
     doubted: tuple[str, ...] = ()
+    cut_chars: int = 0
 
 
 def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
@@ -78,7 +86,8 @@ def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
     lines = [] if place else unread_lines(records)
     line = advised(lines[0]) if lines else ""
     labels, pair = label_columns(rows), pair_columns(rows)
-    return _Seen(place, line, labels, pair, are_prompts(rows), doubted_columns(rows, labels, pair))
+    read = readings(rows, labels, pair)
+    return _Seen(place, line, labels, pair, are_prompts(rows), doubted_columns(read), cut_length(read))
 
 
 def unread_lines(records: Sequence[Any]) -> list[Line]:

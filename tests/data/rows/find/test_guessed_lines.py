@@ -60,6 +60,7 @@ IDS = tuple(range(9))
         ({"heading": "How is the {} mended?", "told": MADE}, "told"),
         ({"scene": ("a", "b"), "user": NOTED, "formula": MADE}, "formula"),
         ({"title": "{} lamp", "maker": KINDS, "advert": MADE}, "advert"),
+        ({"id": IDS, "Prompt": "Write a story about the {} of a house.", "Story": MADE}, "Story"),
     ],
 )
 def test_the_answer_is_what_stands_behind_the_text(columns: dict[str, Any], first: str) -> None:

@@ -94,3 +94,36 @@ def test_a_prompt_that_shows_an_answer_is_read_where_all_do(tmp_path: Path) -> N
     shown = [{"prompt": SHOWN.replace("Chiemsee", f"Chiemsee {n}"), "id": n} for n in range(6)]
     assert not are_prompts(shown)
     assert [said[-1] for said in messages_of(shown, tmp_path)] == [f"the Chiemsee {n}" for n in range(6)]
+
+
+def outcomes(answers: list[str], tmp_path: Path) -> list[str]:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"{ASKED} ({n})", "completion": a}) for n, a in enumerate(answers)))
+    found = []
+    for raw in rows_of_files(str(file)):
+        try:
+            read_example(raw, {})
+            found.append("read")
+        except RowRefused as refused:
+            found.append(refused.reason)
+    return found
+
+
+STORY = "The depot stands behind the hill, and whoever comes by train sees it late. " * 20
+
+
+def test_answers_that_were_cut_at_one_length(tmp_path: Path) -> None:
+    """Three points and an entity that was written out make them a few characters longer or shorter."""
+    cut = [STORY[start : start + 500].strip() for start in (0, 20, 40)]
+    answers = [cut[0], f"{cut[1]} ...", ANSWERED, STORY[:450], cut[2], STORY[:499] + ".", STORY[:900] + "."]
+    assert [text[-1:].isalpha() for text in cut] == [True] * 3
+    assert outcomes(answers[:6], tmp_path) == ["cut-off-answer"] * 2 + ["read"] * 2 + ["cut-off-answer", "read"]
+    assert outcomes([*[ANSWERED] * 30, *answers[:6]], tmp_path) == ["read"] * 36, "its first rows do not tell"
+    assert outcomes(answers, tmp_path) == ["read"] * 7, "one is longer"
+
+
+def test_texts_of_one_length_that_are_whole(tmp_path: Path) -> None:
+    whole = [f"{STORY[start : start + 400].strip()}." for start in (0, 20, 40)]
+    codes = [f"{n}".rjust(400, "A") for n in range(5)]
+    for answers in (whole, codes, [STORY[:100].strip()] * 4):
+        assert outcomes(answers, tmp_path) == ["read"] * len(answers)

@@ -4,7 +4,8 @@ Columns under names that nobody knows which hold a label in every row (an app, a
 hold two words of it, five words are no text that somebody has to explain. And which columns hold the question and the
 answer: "hi" is a question where the other rows have longer ones, and "020" the answer of a solution that says 20. And
 whether its rows are prompts alone: then a prompt that shows a question with its answer is no talk. And which columns
-are doubted, as most rows with the same ones are refused: what is read of the others is read by chance.
+are doubted, as most rows with the same ones are refused: what is read of the others is read by chance. And at which
+length answers were cut, as several end there inside a sentence.
 """
 
 from collections import Counter
@@ -30,6 +31,9 @@ MOST_WORDS, MOST_CHARS = 8, 80  # of a label
 MIN_ROWS = 5  # in which every value may be short by chance
 BARE_SHARE = 0.5  # of the values that are no text by themselves
 SAME_SHARE = 0.6  # of the rows, whose question and answer stand in the same columns
+LEAST_CUT_CHARS = 200  # shorter answers may be as long as each other by chance
+CUT_NEAR = 0.005  # of the length, by which cut answers differ: white space and entities go after the cut
+CUT_ROWS, CUT_SHARE = 3, 0.8  # how many answers of one length, and how many of these end inside a sentence
 
 
 def label_columns(rows: Sequence[Any]) -> tuple[str, ...]:
@@ -127,19 +131,49 @@ def _is_read(row: Row) -> bool:
     return _unless_refused(read_conversation, row) is not None
 
 
-def doubted_columns(rows: Sequence[Any], labels: Sequence[str], decided: Sequence[str]) -> tuple[str, ...]:
+Reading = tuple[Row, Conversation | RowRefused]
+
+
+def readings(rows: Sequence[Any], labels: Sequence[str], decided: Sequence[str]) -> list[Reading]:
+    """What the first rows of a file are read as, or why they are refused. `labels`, `decided`: what else was found."""
+    found: list[Reading] = []
+    for row in (row for row in rows if isinstance(row, dict)):
+        try:
+            found.append((row, _read_somehow(row, labels, decided)))
+        except RowRefused as reason:
+            found.append((row, reason))
+        except RecursionError:
+            continue
+    return found
+
+
+def cut_length(read: Sequence[Reading]) -> int:
+    """The length in characters at which answers of a file were cut, by its first rows; 0: none were."""
+    answers = [said.messages[-1].content.strip() for _, said in read if not isinstance(said, RowRefused)]
+    longest = max(map(len, answers), default=0)
+    near = [answer for answer in answers if len(answer) >= (1 - CUT_NEAR) * longest]
+    if longest < LEAST_CUT_CHARS or len(near) < CUT_ROWS:
+        return 0
+    return longest if sum(map(_ends_inside, near)) >= CUT_SHARE * len(near) else 0
+
+
+def _ends_inside(answer: str) -> bool:
+    """Whether a text ends inside a sentence, or says so by three points. A text without words has none."""
+    end = answer.removesuffix("...").removesuffix("\u2026").rstrip()[-1:]
+    return looks_like_content(answer) and (end.isalnum() or end in (",", ";", "(")) and len(answer.split()) > 1
+
+
+def doubted_columns(read: Sequence[Reading]) -> tuple[str, ...]:
     """The columns, as one text, of those of the first rows of a file of which fewer are read by their structure than
-    are refused. `labels`, `decided`: what else was found in them.
+    are refused.
     """
     refused: Counter[str] = Counter()
     found: Counter[str] = Counter()
-    for row in (row for row in rows if isinstance(row, dict)):
-        try:
-            found[_columns(row)] += _read_somehow(row, labels, decided).layout == "structure"
-        except RowRefused as reason:
-            refused[_columns(row)] += reason.reason in NOT_KNOWN
-        except RecursionError:
-            continue
+    for row, said in read:
+        if isinstance(said, RowRefused):
+            refused[_columns(row)] += said.reason in NOT_KNOWN
+        else:
+            found[_columns(row)] += said.layout == "structure"
     return tuple(one for one, count in found.items() if 0 < count < refused[one] and count + refused[one] >= MIN_ROWS)
 
 
@@ -156,6 +190,11 @@ def read_as_its_file(row: Row, chunk: Chunk | None) -> Conversation:
         raise RowRefused("no-answer", "a prompt that shows an answer, in a file of prompts")
     if chunk.doubted and said.layout == "structure" and _columns(row) in chunk.doubted:
         raise RowRefused("unknown-layout", "most rows with these columns are not understood")
+    answer = said.messages[-1].content.strip()
+    if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR * chunk.cut_chars and _ends_inside(answer):
+        raise RowRefused(
+            "cut-off-answer", f"several answers of the file end inside a sentence at {chunk.cut_chars} characters"
+        )
     return said
 
 

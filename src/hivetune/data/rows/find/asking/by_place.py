@@ -61,6 +61,7 @@ _FAILED = names("error errors exception traceback failure stderr")
 _SPOKEN = names("user source author")  # a person, or what one wrote
 _IDS = names("id uuid index idx number nr no")
 _DOCUMENTS = names("text content document article passage paragraph story poem chapter body essay")  # learned whole
+_ORDERS = names("prompt prompts instruction instructions")
 # What a question is answered with where no column is called the answer.
 _ASKED_FOR = names(
     "tool tools function functions call calls arg args argument arguments parameters action actions intent route slots "
@@ -109,14 +110,19 @@ def _is_named_otherwise(asked: list[str], answered: list[str], kinds: dict[str, 
     """Whether the names say that one of these stands on the other side, or what names alone would have decided."""
     if all(_DERIVED & set(words(name)) for name in asked):
         return True
-    if any(part_of(name) == "answered" for name in asked) or any(
-        part_of(name) in ("asked", "given") for name in answered
-    ):
+    given = any(part_of(name) in ("asked", "given") for name in answered) and not _is_asked_to_write(asked, answered)
+    if given or any(part_of(name) == "answered" for name in asked):
         return True
     if any(_FAILED & set(words(name)) for name in answered):
         return True
     named = len(asked) == len(answered) == 1 and part_of(asked[0]) == "asked" and kinds[answered[0]] == "text"
     return named and (_is_answered(answered[0]) or is_expected(answered[0]))
+
+
+def _is_asked_to_write(asked: list[str], answered: list[str]) -> bool:
+    """Whether a prompt stands beside a document and nothing else: with a question it would be what that is about."""
+    alone = len(asked) == len(answered) == 1
+    return alone and bool(_ORDERS & set(words(asked[0]))) and bool(_DOCUMENTS & set(words(answered[0])[-1:]))
 
 
 def _is_no_table(columns: tuple[str, ...]) -> bool:
@@ -154,7 +160,8 @@ def _sides(kinds: dict[str, _Holds]) -> list[_Sides]:
     found = [([*titles, *texts], behind)] if several else []
     if part_of(texts[0]) == "asked":
         given = [name for name in texts[1:] if part_of(name) == "given" or plain_name(name) == "body"]
-        return [*found, *(([texts[0], *given], [name]) for name in texts[1:] if name not in given)]
+        made = [([texts[0], *given], [name]) for name in texts[1:] if name not in given]
+        return [*found, *made] or [(texts[:1], texts[1:])] * _is_asked_to_write(texts[:1], texts[1:])
     given = [name for name in texts if part_of(name) == "given"]
     if texts[-1] in given and given != texts:
         return [*found, (given, [name for name in order if kinds[name] in ("short", "text") and name not in given])]
