@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.per_file import doubted_columns
+from hivetune.data.rows.find.per_file import doubted_columns, readings
 from hivetune.data.rows.read import RawRow, read_example
 
 ASK, SAY = "Where is the depot of the town?", "It stands on the left bank in Bonn."
@@ -50,8 +50,8 @@ def test_rows_of_which_most_are_refused_are_not_read_by_chance(tmp_path: Path) -
 def test_rows_with_other_columns_are_read(tmp_path: Path) -> None:
     asked = {"client_question": ASK, "clerk_answer": SAY}
     assert outcomes([REFUSED] * 5 + [asked], tmp_path)[-1] == "structure"
-    assert doubted_columns([READ] * 3 + [REFUSED] * 2, (), ()) == ()
-    assert doubted_columns([READ, REFUSED, REFUSED], (), ()) == ()  # by chance, too
+    assert doubted_columns(readings([READ] * 3 + [REFUSED] * 2, (), ())) == ()
+    assert doubted_columns(readings([READ, REFUSED, REFUSED], (), ())) == ()  # by chance, too
 
 
 def test_names_in_front_of_texts_are_no_words() -> None:

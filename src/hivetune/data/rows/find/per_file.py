@@ -32,8 +32,8 @@ MIN_ROWS = 5  # in which every value may be short by chance
 BARE_SHARE = 0.5  # of the values that are no text by themselves
 SAME_SHARE = 0.6  # of the rows, whose question and answer stand in the same columns
 LEAST_CUT_CHARS = 200  # shorter answers may be as long as each other by chance
-CUT_NEAR = 0.005  # of the length, by which cut answers differ: white space and entities go after the cut
-CUT_ROWS, CUT_SHARE = 3, 0.8  # how many answers of one length, and how many of these end inside a sentence
+CUT_NEAR_CHARS = 12  # by which cut answers differ: white space goes after the cut, and three points come
+CUT_ROWS, CUT_SHARE = 3, 0.7  # how many answers of one length, and how many of these end inside a sentence
 
 
 def label_columns(rows: Sequence[Any]) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def cut_length(read: Sequence[Reading]) -> int:
     """The length in characters at which answers of a file were cut, by its first rows; 0: none were."""
     answers = [said.messages[-1].content.strip() for _, said in read if not isinstance(said, RowRefused)]
     longest = max(map(len, answers), default=0)
-    near = [answer for answer in answers if len(answer) >= (1 - CUT_NEAR) * longest]
+    near = [answer for answer in answers if len(answer) >= longest - CUT_NEAR_CHARS]
     if longest < LEAST_CUT_CHARS or len(near) < CUT_ROWS:
         return 0
     return longest if sum(map(_ends_inside, near)) >= CUT_SHARE * len(near) else 0
@@ -191,7 +191,7 @@ def read_as_its_file(row: Row, chunk: Chunk | None) -> Conversation:
     if chunk.doubted and said.layout == "structure" and _columns(row) in chunk.doubted:
         raise RowRefused("unknown-layout", "most rows with these columns are not understood")
     answer = said.messages[-1].content.strip()
-    if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR * chunk.cut_chars and _ends_inside(answer):
+    if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR_CHARS and _ends_inside(answer):
         raise RowRefused(
             "cut-off-answer", f"several answers of the file end inside a sentence at {chunk.cut_chars} characters"
         )
