@@ -125,5 +125,5 @@ def test_answers_that_were_cut_at_one_length(tmp_path: Path) -> None:
 def test_texts_of_one_length_that_are_whole(tmp_path: Path) -> None:
     whole = [f"{STORY[start : start + 400].strip()}." for start in (0, 20, 40)]
     codes = [f"{n}".rjust(400, "A") for n in range(5)]
-    for answers in (whole, codes, [STORY[:100].strip()] * 4):
+    for answers in (whole, codes, [STORY[:100].strip()] * 4, [STORY[:500].strip()] * 4):
         assert outcomes(answers, tmp_path) == ["read"] * len(answers)
