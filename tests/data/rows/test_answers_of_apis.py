@@ -672,8 +672,13 @@ def test_recordings_of_gos_httprr(tmp_path: Path) -> None:
     told = "".join(f"{len(sent.encode())} {len(came.encode())}\n{sent}{came}" for sent, came in calls)
     path.write_bytes(f"httprr trace v1\n{told}".encode())
     assert outcomes(path) == [PLAIN, PLAIN, "not-a-model-call"]
-    path.write_bytes(f"httprr trace v1\n{told}no sizes".encode())
-    assert outcomes(path)[-1] == "broken-file"
+    places = [raw.source.rpartition(":")[2] for raw in rows_of_files(str(path))]
+    assert places == ["2", "9", str(told[: told.index("GET https")].count("\n") + 1)]
+    for end in ("no sizes", "9" * 5000 + " 1\n", "1 -1\n"):
+        path.write_bytes(f"httprr trace v1\n{told}{end}".encode())
+        assert outcomes(path)[-1] == "broken-file"
+    path.write_bytes(f"httprr trace v1\n{17 << 20} 5\nshort".encode())
+    assert outcomes(path) == ["line-too-large"]
 
 
 def test_a_recorded_stream_as_its_lines() -> None:

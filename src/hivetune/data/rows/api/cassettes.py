@@ -9,12 +9,14 @@ from typing import Any
 
 import yaml
 
-from hivetune.data.rows.api.recorded import CASSETTE_HEAD, HTTPRR_HEAD, text_of_bytes
+from hivetune.data.rows.api.recorded import CASSETTE_HEAD, text_of_bytes
 from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
 _DEEPEST = 200  # levels of a call
 _CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)
 _CHUNK = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,8})\r?\n")
+_SIZES = re.compile(rb"(\d{1,12}) (\d{1,12})\r?\n?")
+_STATUS = re.compile(r"[0-9]{3}")
 _HEADS_END = re.compile(rb"\r?\n\r?\n")
 _SAFE: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
@@ -65,24 +67,29 @@ def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
 
 def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
     """One row for each call of a recording of Go's httprr: a line with the sizes of what was sent and what came, and
-    both as they went over the wire. Its place is that line.
+    both as they went over the wire. Its place is that line, which may begin inside one of the text.
     """
-    text = "".join(source.lines())
-    data, position, place = text.encode("utf-8", "surrogateescape"), len(HTTPRR_HEAD), 2
-    while position < len(data):
-        end = data.find(b"\n", position)
-        sizes = data[position:end].split() if end >= 0 else []
-        if len(sizes) != 2 or not all(size.isdigit() for size in sizes):
+    lines = ((number, line.encode("utf-8", "surrogateescape")) for number, line in enumerate(source.lines(), 1))
+    place, rest = next(lines, (1, b""))[0] + 1, b""
+    while rest or (rest := next(lines, (0, b""))[1]):
+        sizes = _SIZES.fullmatch(rest)
+        if sizes is None:
             yield place, "p", "a call of which the sizes are not told"
             return
-        middle = end + 1 + int(sizes[0])
-        call = {
-            "request": _over_wire(data[end + 1 : middle]),
-            "response": _over_wire(data[middle : middle + int(sizes[1])]),
-        }
-        yield place, "r", json.dumps({"interactions": [call]})
-        place += data.count(b"\n", position, middle + int(sizes[1]))
-        position = middle + int(sizes[1])
+        asked, both = int(sizes[1]), int(sizes[1]) + int(sizes[2])
+        here, data, size = place, bytearray(), 0
+        while size < both and (found := next(lines, None)) is not None:
+            place, line = found
+            size += len(line)
+            if both <= MAX_ROW_CHARS:
+                data += line
+        rest = line[len(line) - (size - both) :] if size > both else b""
+        place += not rest
+        if both > MAX_ROW_CHARS:
+            yield here, "p", f"line-too-large:a call of more than {MAX_ROW_CHARS >> 20} MiB"
+        else:
+            call = {"request": _over_wire(bytes(data[:asked])), "response": _over_wire(bytes(data[asked:both]))}
+            yield here, "r", json.dumps({"interactions": [call]})
     if source.problem:
         yield place, "p", source.problem
 
@@ -91,17 +98,17 @@ def _over_wire(data: bytes) -> dict[str, Any]:
     """The first line of a request (its address) or a response (its status), and the body."""
     head, body = [*_HEADS_END.split(data, maxsplit=1), b""][:2]
     first = head.partition(b"\n")[0].decode("ascii", "replace").split()
-    status = {"status": int(first[1])} if len(first) > 1 and first[1].isdigit() else {"uri": " ".join(first[1:2])}
+    status = {"status": int(first[1])} if _STATUS.fullmatch(" ".join(first[1:2])) else {"uri": " ".join(first[1:2])}
     return {**status, "body": text_of_bytes(_unchunked(body) if _CHUNKED.search(head) else body)}
 
 
 def _unchunked(data: bytes) -> bytes:
     """A body that came in chunks, each behind its size."""
     chunks: list[bytes] = []
-    while found := _CHUNK.match(data):
+    end = 0
+    while found := _CHUNK.match(data, end):
         end = found.end() + int(found[1], 16)
         chunks.append(data[found.end() : end])
-        data = data[end:]
     return b"".join(chunks)
 
 
