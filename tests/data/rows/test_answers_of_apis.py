@@ -208,13 +208,20 @@ def test_an_answer_whose_beginning_was_given() -> None:
 
 
 def test_what_a_program_observed_is_not_the_models() -> None:
-    """An agent that writes what its tools found as turns of the assistant."""
-    turns = [("user", Q), ("assistant", "Action: look around"), ("assistant", "Observation: a shed behind the library")]
-    request = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    """An agent that writes what its tools found into the turn of the assistant, which the model goes on with."""
+    act, found, thought = "Thought: where?\nAction: look around", "Observation: a shed\nand a gate", "Thought: a shed"
     response = {"choices": [{"message": {"role": "assistant", "content": f"Final Answer: {A}"}}]}
+    told = [("user", Q), ("assistant", act), ("user", found)]
+    for pieces in ([f"{act}\n{found}\n"], [act, found]):
+        turns = [{"role": "assistant", "content": piece} for piece in pieces]
+        request = {"messages": [*ASKED["messages"], *turns]}
+        assert said({"request": request, "response": response}) == [*told, ("assistant", f"Final Answer: {A}")]
+    again = [{"role": "assistant", "content": f"{act}\n{found}\n{thought}"}, {"role": "user", "content": SECOND}]
+    request = {"messages": [*ASKED["messages"], *again]}
     assert said({"request": request, "response": response}) == [
-        *turns[:2],
-        ("user", turns[2][1]),
+        *told,
+        ("assistant", thought),
+        ("user", SECOND),
         ("assistant", f"Final Answer: {A}"),
     ]
 

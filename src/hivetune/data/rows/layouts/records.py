@@ -253,7 +253,7 @@ def _request_response(name: str, row: Row) -> Conversation:
     asked_column, answered_column = sides
     request = read_request(row if asked_column == "" else row[asked_column])
     said, left_out = read_answer(row if answered_column == "" else row[answered_column])
-    asked = [_as_observed(message) for message in request.messages]
+    asked = [turn for message in request.messages for turn in _observed_apart(message)]
     said = _without_prompt(asked, said)
     used = (asked_column, answered_column, *(FLAT if "" in sides else ()))
     tools = request.tools or read_tools(tools_of(row))
@@ -262,10 +262,15 @@ def _request_response(name: str, row: Row) -> Conversation:
     return _conversation(name, joined(asked, said), tools, left_out, used)
 
 
-def _as_observed(message: Message) -> Message:
-    """What a program says that its tools found, in a turn of the model, whose answers it writes into one text."""
-    said = message.role == "assistant" and message.content.lstrip().startswith("Observation:")
-    return replace(message, role="user") if said else message
+_OBSERVED = re.compile(r"^(Observation:.*?)(?=^(?:Thought|Action|Final Answer):|\Z)", re.M | re.S)
+
+
+def _observed_apart(message: Message) -> list[Message]:
+    """What a program observed and wrote into the model's turn of its request, as turns of its own."""
+    if message.role != "assistant" or message.tool_calls or _OBSERVED.search(message.content) is None:
+        return [message]
+    texts = enumerate(map(str.strip, _OBSERVED.split(message.content)))
+    return [Message("user", text) if i % 2 else replace(message, content=text) for i, text in texts if text]
 
 
 def _without_prompt(asked: list[Message], answered: list[Message]) -> list[Message]:
