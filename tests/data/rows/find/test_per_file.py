@@ -114,16 +114,28 @@ STORY = "The depot stands behind the hill, and whoever comes by train sees it la
 
 def test_answers_that_were_cut_at_one_length(tmp_path: Path) -> None:
     """Three points and an entity that was written out make them a few characters longer or shorter."""
-    cut = [STORY[start : start + 500].strip() for start in (0, 20, 40)]
-    answers = [cut[0], f"{cut[1]} ...", ANSWERED, STORY[:450], cut[2], STORY[:499] + ".", STORY[:900] + "."]
-    assert [text[-1:].isalpha() for text in cut] == [True] * 3
-    assert outcomes(answers[:6], tmp_path) == ["cut-off-answer"] * 2 + ["read"] * 2 + ["cut-off-answer", "read"]
-    assert outcomes([*[ANSWERED] * 30, *answers[:6]], tmp_path) == ["read"] * 36, "its first rows do not tell"
-    assert outcomes(answers, tmp_path) == ["read"] * 7, "one is longer"
+    cut = [STORY[start : start + 500].strip() for start in (0, 20, 40, 60)]
+    whole = [f"{STORY[:length]}." for length in range(150, 350, 40)]
+    answers = [cut[0], f"{cut[1]} ...", ANSWERED, STORY[:450], cut[2], cut[3], STORY[:499] + "."]
+    assert [text[-1:].isalpha() for text in cut] == [True] * 4
+    told = ["cut-off-answer"] * 2 + ["read"] * 2 + ["cut-off-answer"] * 2 + ["read"]
+    assert outcomes([*answers, *whole], tmp_path) == told + ["read"] * 5
+    assert outcomes(answers, tmp_path) == ["read"] * 7, "too few answers"
+    assert outcomes([*[ANSWERED] * 30, *answers, *whole], tmp_path) == ["read"] * 42, "its first rows do not tell"
+    assert outcomes([*answers, *whole, STORY[:900] + "."], tmp_path) == ["read"] * 13, "one is longer"
+
+
+def test_ends_say_nothing_where_no_answer_ends_as_a_sentence(tmp_path: Path) -> None:
+    """Words drawn by chance: four of the longest were as long as each other, and nine good rows were refused."""
+    longest = [STORY[start : start + 500].strip() for start in (0, 20, 40, 60)]
+    shorter = [STORY[: 210 + 20 * n].strip() for n in range(12)]
+    assert sum(text[-1].isalpha() for text in shorter) > 6
+    assert outcomes([*longest, *shorter], tmp_path) == ["read"] * 16
 
 
 def test_texts_of_one_length_that_are_whole(tmp_path: Path) -> None:
-    whole = [f"{STORY[start : start + 400].strip()}." for start in (0, 20, 40)]
-    codes = [f"{n}".rjust(400, "A") for n in range(5)]
-    for answers in (whole, codes, [STORY[:100].strip()] * 4, [STORY[:500].strip()] * 4):
+    whole = [f"{STORY[start : start + 400].strip()}." for start in range(0, 240, 20)]
+    codes = [f"{n}".rjust(400, "A") for n in range(12)]
+    short = [STORY[start : start + 100].strip() for start in range(0, 240, 20)]
+    for answers in (whole, codes, short, [STORY[:500].strip()] * 12):
         assert outcomes(answers, tmp_path) == ["read"] * len(answers)

@@ -33,7 +33,9 @@ BARE_SHARE = 0.5  # of the values that are no text by themselves
 SAME_SHARE = 0.6  # of the rows, whose question and answer stand in the same columns
 LEAST_CUT_CHARS = 200  # shorter answers may be as long as each other by chance
 CUT_NEAR_CHARS = 12  # by which cut answers differ: white space goes after the cut, and three points come
-CUT_ROWS, CUT_SHARE = 3, 0.7  # how many different answers of one length, and how many of these end inside a sentence
+CUT_ROWS, CUT_SHARE = 4, 0.7  # how many different answers of one length, and how many of these end inside a sentence
+CUT_OF_ROWS = 10  # different answers of a file: among fewer, four are as long as each other by chance
+WHOLE_SHARE = 0.5  # of the shorter answers: where they end anyhow too (words, code), the ends say nothing
 
 
 def label_columns(rows: Sequence[Any]) -> tuple[str, ...]:
@@ -151,8 +153,11 @@ def cut_length(read: Sequence[Reading]) -> int:
     """The length in characters at which answers of a file were cut, by its first rows; 0: none were."""
     answers = {said.messages[-1].content.strip() for _, said in read if not isinstance(said, RowRefused)}
     longest = max(map(len, answers), default=0)
-    near = [answer for answer in answers if len(answer) >= longest - CUT_NEAR_CHARS]
-    if longest < LEAST_CUT_CHARS or len(near) < CUT_ROWS:
+    near = {answer for answer in answers if len(answer) >= longest - CUT_NEAR_CHARS}
+    if longest < LEAST_CUT_CHARS or len(near) < CUT_ROWS or len(answers) < CUT_OF_ROWS:
+        return 0
+    shorter = answers - near
+    if sum(map(_ends_inside, shorter)) > (1 - WHOLE_SHARE) * len(shorter):
         return 0
     return longest if sum(map(_ends_inside, near)) >= CUT_SHARE * len(near) else 0
 
