@@ -39,7 +39,8 @@ class Chunk:
     read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file; `labels`: columns
     that hold a few words in every row of its file; `pair`: where question and answer of its rows stand;
     `prompts`: its rows ask, and none of them answers; `doubted`: columns of rows most of which nothing reads;
-    `cut_chars`: the length at which answers of its file were cut, 0: none (data/rows/find/per_file.py).
+    `cut_chars`: the length at which answers of its file were cut, 0: none (data/rows/find/per_file.py);
+    `most_tokens`: that its first rows counted in an answer.
     """
 
     kind: ChunkKind
@@ -57,6 +58,7 @@ class Chunk:
     prompts: bool = False
     doubted: tuple[str, ...] = ()
     cut_chars: int = 0
+    most_tokens: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from hivetune.data.rows.fields import NESTED, extract, plain_name
+from hivetune.data.rows.layouts.answers import ENDS
 from hivetune.records import Message
 
 # Columns in which logs say why something failed. `reason` is what a person said of a thumbs down.
@@ -39,7 +40,7 @@ _COUNTS = frozenset(
     )
 )
 _COUNTED_IN = ("usage", "metrics", "stats", "timings")
-_LEAST_LIMIT = 16
+_LEAST_LIMIT, _LONGEST_COUNT = 16, 10
 
 
 def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
@@ -67,21 +68,34 @@ def _error_texts(value: Any) -> list[str]:
     return [part.strip() for part in parts if isinstance(part, str) and part.strip()]
 
 
-def cut_at(row: Mapping[str, Any], answer: str) -> int | None:
+def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | None:
     """The limit at which an answer was cut: as many tokens as its log counted, a number that people set as one, where
-    the answer ends inside a sentence. None: nothing says so.
+    the answer ends inside a sentence. None: nothing says so, the row says otherwise, or other answers of its log are
+    longer (`most_tokens`).
     """
+    if any(isinstance(reason := row.get(name), str) and reason.strip() for name in ENDS):
+        return None
     end = answer[-1:] if answer[-1:].strip() else answer.rstrip()[-1:]
     if not end or not (end.isalnum() or end in ",;("):
         return None
+    numbers = _answer_tokens(row)
+    return next((number for number in numbers if _is_limit(number) and number >= most_tokens), None)
+
+
+def most_tokens_in(rows: Iterable[Any]) -> int:
+    """The most tokens that a log counted in one answer; 0: it counted none."""
+    counts = (count for row in rows if isinstance(row, dict) for count in _answer_tokens(row))
+    return max(counts, default=0)
+
+
+def _answer_tokens(row: Mapping[str, Any]) -> list[int]:
     top, holders = _count_columns(tuple(row))
     if not top and not holders:
-        return None
+        return []
     counts = [row[name] for name in top]
     for holder in (row[name] for name in holders):
         counts += [holder[name] for name in _count_columns(tuple(holder))[0]] if isinstance(holder, dict) else []
-    numbers = (int(one) for one in counts if str(one).isdecimal())
-    return next((number for number in numbers if _is_limit(number)), None)
+    return [int(one) for one in counts if str(one).isdecimal() and len(str(one)) < _LONGEST_COUNT]
 
 
 def is_cut_json(answer: str) -> bool:

@@ -14,6 +14,7 @@ from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
+from hivetune.data.judged.failures import most_tokens_in
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.asking.advice import Line, advised, as_option, lines_for
 from hivetune.data.rows.find.leaves import nodes
@@ -76,6 +77,7 @@ class _Seen(NamedTuple):
     prompts: bool = False
     doubted: tuple[str, ...] = ()
     cut_chars: int = 0
+    most_tokens: int = 0
 
 
 def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
@@ -87,7 +89,8 @@ def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
     line = advised(lines[0]) if lines else ""
     labels, pair = label_columns(rows), pair_columns(rows)
     read = readings(rows, labels, pair)
-    return _Seen(place, line, labels, pair, are_prompts(rows), doubted_columns(read), cut_length(read))
+    doubted, most = doubted_columns(read), most_tokens_in(rows)
+    return _Seen(place, line, labels, pair, are_prompts(rows), doubted, cut_length(read), most)
 
 
 def unread_lines(records: Sequence[Any]) -> list[Line]:

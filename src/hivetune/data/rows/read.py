@@ -267,19 +267,19 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise _with_advice(refused, row, raw.chunk.line if raw.chunk else None) from None
     said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     example = _example(raw.source, row, said, raw.stored or {})
-    _refuse_answer(row, example.messages)
+    _refuse_answer(row, example.messages, raw.chunk)
     return ReadRow(
         said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
     )
 
 
-def _refuse_answer(row: Row, messages: Sequence[Message]) -> None:
+def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
     """Raises RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
     number: a price, a measurement.
     """
     said = messages[-1].content
     refuse_pieces(said)
-    if (limit := cut_at(row, said)) is not None:
+    if (limit := cut_at(row, said, chunk.most_tokens if chunk else 0)) is not None:
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
     if len(messages) > 1 and is_cut_json(said):
         raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")

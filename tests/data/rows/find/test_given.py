@@ -184,6 +184,8 @@ def test_the_class_of_a_text_is_no_answer() -> None:
         {"question": ASKED, "reference": ANSWERED, "base_pred": "It is in a town.", "rouge": 0.2},
         {"instruction": ASKED, "final": ANSWERED},
         {"legal_question": ASKED, "answer": ANSWERED},
+        {"topic": "post", "faq_question": ASKED, "faq_answer": ANSWERED, "url": "https://example.org/7"},
+        {"inst": ASKED, "resp": ANSWERED},
         {"questions": ASKED, "true_answers": ANSWERED, "predicted_answers": "It is in a town."},
         {"pregunta": ASKED, "respuesta_esperada": ANSWERED, "respuesta_modelo": "It is in a town."},
         {"question": ASKED, "thinking_trace": "Depots stand in towns.", "answer": ANSWERED},
@@ -192,6 +194,21 @@ def test_the_class_of_a_text_is_no_answer() -> None:
 )
 def test_the_answer_that_is_said_to_be_right_under_more_names(row: dict[str, Any]) -> None:
     assert said(row) == (ASKED, ANSWERED)
+
+
+def test_names_of_different_things_are_no_pair() -> None:
+    """As many words say question and answer, and each of them of something else."""
+    for row in (
+        {"legal_question": ASKED, "medical_answer": ANSWERED, "topic": "post"},
+        {
+            "faq_question": ASKED,
+            "faq_answer": ANSWERED,
+            "tax_question": f"{ASKED} Now?",
+            "tax_answer": f"{ANSWERED} Yes.",
+        },
+    ):
+        with pytest.raises(RowRefused):
+            read_conversation(row)
 
 
 def test_a_verdict_is_about_the_answer_that_was_judged() -> None:

@@ -1,10 +1,13 @@
 """Columns that hold a label in every row of a file, and a row in which the label has a few words more."""
 
 import json
+import random
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from data.prepare.faults import good_row
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
@@ -96,9 +99,15 @@ def test_a_prompt_that_shows_an_answer_is_read_where_all_do(tmp_path: Path) -> N
     assert [said[-1] for said in messages_of(shown, tmp_path)] == [f"the Chiemsee {n}" for n in range(6)]
 
 
-def outcomes(answers: list[str], tmp_path: Path) -> list[str]:
+def outcomes(answers: list[str], tmp_path: Path, *more: dict[str, Any]) -> list[str]:
+    """Whether each answer is read or why it is not. `more`: what else stands in its row."""
+    rows = [{"prompt": f"{ASKED} ({n})", "completion": answer} for n, answer in enumerate(answers)]
+    return outcomes_of([row | (more[n] if more else {}) for n, row in enumerate(rows)], tmp_path)
+
+
+def outcomes_of(rows: Sequence[Mapping[str, Any]], tmp_path: Path) -> list[str]:
     file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": f"{ASKED} ({n})", "completion": a}) for n, a in enumerate(answers)))
+    file.write_text("\n".join(map(json.dumps, rows)))
     found = []
     for raw in rows_of_files(str(file)):
         try:
@@ -139,3 +148,33 @@ def test_texts_of_one_length_that_are_whole(tmp_path: Path) -> None:
     short = [STORY[start : start + 100].strip() for start in range(0, 240, 20)]
     for answers in (whole, codes, short, [STORY[:500].strip()] * 12):
         assert outcomes(answers, tmp_path) == ["read"] * len(answers)
+
+
+def test_nothing_is_decided_by_chance(tmp_path: Path) -> None:
+    """Good rows of five layouts, words drawn from Python's documentation: the files differ, their outcomes do not."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        rows = [good_row(rng) for _ in range(rng.choice([4, 8, 20, 60]))]
+        assert set(outcomes_of(rows, tmp_path)) == {"read"}, seed
+
+
+INSIDE = "The depot stands behind the hill and"
+
+
+def test_an_answer_of_as_many_tokens_as_a_limit_was_cut(tmp_path: Path) -> None:
+    counts = [{"completion_tokens": count} for count in (40, 128, 128, 77)]
+    assert outcomes([ANSWERED, INSIDE, ANSWERED, INSIDE], tmp_path, *counts) == [
+        "read",
+        "cut-off-answer",
+        *["read"] * 2,
+    ]
+    usage = [{"usage": count} for count in counts]
+    assert outcomes([ANSWERED, INSIDE, ANSWERED, INSIDE], tmp_path, *usage)[1] == "cut-off-answer"
+
+
+def test_a_round_number_of_tokens_is_no_limit(tmp_path: Path) -> None:
+    """Of all numbers 2 % are round: 64 tokens are a limit only if no other answer has more of them."""
+    counts = [{"tokens": count} for count in (64, 200, "9" * 5000, 130)]
+    assert outcomes([INSIDE, ANSWERED, ANSWERED, INSIDE], tmp_path, *counts) == ["read"] * 4
+    ended = [{"tokens": 64, "finish_reason": "stop"}, {"tokens": 64, "finish_reason": ""}]
+    assert outcomes([INSIDE, INSIDE], tmp_path, *ended) == ["read", "cut-off-answer"]

@@ -13,7 +13,7 @@ _SAME: Final = {
     "pytania fråga frågor spørgsmål spørsmål kysymys вопрос вопросы питання otázka otázky kérdés întrebare "
     "soru sorular ερώτηση câu_hỏi cau_hoi คำถาม คําถาม pertanyaan soalan 質問 问题 問題 问 問 질문 سؤال السؤال س שאלה "
     "प्रश्न सवाल প্রশ্ন swali ikibazo ques",
-    "answer": "ans respuesta respuestas resposta respostas risposta risposte antwort antworten antwoord "
+    "answer": "ans resp respuesta respuestas resposta respostas risposta risposte antwort antworten antwoord "
     "antwoorden réponse réponses reponse reponses odpowiedź odpowiedz odpowiedzi svar vastaus ответ ответы "
     "відповідь odpověď odpoveď válasz răspuns raspuns cevap cevaplar yanıt yanit απάντηση trả_lời tra_loi "
     "câu_trả_lời cau_tra_loi đáp_án คำตอบ คําตอบ jawaban 回答 答案 答え 答 응답 답변 대답 جواب الجواب إجابة الإجابة ج "
@@ -47,8 +47,8 @@ _SAME: Final = {
     "system": "sistema système система",
     "input": "entrada eingabe entrée 输入 入力 입력",
     "output": "salida saída saida ausgabe sortie 输出 出力 출력",
-    "instruction": "instruct instrucción instruccion instrução instrucao anweisung istruzione instrukcja инструкция "
-    "指令 指示 지시 명령 명령어 talimat komut",
+    "instruction": "instruct instr inst instrucción instruccion instrução instrucao anweisung istruzione instrukcja "
+    "инструкция 指令 指示 지시 명령 명령어 talimat komut",
     "explanation": "exp explicación explicacion explicação explicacao erklärung spiegazione explication "
     "объяснение 解析 解释 解説",
     "expected": "esperada esperado esperadas attendu attendue erwartet erwartete oczekiwana ожидаемый 期望 参考 標準 "

@@ -1,7 +1,7 @@
 """What a name says about its value, word by word: who speaks, what was asked, what was answered, what stands beside."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -297,6 +297,14 @@ def asks_somehow(path: str) -> bool:
     *qualifiers, last = [word for word in words(path.rpartition(".")[2]) if word != "used"] or [""]
     others = _OTHER | _GIVEN | _ABOUT | _ANSWERED | _OF_A_RUN | {"system"}
     return last in _QUESTIONS and not set(qualifiers) & others
+
+
+def is_asked_by_its_like(answer: str, paths: Iterable[str]) -> bool:
+    """Whether one of `paths` is a question of what `answer` is an answer of: `faq_question` and `faq_answer`."""
+    above, _, name = answer.rpartition(".")
+    said = words(name)[:-1]
+    alike = (path for path in paths if path.rpartition(".")[0] == above and asks_somehow(path))
+    return bool(said) and any(words(path.rpartition(".")[2])[:-1] == said for path in alike)
 
 
 def role_of(value: str) -> Role | None:

@@ -30,6 +30,7 @@ from hivetune.data.rows.find.names import (
     is_a_models,
     is_a_question,
     is_an_answer,
+    is_asked_by_its_like,
     is_expected,
     is_proof,
     is_statement,
@@ -188,16 +189,15 @@ def _other_answers(row: Row, answered: list[str], to_learn: list[str]) -> list[s
 
 
 def _weakly_answered(row: Row, asked: list[str]) -> list[str]:
-    """Paths of answers by the last word of their names, where nothing is asked those of a short form of a text; else,
-    in a row of a text and its class alone, the class.
+    """Paths of answers by the last word of their names, where nothing is asked those of a short form of a text or of a
+    question named alike; else, in a row of a text and its class alone, the class.
     """
     opened = open_paths(row)
     found = [path for path, value in opened.items() if isinstance(value, str) and answers_somehow(path)]
     if not asked:
         proofs = any(map(is_statement, opened))
-        return [
-            path for path in found if SHORTENED & set(words(path.rpartition(".")[2])) or (proofs and is_proof(path))
-        ]
+        shorts = [path for path in found if SHORTENED & set(words(path.rpartition(".")[2]))]
+        return shorts or [path for path in found if (proofs and is_proof(path)) or is_asked_by_its_like(path, opened)]
     if found or len(row) != 2 or not any(_CLASSED & set(words(name)) for name in row):
         return found or led_to(row)
     return [name for name in row if plain_name(name) in LABELS and isinstance(row[name], str)]
