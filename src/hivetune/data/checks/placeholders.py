@@ -7,7 +7,7 @@ Only a whole answer counts. It stays where the data itself says that it is one: 
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.said import names, parsed
@@ -111,6 +111,7 @@ _TRY_AGAIN = re.compile(
     r"(?: while \w+ your (?:request|message))?[,.!:;-]* ?(?:please )?"
     r"try again(?: later| in a (?:moment|few minutes))?[.!]*"
 )
+_LONGEST_TRY = 200
 # A picture in the place of an answer: a link to it and nothing else.
 _PICTURE = re.compile(r"(?:!\[[^\]\n]*\]\()?https?://[^\s()]+\.(?:png|jpe?g|webp|gif)(?:\?[^\s()]*)?\)?", re.I)
 _ABOUT_LINKS = re.compile(r"https?://|\b(?:ur[li]s?|links?|urls)\b|!\[", re.I)
@@ -195,14 +196,15 @@ def _never_filled_in(answer: str, before: Sequence[Message]) -> str | None:
     if _is_of_nobody(answer, before):
         return "{{name}} or {{author}} in the answer"
     asked = before[-1].content if before and before[-1].role == "user" else ""
-    if len(asked) <= _LONGEST_OPEN and (found := _OPEN_PLACE.search(asked)) and not _OF_BRACKETS.search(asked):
+    may_be_open = "[" in asked and len(asked) <= _LONGEST_OPEN
+    if may_be_open and (found := _OPEN_PLACE.search(asked)) and not _OF_BRACKETS.search(asked):
         return f"{found.group(1)} in the question"
     return "most of the form in the answer" if _is_empty_form(answer, before) else None
 
 
 def _is_empty_form(answer: str, before: Sequence[Message]) -> bool:
     """Whether an answer is lines of a label each, most without a value; a prompt that names one asks for them."""
-    if len(answer) > LONGEST_CHARS or ":\n" not in answer.replace(": \n", ":\n"):
+    if len(answer) > LONGEST_CHARS or not (":\n" in answer or ": \n" in answer):
         return False
     lines = [_LABELLED.fullmatch(line.rstrip()) for line in answer.splitlines() if line.strip()]
     told = [line for line in lines if line is not None]
@@ -247,7 +249,7 @@ def _is_shown_instead(text: str, before: Iterable[str]) -> bool:
     """Whether a chat shows a text in the place of an answer: a picture, or that something went wrong."""
     if text.startswith(("http", "![")) and _PICTURE.fullmatch(text):
         return not any(map(_ABOUT_LINKS.search, before))
-    tries = len(text) <= LONGEST_CHARS and _TRY_AGAIN.fullmatch(" ".join(text.casefold().split()))
+    tries = len(text) <= _LONGEST_TRY and _TRY_AGAIN.fullmatch(" ".join(text.casefold().split()))
     return bool(tries) and not any("try again" in one.casefold() for one in before)
 
 
@@ -283,11 +285,12 @@ def _is_named(word: str, before: Iterable[str]) -> bool:
 
 def _is_error(text: str, plain: str, before: Iterable[str]) -> bool:
     """Whether an answer is what an API says when it has none, and nobody asked about errors."""
-    if any(_ABOUT_ERRORS.search(one) for one in before):
-        return False
-    if _ERROR_TEXT.fullmatch(plain) or _ERROR_STATUS.fullmatch(plain) or _ERROR_START.match(plain):
-        return True
-    value = parsed(text)
+    said = _ERROR_TEXT.fullmatch(plain) or _ERROR_STATUS.fullmatch(plain) or _ERROR_START.match(plain)
+    # Last: looking through the prompt takes five times as long as all else here.
+    return bool(said or _is_error_object(parsed(text))) and not any(_ABOUT_ERRORS.search(one) for one in before)
+
+
+def _is_error_object(value: Any) -> bool:
     return isinstance(value, dict) and bool(value.get("error")) and {str(key).lower() for key in value} <= _ERROR_KEYS
 
 

@@ -73,13 +73,13 @@ def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | N
     the answer ends inside a sentence. None: nothing says so, the row says otherwise, or other answers of its log are
     longer (`most_tokens`).
     """
-    if any(isinstance(reason := row.get(name), str) and reason.strip() for name in ENDS):
-        return None
     end = answer[-1:] if answer[-1:].strip() else answer.rstrip()[-1:]
     if not end or not (end.isalnum() or end in ",;("):
         return None
-    numbers = _answer_tokens(row)
-    return next((number for number in numbers if _is_limit(number) and number >= most_tokens), None)
+    limits = [number for number in _answer_tokens(row) if _is_limit(number) and number >= most_tokens]
+    if not limits or any(isinstance(row[name], str) and row[name].strip() for name in ENDS & row.keys()):
+        return None
+    return limits[0]
 
 
 def most_tokens_in(rows: Iterable[Any]) -> int:

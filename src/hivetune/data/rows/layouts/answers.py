@@ -26,7 +26,7 @@ STOPPED = frozenset(
     )
 )
 # Where a response says how it ended.
-ENDS = ("stop_reason", "stopReason", "done_reason", "finish_reason", "finishReason", "completionReason", "stop_type")
+ENDS = {"stop_reason", "stopReason", "done_reason", "finish_reason", "finishReason", "completionReason", "stop_type"}
 _SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
 _ASKED = (
     *("messages", "contents", "input", "prompt", "message"),
@@ -327,8 +327,8 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
     """Refuses an answer beside which it stands that it broke off."""
-    for name in ENDS:
-        _refuse_cut(row.get(name))
+    for name in ENDS & row.keys():
+        _refuse_cut(row[name])
 
 
 def _refuse_cut(reason: Any) -> None:

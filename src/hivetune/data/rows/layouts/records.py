@@ -122,8 +122,8 @@ def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ..
         if message.role == "tool" and before is not None and before.role == "user":
             told.append("result-without-call")
             continue
-        continues_request = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
-        if continues_request and before is not None and before.role == "assistant" and before.tool_calls:
+        is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
+        if is_answer and before is not None and before.role == "assistant" and before.tool_calls:
             found += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
             told.append("call-without-result")
         found.append(message)
