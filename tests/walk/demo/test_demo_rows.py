@@ -11,6 +11,11 @@ from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
 pytestmark = pytest.mark.slow  # parses the whole standard library
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_demo_data(tmp_path_factory.mktemp("demo") / "a.jsonl")
+
+
 def read(path: Path) -> tuple[list[dict[str, object]], int]:
     rows, broken = [], 0
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -21,8 +26,7 @@ def read(path: Path) -> tuple[list[dict[str, object]], int]:
     return rows, broken
 
 
-def test_the_demo_data_is_a_teams_log(tmp_path: Path) -> None:
-    path = write_demo_data(tmp_path / "a.jsonl")
+def test_the_demo_data_is_a_teams_log(path: Path, tmp_path: Path) -> None:
     assert path.read_bytes() == write_demo_data(tmp_path / "b.jsonl").read_bytes()
     rows, broken = read(path)
     agents = Counter(row["agent"] for row in rows)
@@ -33,8 +37,8 @@ def test_the_demo_data_is_a_teams_log(tmp_path: Path) -> None:
     assert broken > 0
 
 
-def test_facts_are_not_given_away_by_the_question(tmp_path: Path) -> None:
-    rows, _ = read(write_demo_data(tmp_path / "a.jsonl"))
+def test_facts_are_not_given_away_by_the_question(path: Path) -> None:
+    rows, _ = read(path)
     checked = [row for row in rows if "checker" in row and row["success"] and row.get("output") != row["task"]]
     assert len(checked) > 500
     for row in checked:
