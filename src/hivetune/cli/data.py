@@ -231,6 +231,8 @@ def _show_reading(document: dict[str, Any]) -> None:
         show(f"{spelled(name)} has no header: {why}")
     for name, encoding in document["encodings"].items():
         show(f"{spelled(name)} is {encoding.upper()}, and was read as such")
+    for name in document.get("carriage_returns", ()):
+        show(f"{spelled(name)}: its lines end with carriage returns alone, and were read so")
 
 
 def _understood(kind: dict[str, Any]) -> str:

@@ -33,6 +33,10 @@ LINE = st.one_of(
     ROW.map(lambda row: json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass")),
     st.builds(lambda q, a: json.dumps(chat(q, a)).encode(), st.text(max_size=30), st.text(max_size=30)),
 )
+# What containers are made of; single bytes hardly ever meet.
+PIECES = [b",", b";", b"\t", b'"', b"\n", b"\r", b"\r\n", b"\0", b"{", b"}", b"[", b"]", b":", b"\\", b" ", b"a", b"1"]
+PIECES += [b'{"text": "', b"User: ", b"\xef\xbb\xbf", "ü".encode(), b"\xff\xfe", b"question,answer", b"- ", b"#"]
+DATA = st.binary(max_size=300) | st.lists(st.sampled_from(PIECES), max_size=40).map(b"".join)
 SUFFIXES = st.sampled_from([".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".txt"])
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
@@ -51,7 +55,7 @@ def test_lines_of_anything(lines: list[bytes], ends: bool, tmp_path: Path, chatm
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=SLOW)
 @given(
-    data=st.binary(max_size=300),
+    data=DATA,
     suffix=SUFFIXES,
     magic=st.sampled_from([b"", b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"["]),
 )

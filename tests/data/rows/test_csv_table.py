@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.rows.csv_table import csv_rows
+from hivetune.data.rows.placed import MAX_ROW_CHARS
 from hivetune.errors import DataRefused
+
+CELL = st.text(max_size=20) | st.text('ab ,;"\n\r\t', max_size=10)
 
 
 class Text:
@@ -23,7 +26,7 @@ class Text:
         self._text = text
 
     def lines(self) -> Any:
-        return iter(self._text.splitlines(keepends=True))
+        return iter(io.StringIO(self._text, newline="\n"))  # they end at line feeds alone, as those of files
 
 
 def read(text: str) -> tuple[list[Any], list[tuple[int, str]]]:
@@ -87,27 +90,33 @@ def test_a_header_with_a_broken_quote_is_no_table() -> None:
     assert (rows, problems) == ([], [(1, "csv-quote")])
 
 
+def test_a_carriage_return_within_a_line_is_a_character() -> None:
+    """It ended the check as a bug; pandas writes a field with one without quotes."""
+    rows, problems = read('question,answer\nwhat\ris 1?,"it\ris, yes"\r\r\nquestion 2,answer 2\n')
+    assert rows == [{"question": "what\ris 1?", "answer": "it\ris, yes"}, plain(2)]
+    assert problems == []
+
+
+def test_a_line_that_is_longer_than_any_row_costs_itself() -> None:
+    rows, problems = read(f"question,answer\nquestion 1,{'a' * (MAX_ROW_CHARS + 1)}\nquestion 2,answer 2\n")
+    assert (rows, problems) == ([plain(2)], [(2, "line-too-large")])
+
+
 @settings(derandomize=True, max_examples=200)
-@given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), max_size=8), st.sampled_from(["\r\n", "\n"]))
+@given(st.lists(st.tuples(CELL, CELL), max_size=8), st.sampled_from(["\r\n", "\n"]))
 def test_whatever_the_library_writes_is_read(pairs: list[tuple[str, str]], end: str) -> None:
-    pairs = [tuple(value.replace("\r", "").replace("\0", "") for value in pair) for pair in pairs]  # type: ignore[misc]
+    # A carriage return at the end of a line is part of the line break: before 3.13 the library does not quote it.
+    pairs = [tuple(value.strip("\r").replace("\0", "") for value in pair) for pair in pairs]  # type: ignore[misc]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator=end)
     writer.writerows([("question", "answer"), *pairs])
-    found = list(csv_rows(LineFeeds(text.getvalue()), None))  # type: ignore[arg-type]
+    found = list(csv_rows(Text(text.getvalue()), None))  # type: ignore[arg-type]
     assert [json.loads(row) for _, _, row in found] == [
         {"question": q, "answer": a}
         for q, a in pairs
         if q or a  # a line of separators alone is a blank line, as spreadsheets leave them
     ]
     assert {mark for _, mark, _ in found} <= {"r"}
-
-
-class LineFeeds(Text):
-    """Lines end at line feeds alone, as files are read."""
-
-    def lines(self) -> Any:
-        return iter(io.StringIO(self._text, newline="\n"))
 
 
 @settings(derandomize=True, max_examples=200)

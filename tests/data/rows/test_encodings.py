@@ -51,6 +51,25 @@ def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path
     assert report.document["encodings"] == {str(path): encoding}
 
 
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_lines_that_end_with_carriage_returns_alone(suffix: str, encoding: str, packed: str, tmp_path: Path) -> None:
+    """As old programs for the Macintosh write them; such a table ended the check as a bug, JSONL was one broken row."""
+    dialogue = "User: Why is it so?\nAssistant: That is how it works.\n\n"
+    texts = {
+        ".csv": table(),
+        ".jsonl": lines(GERMAN, "Das ist gut so."),
+        ".txt": dialogue + dialogue.replace("so", "to"),
+    }
+    path = tmp_path / f"rows{suffix}{packed}"
+    content = texts[suffix].replace("\r\n", "\n").replace("\n", "\r").encode(encoding)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    document = report_of(path).document
+    assert document["carriage_returns"] == [str(path)]
+    assert (document["usable"], document["rows_in"], document["rejected"]) == (2, 2, {})
+
+
 def test_latin_letters_that_every_encoding_reads_alike(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines("plain").encode() + lines(GERMAN).encode("cp1252") + lines("你好 " + GERMAN).encode())

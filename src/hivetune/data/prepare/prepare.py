@@ -37,7 +37,7 @@ from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
 from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.render.folder import RENDER_FILES
-from hivetune.data.rows.formats import ENCODED_FORMAT
+from hivetune.data.rows.formats import CR_FORMAT, ENCODED_FORMAT
 from hivetune.data.rows.layouts.mapped import check_columns
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
@@ -205,6 +205,7 @@ def _examine(
     report.document["encodings"] = {
         name: found.group(1) for name, known in inputs.formats.items() if (found := ENCODED_FORMAT.search(known))
     }
+    report.document["carriage_returns"] = [name for name, known in inputs.formats.items() if CR_FORMAT in known]
     report.document["no_header"] = [name for name, known in inputs.formats.items() if NO_HEADER in known]
     report.document["understood"] = understood(inputs, data.columns)
     report.document["unclear"] = unclear(inputs, data.columns)

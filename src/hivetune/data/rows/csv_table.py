@@ -1,4 +1,5 @@
-"""Rows of a CSV file, quoted as they should be. Lines above the header that are only a title are no rows.
+"""Rows of a CSV file, quoted as they should be. Lines above the header that are only a title are no rows. A carriage
+return within a line is a character of its field: pandas writes it without quotes.
 
 A quote that is opened and never closed would swallow the rows behind it into one field, and nobody would see it. Where
 a quote is wrong, reading goes on at the first line from which records are whole again.
@@ -19,6 +20,8 @@ _MAX_LINES_AHEAD = 1000  # in which they must be found
 _TOP_LINES = 12  # among which the header is looked for
 _MIN_COLUMNS = 3  # of a table under a title: a line of text has two pieces soon
 _MAX_NAME_CHARS = 40
+# A carriage return within a line, where the csv module raises: a character that no decoded text has.
+_CR = "\udc0d"
 
 
 class _Form(NamedTuple):
@@ -29,7 +32,7 @@ class _Form(NamedTuple):
 
 
 class _Lines:
-    """Lines that can be given back. `taken`: those since the last record began."""
+    """Lines that can be given back, with _CR within them. `taken`: those since the last record began."""
 
     def __init__(self, lines: Iterator[str]):
         self._lines = lines
@@ -41,6 +44,8 @@ class _Lines:
 
     def __next__(self) -> str:
         line = self._again.pop() if self._again else next(self._lines)
+        if "\r" in line and "\r" in (text := line.rstrip("\r\n")):
+            line = text.replace("\r", _CR) + line[len(text) :]
         self.taken.append(line)
         return line
 
@@ -56,7 +61,6 @@ class _Lines:
 
 def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
-    csv.field_size_limit(MAX_ROW_CHARS)
     title, form, header = _beginning(lines, delimiter)
     named = header is None
     place = 1 + title
@@ -90,7 +94,7 @@ def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: li
     """
     if form.delimiter != "\t" or (fields is not None and len(fields) in (0, len(header))):
         return fields
-    plain = lines.taken[0].rstrip("\r\n").split("\t")
+    plain = _with_cr(lines.taken[0].rstrip("\r\n").split("\t"))
     if len(plain) != len(header):
         return fields
     lines.give_back(lines.taken[1:])
@@ -105,6 +109,7 @@ def has_header(source: TextSource, delimiter: str | None) -> bool:
 
 def _beginning(lines: _Lines, delimiter: str | None) -> tuple[int, _Form, list[str] | None]:
     """(lines above the table, its form, names for its columns where its first record does not name them)."""
+    csv.field_size_limit(MAX_ROW_CHARS)
     top = list(islice(lines, _TOP_LINES))
     title, delimiter = _title(top, delimiter)
     lines.give_back(top[title:])
@@ -136,7 +141,7 @@ def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
     """(lines above the header, delimiter). Sheets often begin with a title, a date, an empty line: one cell each."""
     own = delimiter or max(_DELIMITERS, key="".join(top[:1]).count)
     for mark in (own,) if delimiter or own in "".join(top[:1]) else _DELIMITERS:
-        cells = [next(csv.reader([line], delimiter=mark), []) for line in top]
+        cells = [_cells(line, mark) for line in top]
         filled = [sum(bool(cell.strip()) for cell in line) for line in cells]
         number = next((number for number, count in enumerate(filled) if count > 1), 0)
         above = all(len(line) <= 1 or len(line) == len(cells[number]) for line in cells[:number])
@@ -144,6 +149,11 @@ def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
         if number and above and _are_names(cells[number]) and below in ([0], [len(cells[number])]):
             return number, mark
     return 0, own
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The fields of one line; none of a line that is longer than any row."""
+    return next(csv.reader([line], delimiter=delimiter), []) if len(line) <= MAX_ROW_CHARS else []
 
 
 def _are_names(cells: list[str]) -> bool:
@@ -178,7 +188,7 @@ def _records(lines: _Lines, form: _Form) -> Iterator[list[str] | None]:
     while True:
         lines.taken = []
         try:
-            yield next(reader)
+            yield _with_cr(next(reader))
         except StopIteration:
             return
         except csv.Error:
@@ -186,8 +196,14 @@ def _records(lines: _Lines, form: _Form) -> Iterator[list[str] | None]:
             yield None
 
 
+def _with_cr(fields: list[str]) -> list[str]:
+    return [field.replace(_CR, "\r") for field in fields] if any(_CR in field for field in fields) else fields
+
+
 def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
     """How many of the taken lines are lost: up to the first one from which the next records are whole."""
+    if len(lines.taken[0]) > MAX_ROW_CHARS:
+        return 1
     place = 1
     while any(True for _ in lines.ahead(place)):
         ahead = _Lines(islice(lines.ahead(place), _MAX_LINES_AHEAD))
@@ -199,7 +215,11 @@ def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
 
 
 def _broken(lines: list[str], place: int, delimiter: str, columns: int) -> Iterator[PlacedRow]:
-    """The row in which the quote was opened, and each line behind it that has as many fields as a row."""
+    """The row in which the quote was opened, each line behind it that has as many fields as a row, and those that are
+    too large.
+    """
     for number, line in enumerate(lines):
-        if number == 0 or line.count(delimiter) >= max(1, columns - 1):
+        if len(line) > MAX_ROW_CHARS:
+            yield place + number, "p", f"line-too-large:{len(line):,} characters"
+        elif number == 0 or line.count(delimiter) >= max(1, columns - 1):
             yield place + number, "p", "csv-quote:"

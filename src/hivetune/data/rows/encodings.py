@@ -117,6 +117,22 @@ class Transcoded:
         return taken, self._problem if self._ended and not self._rest else None
 
 
+def ends_lines_with_cr(head: bytes) -> bool:
+    """Whether the lines of a beginning end with carriage returns alone, as old programs of the Macintosh left them."""
+    return b"\r" in head and b"\n" not in head and b"\r" in head.rstrip()
+
+
+class WithLineFeeds:
+    """A stream in UTF-8 with line feeds for carriage returns."""
+
+    def __init__(self, source: ByteSource):
+        self._source = source
+
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        block, problem = self._source.read(size)
+        return block.replace(b"\r", b"\n"), problem
+
+
 def latin_text(payload: bytes) -> str | None:
     """Bytes of one Latin letter each as text, or None where encodings differ and the language does not tell, or the
     words are of another script.

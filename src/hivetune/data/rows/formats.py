@@ -19,7 +19,13 @@ from typing import Any, BinaryIO, Protocol
 from hivetune.base.paths import spelled, what_to_do
 from hivetune.data.rows.api.recorded import CASSETTE_HEAD, HTTPRR_HEAD
 from hivetune.data.rows.csv_table import csv_rows, has_header
-from hivetune.data.rows.encodings import Transcoded, legacy_encoding, wide_encoding
+from hivetune.data.rows.encodings import (
+    Transcoded,
+    WithLineFeeds,
+    ends_lines_with_cr,
+    legacy_encoding,
+    wide_encoding,
+)
 from hivetune.data.rows.json_document import json_rows
 from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
@@ -32,6 +38,7 @@ HEAD_BYTES = 4096  # by which the kind of a file is told
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
 ENCODED_FORMAT = re.compile(r"\.(utf-\d\d-[bl]e|gb18030|big5|cp932|euc_jp|cp949|cp1251|koi8-r)")
+CR_FORMAT = ".cr"  # lines end with carriage returns alone
 _SAMPLE_BYTES = 64 << 10  # in which the language of a text shows
 
 
@@ -98,8 +105,8 @@ def refuse_foreign(head: bytes, name: str) -> None:
 
 
 def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it .utf-16-le, .gb18030 or
-    the like, and .gz or .zst. Content beats the suffix.
+    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT, .utf-16-le,
+    .gb18030 or the like, and .gz or .zst. Content beats the suffix.
 
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
     """
@@ -122,10 +129,8 @@ def file_format(path: str, name: str) -> str:
     if compression:
         lower = lower.removesuffix(compression)
         head = open_bytes(path, compression).read(HEAD_BYTES)[0]
-    encoding = wide_encoding(head) or legacy_encoding(open_bytes(path, compression).read(_SAMPLE_BYTES)[0])
-    if encoding:
-        compression = f".{encoding}{compression}"
-        head = open_bytes(path, compression).read(HEAD_BYTES)[0]
+    compression = _written_as(path, head, compression)
+    head = open_bytes(path, compression).read(HEAD_BYTES)[0]
     if lower.endswith(".csv"):
         return "csv" + compression
     if lower.endswith((".tsv", ".txt")):
@@ -135,6 +140,15 @@ def file_format(path: str, name: str) -> str:
     elif (written := _written_form(_lines_of(head))) is not None:
         return written + compression
     return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
+
+
+def _written_as(path: str, head: bytes, compression: str) -> str:
+    """`compression`, with the encoding and the line breaks of the text in front where they are not the usual ones."""
+    sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
+    if encoding := wide_encoding(head) or legacy_encoding(sample):
+        compression = f".{encoding}{compression}"
+        sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
+    return CR_FORMAT + compression if ends_lines_with_cr(sample) else compression
 
 
 def _written_form(head: str) -> str | None:
@@ -172,10 +186,14 @@ def _is_whole(line: bytes) -> bool:
 
 
 def open_bytes(path: str, known: str) -> ByteStream:
-    """The bytes of a file of format `known`, decompressed, as UTF-8. Raises MachineNotFit when a package is missing."""
+    """The bytes of a file of format `known`, decompressed, as UTF-8 with line feeds.
+
+    Raises MachineNotFit when a package is missing.
+    """
     found = ENCODED_FORMAT.search(known)
     stream = _decompressed(path, known)
-    return Transcoded(stream, found.group(1)) if found else stream
+    text: ByteStream = Transcoded(stream, found.group(1)) if found else stream
+    return WithLineFeeds(text) if CR_FORMAT in known else text
 
 
 def _decompressed(path: str, known: str) -> ByteStream:
