@@ -116,6 +116,18 @@ def test_80_000_rows_behind_a_broken_one_are_read(tmp_path: Path) -> None:
     assert document["problems"][0]["source"] == f"{path}:40001"
 
 
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+def test_a_number_of_more_digits_than_python_reads(name: str, tmp_path: Path) -> None:
+    """In an array, or in a last line without a line break, it ended the check as a bug."""
+    path = tmp_path / name
+    texts = [json.dumps({"prompt": f"question {i}", "completion": f"answer {i}"}) for i in range(4)]
+    texts[3] = f'{texts[3][:-1]}, "id": {"9" * 5000}}}'
+    path.write_text(f"[{', '.join(texts)}]" if name.endswith(".json") else "\n".join(texts))
+    document = check(DataConfig(path=str(path), near_duplicates=0)).document
+    assert (document["usable"], document["rejected"]) == (3, {"bad-json": 1})
+    assert document["problems"][0]["hint"] == "a number has more than 4,300 digits"
+
+
 def test_too_many_broken_elements_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     texts = [json.dumps({"prompt": f"question {i}", "completion": f"answer {i}"}) for i in range(100)]

@@ -107,7 +107,7 @@ def is_cut_json(answer: str) -> bool:
         json.loads(answer[begin.end(1) :])
     except json.JSONDecodeError as error:
         return error.msg.startswith("Unterminated string") or error.pos >= len(answer.rstrip()) - begin.end(1)
-    except RecursionError:
+    except (ValueError, RecursionError):  # as of an integer with more digits than Python reads
         return False
     return False
 

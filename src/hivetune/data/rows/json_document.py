@@ -194,7 +194,7 @@ def _end_of_value(document: _Document) -> int | None:
             end = _scan(buffer, position)[1]
         except json.JSONDecodeError as error:
             may_go_on = error.msg.startswith("Unterminated string") or error.pos > len(buffer) - _NEAR_END_CHARS
-        except RecursionError:
+        except (ValueError, RecursionError):  # as of an integer with more digits than Python reads
             return None
         else:
             if end < len(buffer) or ended or buffer[end - 1] in "}]":

@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -118,7 +119,7 @@ def _truncated(line: bytes) -> RowRefused | None:
     except json.JSONDecodeError as error:
         at_end = error.pos >= len(error.doc) or (error.pos >= len(error.doc) - 6 and error.doc[-1:] not in "}]")
         return RowRefused("truncated-line") if at_end or error.msg.startswith("Unterminated") else None
-    except RecursionError:
+    except (ValueError, RecursionError):  # as of an integer with more digits than Python reads
         return None
     return None
 
@@ -190,8 +191,10 @@ def _parsed_row(text: str) -> Row:
         value = _decode(text)
     except RecursionError:
         raise RowRefused("too-deep") from None
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise RowRefused("bad-json", f"{error}") from None
+    except ValueError:  # the only other one
+        raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if isinstance(value, str):
         value = parsed(value)  # a row that was written as JSON twice
     if isinstance(value, str) and turns_in_text(value):

@@ -70,7 +70,13 @@ def test_an_answer_in_json_that_breaks_off_is_cut(begin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ['```json\n{"town": "Bonn"}\n```', '["a", "b"] are they', '{"town": "Bonn"} and so on']
+    "answer",
+    [
+        '```json\n{"town": "Bonn"}\n```',
+        '["a", "b"] are they',
+        '{"town": "Bonn"} and so on',
+        f"[1, {'1' * 5000}] are they",
+    ],
 )
 def test_an_answer_with_json_in_it_is_whole(answer: str) -> None:
     assert said({"question": ASK, "answer": answer})[-1] == ("assistant", answer)

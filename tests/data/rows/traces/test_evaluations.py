@@ -136,9 +136,12 @@ def test_a_prompt_of_promptfoo_in_yaml(tmp_path: Path) -> None:
     chat = f"- role: system\n  content: Be kind.\n- role: user\n  content: {Q}\n"
     broken = '- role: system\n  content: "Be kind.\n'
     repeated = f"- role: &asker user\n  content: {Q}\n- role: *asker\n  content: {Q}\n"
-    results = [result(passed=True, prompt={"raw": raw, "label": "x"}) for raw in (chat, broken, repeated)]
+    raws = [chat, broken, repeated]
+    raws += [f"- role: user\n  content: {text}\n" for text in ("2024-13-45", "!!set {a}", "2024-01-02")]
+    results = [result(passed=True, prompt={"raw": raw, "label": "x"}) for raw in raws]
     found = read(written(tmp_path, {"version": 3, "results": results}))
-    assert found == [([("system", "Be kind."), *SAID], True), "unknown-role", "unknown-role"]
+    assert found[:-1] == [([("system", "Be kind."), *SAID], True), *["unknown-role"] * 4]
+    assert found[-1] == ([("user", "2024-01-02"), SAID[1]], True)
 
 
 def test_the_right_one_of_the_choices_of_lm_eval(tmp_path: Path) -> None:
@@ -148,6 +151,8 @@ def test_the_right_one_of_the_choices_of_lm_eval(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text(json.dumps(row) + "\n")
     assert read(path) == [([("user", f"Question: {Q}\nAnswer:"), ("assistant", "Thirty days")], None)]
+    path.write_text(json.dumps({**row, "target": "9" * 5000}) + "\n")
+    assert all(isinstance(refused, str) for refused in read(path))
 
 
 def test_a_table_with_the_names_of_its_columns(tmp_path: Path) -> None:

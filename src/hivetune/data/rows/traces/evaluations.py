@@ -5,6 +5,7 @@ What a model under test said is learned as far as the log calls it right: rows s
 
 import json
 from collections.abc import Mapping
+from datetime import date
 from typing import Any
 
 from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
@@ -97,9 +98,17 @@ def _turns_in_yaml(raw: str) -> Any:
 
     try:
         refers = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw))
-        return [{"role": None}] if refers else yaml.safe_load(raw)
-    except yaml.YAMLError:
+        turns = [{"role": None}] if refers else yaml.safe_load(raw)
+        return json.loads(json.dumps(turns, default=_date))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # as of a date that no calendar has
         return [{"role": None}]
+
+
+def _date(value: Any) -> str:
+    """What YAML reads as a date, as text again. Raises TypeError for what else JSON does not have."""
+    if not isinstance(value, date):
+        raise TypeError
+    return value.isoformat()
 
 
 def _right_choice(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -108,12 +117,13 @@ def _right_choice(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     calls = list(given.values()) if isinstance(given, dict) else given if isinstance(given, list) else []
     pairs = [tuple(call.values()) if isinstance(call, dict) else tuple(call) for call in calls if call]
     target = str(record.get("target"))
-    if len(pairs) < 2 or not target.isdecimal() or int(target) >= len(pairs):
+    number = int(target) if target.isdecimal() and len(target) <= len(str(len(pairs))) else len(pairs)
+    if len(pairs) < 2 or number >= len(pairs):
         return None
     if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
         return None
     asked = {pair[0] for pair in pairs}
-    return [{"prompt": asked.pop(), "completion": pairs[int(target)][1].strip()}] if len(asked) == 1 else None
+    return [{"prompt": asked.pop(), "completion": pairs[number][1].strip()}] if len(asked) == 1 else None
 
 
 def _table(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
