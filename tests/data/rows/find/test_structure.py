@@ -290,3 +290,11 @@ def test_a_question_that_holds_the_other_is_said_once() -> None:
 def test_an_answer_in_a_list_of_one_text() -> None:
     turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": ASKED}]
     assert said({"messages": turns, "output": [ANSWERED]}) == [("system", "Be kind."), *PAIR]
+
+
+@pytest.mark.parametrize("name", ["[]", "", ".", "\0"])
+def test_a_column_may_have_any_name(name: str) -> None:
+    """`[]` ended the check as a bug: so the paths of what is in lists are written."""
+    row = {name: ASKED, "context": "The depot in the harbour opens at seven.", "response": ANSWERED}
+    with pytest.raises(RowRefused):
+        read_conversation(row)

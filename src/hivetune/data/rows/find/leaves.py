@@ -100,7 +100,7 @@ def _has_to_be_said(path: tuple[str, ...], value: str, used: Sequence[tuple[str,
     if above and ((names_role(path[-1]) and names_party(value)) or role_of(value) is not None):
         return False  # who speaks
     parts = [part_of(name) for name in named]
-    if is_reference(path[-1] if path[-1] != "[]" else path[-2], value):
+    if is_reference(named[-1], value):
         return False
     if "media" in parts:
         raise RowRefused("unsupported-content", f"{'.'.join(path)[:60]}: only text can be learned")
