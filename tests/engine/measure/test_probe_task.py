@@ -204,10 +204,10 @@ def test_the_predicted_peak_holds_within_ten_percent(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", vocab_size=16000, **sizes)
     numbers = random.Random(1)
     rows = []
-    for _ in range(80):
+    for _ in range(160):
         tokens = [numbers.randrange(3, 16000) for _ in range(numbers.randrange(150, 250))]
         rows.append((tokens, [0] * (len(tokens) // 2) + [1] * (len(tokens) - len(tokens) // 2)))
-    make_run(tmp_path, rows, choices={"threads": 2}, max_steps=3, validate_every=1000)
+    make_run(tmp_path, rows, choices={"threads": 2}, max_steps=6, validate_every=1000)
     run = tmp_path / "run"
     run_task(Probe(model, tmp_path / "snapshot", run), run / "probe").check("the probe")
     peak = run_task(Train(run, model, tmp_path / "snapshot"), run).check("training")["prediction"]["peak"]

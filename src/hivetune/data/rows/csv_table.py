@@ -202,7 +202,7 @@ def _with_cr(fields: list[str]) -> list[str]:
 
 def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
     """How many of the taken lines are lost: up to the first one from which the next records are whole."""
-    if len(lines.taken[0]) > MAX_ROW_CHARS:
+    if len(lines.taken[0]) > MAX_ROW_CHARS:  # no quote is wrong: the line alone is too large
         return 1
     place = 1
     while any(True for _ in lines.ahead(place)):

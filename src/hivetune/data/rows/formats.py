@@ -186,7 +186,7 @@ def _is_whole(line: bytes) -> bool:
 
 
 def open_bytes(path: str, known: str) -> ByteStream:
-    """The bytes of a file of format `known`, decompressed, as UTF-8 with line feeds.
+    """The bytes of a file of format `known`, decompressed, as UTF-8, its lines ending with line feeds.
 
     Raises MachineNotFit when a package is missing.
     """
