@@ -1,13 +1,13 @@
-"""The fences: which room may import which, who may import torch, how large a piece may get, and where its tests are.
+"""The laws of imports: which room may import which, who may import torch, and that no exception is swallowed.
 
-What the pieces are called, and what messages and pages name, is in `test_names.py`.
+There is no limit on the lines of a module or a function, or on the modules of a folder: `make size` prints the sums.
+What messages and pages name is checked in `test_names.py`.
 """
 
 import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -38,16 +38,6 @@ ROOMS = (
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 TENSORS = {"torch", "transformers", "peft", "safetensors", "accelerate", "bitsandbytes", "numpy", "triton"}
 
-MAX_LINES = 400
-MAX_FUNCTION_LINES = 60
-MAX_COMPLEXITY = 15  # ways through a function: ruff's C901, and one more for each `and` and `or`
-MAX_MODULES = 12  # in one folder; cli/ has one for each command
-# Functions that are above MAX_COMPLEXITY today. The list only gets shorter.
-TOO_COMPLEX = {"supervise/ladder.py next_action"}
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-BRANCHES = ast.If | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.IfExp | ast.match_case
-
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
@@ -72,12 +62,6 @@ def imports(path: Path) -> list[tuple[int, str]]:
 
 def module_name(path: Path) -> str:
     return ".".join(("hivetune", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
-
-
-def functions(path: Path) -> Iterator[Function]:
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, Function):
-            yield node
 
 
 def test_imports_point_up() -> None:
@@ -111,54 +95,6 @@ def test_only_the_engine_touches_tensors() -> None:
     outside = [path for path in MODULES if room(path) != "engine"]
     wrong = [f"{p}:{line} {name}" for p in outside for line, name in imports(p) if name.split(".")[0] in TENSORS]
     assert not wrong
-
-
-def test_pieces_stay_small() -> None:
-    wrong = []
-    for path in MODULES:
-        if path.read_text(encoding="utf-8").count("\n") > MAX_LINES:
-            wrong.append(f"{path} is too long: is it still one thing?")
-        for node in functions(path):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            if length > MAX_FUNCTION_LINES:
-                wrong.append(f"{path}:{node.lineno} {node.name} has {length} lines")
-    assert not wrong
-
-
-def complexity(function: Function) -> int:
-    """Ways through the body of `function` itself: functions inside it count for themselves."""
-    ways, waiting = 1, list(function.body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, BRANCHES):
-            ways += 1
-        elif isinstance(node, ast.BoolOp):
-            ways += len(node.values) - 1
-        if not isinstance(node, Function | ast.Lambda | ast.ClassDef):
-            waiting += ast.iter_child_nodes(node)
-    return ways
-
-
-def test_functions_stay_simple() -> None:
-    found = {
-        f"{path.relative_to(SOURCE)} {node.name}": complexity(node) for path in MODULES for node in functions(path)
-    }
-    above = {name: ways for name, ways in found.items() if ways > MAX_COMPLEXITY}
-    assert not {name: ways for name, ways in above.items() if name not in TOO_COMPLEX}
-    assert above.keys() >= TOO_COMPLEX, "simple now, so take it off the list"
-
-
-def test_complexity_counts_every_way() -> None:
-    source = "def f(a, b, c):\n    if a and b and c:\n        return 1\n    return [x for x in b if x] if a or b else 2"
-    function = ast.parse(source).body[0]
-    assert isinstance(function, Function)
-    assert complexity(function) == 6  # 1, if, two `and`, the conditional expression, one `or`
-
-
-def test_folders_stay_small() -> None:
-    folders = {path.parent for path in MODULES} - {SOURCE / "cli"}
-    sizes = {folder: sum(path.name != "__init__.py" for path in folder.glob("*.py")) for folder in folders}
-    assert not {str(folder): size for folder, size in sizes.items() if size > MAX_MODULES}
 
 
 def test_tests_mirror_the_source() -> None:

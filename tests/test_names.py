@@ -1,9 +1,8 @@
-"""One word for one thing: public names, and the commands, settings and files that messages and pages name."""
+"""The commands, options, settings and files that messages and pages name exist."""
 
 import ast
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,6 @@ SOURCE = ROOT / "src" / "hivetune"
 MODULES = sorted(SOURCE.rglob("*.py"))
 DATA = sorted(SOURCE.rglob("*.yaml"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-# A public name that two modules define, and why. `main` is how a task of the engine is entered, by its module's name.
-SAME_NAME = {"main": "the entry of a task, found by the name of its module"}
 
 # Options of other programs that a message or a page names.
 FOREIGN_OPTIONS = {
@@ -90,33 +86,6 @@ def texts() -> Iterator[tuple[str, str]]:
     for path in (*DATA, *PAGES):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             yield f"{path.relative_to(ROOT)}:{number}", line
-
-
-def public_names() -> dict[str, list[str]]:
-    """Each public name that a module defines at its top level: the modules. A command's function is its command."""
-    commands = {(f"cli/{module}.py", function) for module, function, _ in COMMANDS.values()}
-    found = defaultdict(list)
-    for path in MODULES:
-        module = str(path.relative_to(SOURCE))
-        for node in parsed(path).body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names = [node.name]
-            elif isinstance(node, ast.Assign):
-                names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names = [node.target.id]
-            else:
-                continue
-            for name in names:
-                if not name.startswith("_") and (module, name) not in commands:
-                    found[name].append(module)
-    return found
-
-
-def test_no_public_name_has_two_meanings() -> None:
-    """A name that only its own module uses begins with `_`; what two rooms share is defined in one of them."""
-    twice = {name: modules for name, modules in public_names().items() if len(modules) > 1 and name not in SAME_NAME}
-    assert not twice
 
 
 @functools.cache

@@ -23,7 +23,7 @@ _BLOCK = '"""'
 _SHOWN_CHARS = 100
 
 
-def chat(  # noqa: PLR0913 (each is an option)
+def chat(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Run (name, folder or 'last'), release or GGUF file.")],
     beside: Annotated[
         str | None, typer.Option("--beside", metavar="NAME", help="Side by side with this one, or with 'base'.")

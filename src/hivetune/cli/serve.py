@@ -22,7 +22,7 @@ from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open
 DEFAULT_CLIENT = "default"
 
 
-def serve(  # noqa: PLR0913 (each is an option)
+def serve(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="What to serve; all by default.")] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")] = 8642,
