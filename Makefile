@@ -2,6 +2,7 @@
 # make check   seconds: lint, types, fast tests
 # make test    everything that CI runs: at most 15 minutes on 2 cores
 # make site    the documentation as pages that open without a server, below site/
+# make size    lines, modules, settings, commands and words beside their budgets: a report, never a test
 # make proof   the full counts behind docs/proof/*.json: resumable, hours at most, only what is named: make proof NAME=kills
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # all passed beside other work at a load of 12 on 2 cores.
 WORKERS ?= -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test site proof lint clean
+.PHONY: demo check test site size proof lint clean
 
 .venv/.ready-demo: $(SETUP_INPUTS)
 	@$(PYTHON) tools/setup.py train export serve
@@ -40,6 +41,9 @@ test: lint
 
 site: .venv/.ready-dev
 	@$(BIN)/mkdocs build --quiet --strict
+
+size: .venv/.ready-dev
+	@$(BIN)/python tools/size.py
 
 proof: .venv/.ready-dev
 	@$(BIN)/python tools/proof.py $(NAME)
