@@ -1,6 +1,7 @@
 # make demo    set up, then the whole walk on a real model, from interactions to a verdict and a chat answer
 # make check   seconds: lint, types, fast tests
 # make test    everything that CI runs: at most 15 minutes on 2 cores
+# make corpus  reads the corpus of rows again and prints what is read differently: at most 60 s
 # make site    the documentation as pages that open without a server, below site/
 # make size    lines, modules, settings, commands and words beside their budgets: a report, never a test
 # make proof   the full counts behind docs/proof/*.json: resumable, hours at most, only what is named: make proof NAME=kills
@@ -14,7 +15,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # all passed beside other work at a load of 12 on 2 cores.
 WORKERS ?= -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test site size proof lint clean
+.PHONY: demo check test corpus site size proof lint clean
 
 .venv/.ready-demo: $(SETUP_INPUTS)
 	@$(PYTHON) tools/setup.py train export serve
@@ -38,6 +39,9 @@ check: lint
 
 test: lint
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "not proof"
+
+corpus: .venv/.ready-dev
+	@$(BIN)/python tools/corpus.py
 
 site: .venv/.ready-dev
 	@$(BIN)/mkdocs build --quiet --strict
