@@ -23,7 +23,7 @@ from hivetune.base.disk import home
 from hivetune.data.intake import collect as collect_module
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit_batch
 from hivetune.data.intake.sources.parse import parse_map, parse_sources
-from hivetune.data.rows.fields import as_feedback, as_success, as_time, extract
+from hivetune.data.pieces.fields import as_feedback, as_success, as_time, extract
 from hivetune.errors import Busy, DoesNotFit, UsageError
 
 HIVETUNE = [sys.executable, "-m", "hivetune"]

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
+from hivetune.data.pieces.logs import MAX_ROW_CHARS
 from hivetune.data.prepare.prepare import check
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.csv_table import csv_rows
-from hivetune.data.rows.placed import MAX_ROW_CHARS
 from hivetune.errors import DataRefused
 
 CELL = st.text(max_size=20) | st.text('ab ,;"\n\r\t', max_size=10)
@@ -32,8 +32,8 @@ class Text:
 def read(text: str) -> tuple[list[Any], list[tuple[int, str]]]:
     """(rows, [(line, problem)])"""
     found = list(csv_rows(Text(text), None))  # type: ignore[arg-type]
-    rows = [json.loads(row) for _, mark, row in found if mark == "r"]
-    return rows, [(place, problem.partition(":")[0]) for place, mark, problem in found if mark == "p"]
+    rows = [dict(row) for _, row in found if isinstance(row, dict)]
+    return rows, [(place, row.reason) for place, row in found if isinstance(row, RowRefused)]
 
 
 def plain(number: int) -> dict[str, str]:
@@ -111,12 +111,12 @@ def test_whatever_the_library_writes_is_read(pairs: list[tuple[str, str]], end: 
     writer = csv.writer(text, lineterminator=end)
     writer.writerows([("question", "answer"), *pairs])
     found = list(csv_rows(Text(text.getvalue()), None))  # type: ignore[arg-type]
-    assert [json.loads(row) for _, _, row in found] == [
+    assert [row for _, row in found] == [
         {"question": q, "answer": a}
         for q, a in pairs
         if q or a  # a line of separators alone is a blank line, as spreadsheets leave them
     ]
-    assert {mark for _, mark, _ in found} <= {"r"}
+    assert all(isinstance(row, dict) for _, row in found)
 
 
 @settings(derandomize=True, max_examples=200)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
+from hivetune.data.pieces.logs import one_line
 from hivetune.data.prepare.prepare import check
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.json_document import json_rows
-from hivetune.data.rows.placed import PlacedRow, one_line
 from hivetune.errors import DataRefused
 
 
@@ -30,8 +31,10 @@ class Text:
         return piece
 
 
-def rows_of(text: str, size: int = 1 << 20) -> list[PlacedRow]:
-    return list(json_rows(Text(text, size)))  # type: ignore[arg-type]
+def rows_of(text: str, size: int = 1 << 20) -> list[tuple[int, str, str]]:
+    """(place, "r" and the row, or "p" and why there is none)"""
+    found = json_rows(Text(text, size))  # type: ignore[arg-type]
+    return [(at, "p", row.hint) if isinstance(row, RowRefused) else (at, "r", str(row)) for at, row in found]
 
 
 def row(number: int) -> dict[str, object]:

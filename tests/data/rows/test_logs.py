@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.pieces.said import Conversation
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
-from hivetune.data.rows.layouts.said import Conversation
 
 ASK = {"role": "user", "content": "What is the capital of France?"}
 SYSTEM = {"role": "system", "content": "Answer in one word."}

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from data.rows.find.parcel_talk import columns_for
 
+from hivetune.data.pieces.markup import without_markup
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.table import read_layout
-from hivetune.data.rows.layouts.tickets import without_markup
 
 
 def part(kind: str, body: str | None, part_type: str = "comment") -> dict[str, Any]:

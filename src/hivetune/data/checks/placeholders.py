@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from hivetune.data.pieces.said import names, parsed
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.said import names, parsed
 from hivetune.records import Message
 
 # Longer answers are looked at no further: nobody writes a placeholder of this length, but for pages and dummy text.

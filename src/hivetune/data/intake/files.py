@@ -221,7 +221,7 @@ def _decompress(path: str, known: str, spilled: str) -> str | None:
 
 
 def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> Chunk:
-    text = "".join(f"{line}\tp\t{problem}\n" for problem in problems).encode()
+    text = "".join(f"{line}\tp\tbroken-file:{problem}\n" for problem in problems).encode()
     Path(path).write_bytes(text)
     return Chunk("numbered", path, name, 0, len(text), 1, True, len(problems))
 
@@ -247,9 +247,9 @@ def _add_lost_rows(path: str, known: str, spilled: str) -> None:
             rows += last.split("\t", 2)[1] == "r"
     place, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
     if mark == "p" and "damaged:" in problem:
-        more = _lost_rows(path, rows, problem)[1:]
+        more = _lost_rows(path, rows, problem.partition(":")[2])[1:]
         with open(spilled, "a", encoding="utf-8") as file:
-            file.write("".join(f"{place}\tp\t{text}\n" for text in more))
+            file.write("".join(f"{place}\tp\tbroken-file:{text}\n" for text in more))
 
 
 def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from hivetune.data.pieces.said import Conversation, Row, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.names import words
 from hivetune.data.rows.layouts.columns import ASKED, CONTEXT, SYSTEM, TOOLS, plain_row
-from hivetune.data.rows.layouts.said import Conversation, Row, objects, one_of, parsed
 from hivetune.data.rows.layouts.table import preference_columns, read_layout
 from hivetune.records import Example, LessonKind, Message
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from hivetune.data.rows.fields import NESTED, extract, plain_name
-from hivetune.data.rows.layouts.answers import ENDS
+from hivetune.data.pieces.answers import ENDS
+from hivetune.data.pieces.fields import NESTED, extract, plain_name
 from hivetune.records import Message
 
 # Columns in which logs say why something failed. `reason` is what a person said of a thumbs down.

@@ -5,10 +5,10 @@ only the rows of a file together tell.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import names, parsed
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, numbers_of
-from hivetune.data.rows.layouts.said import names, parsed
 
 MIN_CHOICES = 2
 _LETTERS = "ABCDEFGHIJ"

@@ -5,14 +5,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hivetune.data.formats import batch_keys, batch_rows
+from hivetune.data.pieces.attributes import attributes, typed
+from hivetune.data.pieces.said import objects, one_of
+from hivetune.data.pieces.spans import joined_by_id
+from hivetune.data.pieces.turns import ROLE_KEYS
 from hivetune.data.rows.api.recorded import METHOD_KEY, NOCK_KEY, RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
-from hivetune.data.rows.layouts.said import objects, one_of
-from hivetune.data.rows.layouts.turns import ROLE_KEYS
 from hivetune.data.rows.sessions.claude_code import claude_code_rows
 from hivetune.data.rows.traces.agent_spans import agent_runs
 from hivetune.data.rows.traces.agents import ADK_KEY, CREW_KEY, adk_cases, crew_tasks
-from hivetune.data.rows.traces.attributes import attributes, typed
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
 from hivetune.data.rows.traces.runs import MODEL_RUNS
 from hivetune.data.rows.traces.spans import without_what_repeats
@@ -34,7 +36,6 @@ _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that li
 _ALSO = (
     "loglines",
     "post",
-    "batch",
     "child_runs",
     "resourceLogs",
     *_MODEL_SPANS,
@@ -45,7 +46,7 @@ _ALSO = (
     CREW_KEY,
     ADK_KEY,
 )
-_MARK = re.compile(b'"(?:%s)"' % b"|".join(key.encode() for key in (*KEYS, *_ALSO)))
+_MARK = re.compile(b'"(?:%s)"' % b"|".join(re.escape(key.encode()) for key in (*KEYS, *_ALSO, *batch_keys())))
 # What a trace says of all its steps.
 _SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
 
@@ -63,6 +64,8 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
+    if (known := batch_rows(record)) is not None:
+        return [json.dumps(row).encode() for row in known] or None
     record = _without_wrapper(record)
     found = list(_spans(record)) or list(_logged(record)) or _model_runs(record)
     found = found or evaluated(record) or crew_tasks(record) or adk_cases(record) or agent_runs(record) or []
@@ -84,10 +87,10 @@ _OF_SPANS = ("spans", "resourceSpans", "batches")
 def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     if objects(record.get("loglines")) is not None:  # a session of Claude Code as one object
         lines = (json.dumps(event) for event in record["loglines"])
-        return [json.loads(text) for _, _, text in claude_code_rows(iter(enumerate(lines, 1)))]
+        return [json.loads(text) for _, text in claude_code_rows(iter(enumerate(lines, 1))) if isinstance(text, str)]
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
-    if (sent := _sent_runs(record) or _ingested(record) or _kept_whole(record)) is not None:
+    if (sent := _sent_runs(record) or _kept_whole(record)) is not None:
         return sent
     for key in _MODEL_SPANS:
         if (calls := objects(record.get(key))) is not None:
@@ -119,34 +122,7 @@ def _sent_runs(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     begun, ended = objects(record.get("post")) or [], objects(record.get("patch")) or []
     if not begun + ended or not all("inputs" in run for run in begun) or not all("id" in run for run in ended):
         return None
-    return [{"inputs": None, "outputs": None, **run} for run in _joined_by_id([*begun, *ended])]
-
-
-def _ingested(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The calls of a model among the events that Langfuse's client sends, joined by the id of what they tell of;
-    traces where there is no call, since a trace repeats what its calls say.
-    """
-    sent = objects(record.get("batch")) or []
-    if not sent or not all(isinstance(one.get("type"), str) and isinstance(one.get("body"), dict) for one in sent):
-        return None
-    told = [{"type": _INGESTED.get(one["type"].partition("-")[0]), **_said_of(one["body"])} for one in sent]
-    steps = _joined_by_id([one for one in told if one["type"] is not None])
-    traces = {step.get("id"): step for step in steps if step["type"] == "TRACE"}
-    calls = [step for step in steps if step["type"] != "TRACE"]
-    if not any(step["type"] == "GENERATION" for step in calls):
-        calls = steps
-    found = []
-    for step in calls:
-        trace = traces.get(step.get("traceId"), {})
-        found.append({"input": None, "output": None, **{key: trace[key] for key in _SHARED if key in trace}, **step})
-    return found or None
-
-
-_INGESTED = {"trace": "TRACE", "generation": "GENERATION", "span": "SPAN", "event": "EVENT"}
-
-
-def _said_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in body.items() if key != "type"}
+    return [{"inputs": None, "outputs": None, **run} for run in joined_by_id([*begun, *ended])]
 
 
 def _kept_whole(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -162,22 +138,6 @@ def _kept_whole(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     chat = one_of(one_of(record, "snapshot"), "chat")
     rating = one_of(record.get("data"), "rating")
     return [{**chat, "rating": rating}] if isinstance(chat, dict) and "chat" in chat else None
-
-
-def _joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Objects with one id as one, in the order of the first of each: what comes later goes before, unless it is null.
-    What has no id stays alone.
-    """
-    found: list[dict[str, Any]] = []
-    by_id: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        said = {key: value for key, value in part.items() if value is not None}
-        if (known := by_id.get(str(part.get("id")))) is not None and part.get("id") is not None:
-            known.update(said)
-            continue
-        found.append(said)
-        by_id[str(part.get("id"))] = said
-    return found
 
 
 def _model_call(span: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ a quote is wrong, reading goes on at the first line from which records are whole
 """
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.header import HEAD_RECORDS, names_without_header
-from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
 _DELIMITERS = (",", ";", "\t", "|")
 _WHOLE_AGAIN = 3  # records in a row that must be whole before reading goes on there
@@ -68,7 +68,7 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
         size = len(lines.taken)
         fields = _or_by_tabs(fields, lines, form, header) if header is not None else fields
         if fields is None and header is None:
-            yield place, "p", "csv-quote:the quotes of the header do not match, so nothing behind it was read"
+            yield place, RowRefused("csv-quote", "the quotes of the header do not match, so nothing behind it was read")
             return
         if fields is None:
             size = _end_of_broken(lines, form, len(header or []))
@@ -80,7 +80,7 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
             yield _csv_row(place, header, fields, form)
         place += min(size, len(lines.taken))
     if source.problem:
-        yield place, "p", source.problem
+        yield place, RowRefused("broken-file", source.problem)
 
 
 def _is_row(fields: list[str], header: list[str]) -> bool:
@@ -167,8 +167,8 @@ def _csv_row(place: int, header: list[str], fields: list[str], form: _Form) -> P
     if len(fields) > len(header) and form.delimiter == "," and not form.spaced:
         fields = _joined(fields)
     if len(fields) != len(header):
-        return place, "p", f"csv-columns:{len(fields)} fields, the header has {len(header)}"
-    return place, "r", json.dumps(dict(zip(header, fields, strict=True)), ensure_ascii=False)
+        return place, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
+    return place, dict(zip(header, fields, strict=True))
 
 
 def _joined(fields: list[str]) -> list[str]:
@@ -220,6 +220,6 @@ def _broken(lines: list[str], place: int, delimiter: str, columns: int) -> Itera
     """
     for number, line in enumerate(lines):
         if len(line) > MAX_ROW_CHARS:
-            yield place + number, "p", f"line-too-large:{len(line):,} characters"
+            yield place + number, RowRefused("line-too-large", f"{len(line):,} characters")
         elif number == 0 or line.count(delimiter) >= max(1, columns - 1):
-            yield place + number, "p", "csv-quote:"
+            yield place + number, RowRefused("csv-quote")

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
 from hivetune.base.paths import spelled, what_to_do
+from hivetune.data.pieces.logs import PlacedRow, write_rows
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.api.recorded import CASSETTE_HEAD, HTTPRR_HEAD
 from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import (
@@ -27,7 +29,6 @@ from hivetune.data.rows.encodings import (
     wide_encoding,
 )
 from hivetune.data.rows.json_document import json_rows
-from hivetune.data.rows.placed import PlacedRow
 from hivetune.data.rows.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
 from hivetune.data.rows.traces.eval_files import eval_rows, is_eval_file
 from hivetune.errors import MachineNotFit, UsageError
@@ -257,9 +258,7 @@ def convert_lines(path: str, known: str, out: str) -> None:
         rows = text_rows(_Text(open_bytes(path, known)), kind)
     else:
         rows = csv_rows(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
-    with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        for place, mark, text in rows:
-            file.write(f"{place}\t{mark}\t{text}\n")
+    write_rows(rows, out)
 
 
 def lacks_header(path: str, known: str) -> bool:
@@ -308,11 +307,11 @@ def _parquet_rows(path: str) -> Iterator[PlacedRow]:
             num_rows = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=500):
                 for row in batch.to_pylist():
-                    yield place, "r", json.dumps(_plain(row), default=str, ensure_ascii=False)
+                    yield place, json.dumps(_plain(row), default=str, ensure_ascii=False)
                     place += 1
     except (arrow.ArrowException, OSError, ValueError) as error:
         for lost in range(place, max(place, num_rows) + 1):
-            yield lost, "p", " ".join(f"no Parquet from here on: {error}".split())
+            yield lost, RowRefused("broken-file", " ".join(f"no Parquet from here on: {error}".split()))
 
 
 def parquet_rows_and_bytes(path: str) -> tuple[int, int] | None:

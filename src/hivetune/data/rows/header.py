@@ -5,7 +5,7 @@ with one of few words, else `column_1`, `column_2` ...
 
 from collections.abc import Sequence
 
-from hivetune.data.rows.fields import as_number, as_time, plain_name
+from hivetune.data.pieces.fields import as_number, as_time, plain_name
 from hivetune.data.rows.find.names import part_of
 from hivetune.data.rows.layouts.columns import looks_like_content, names_document
 

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
+from hivetune.data.pieces.said import names
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
-from hivetune.data.rows.layouts.said import names
-from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 
 _KEPT_CHARS = 1 << 20  # of a broken element
 _MAX_KEY_CHARS = 1024
@@ -89,17 +90,17 @@ def json_rows(source: TextSource) -> Iterator[PlacedRow]:
             if document.is_over:
                 in_array = False
                 if not text.endswith("]"):
-                    yield line, "p", source.problem or "the JSON breaks off in this row"
+                    yield line, RowRefused("broken-file", source.problem or "the JSON breaks off in this row")
                     return
-            yield line, "r", one_line(text)
+            yield line, one_line(text)
             continue
         text = document.skip(end)
         key = _FIRST_KEY.match(text)
         if key:
             first_keys.add(key.group(1))
-        yield line, "r", one_line(text)
+        yield line, one_line(text)
     if source.problem or in_array:
-        yield document.line, "p", source.problem or "the JSON array breaks off here"
+        yield document.line, RowRefused("broken-file", source.problem or "the JSON array breaks off here")
 
 
 def _skip_wrapper(document: _Document) -> bool:
@@ -182,7 +183,10 @@ def _behind(document: _Document) -> Iterator[PlacedRow]:
     except (ValueError, RecursionError):
         notes = None
     if notes is None or any(map(_may_be_rows, notes.values())):
-        yield line, "p", document.source.problem or "what stands behind the list of rows was not read"
+        yield (
+            line,
+            RowRefused("broken-file", document.source.problem or "what stands behind the list of rows was not read"),
+        )
 
 
 def _end_of_value(document: _Document) -> int | None:

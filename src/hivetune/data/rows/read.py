@@ -18,11 +18,15 @@ from hivetune.data.judged.answers import (
     with_answers_apart,
 )
 from hivetune.data.judged.failures import call_failed, cut_at, is_cut_json, outside_cause, without_reasons
+from hivetune.data.pieces.answers import refuse_cut_row
+from hivetune.data.pieces.fields import as_success, extract
+from hivetune.data.pieces.rendered import without_ends
+from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
+from hivetune.data.pieces.streams import refuse_pieces
+from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused, not_utf8
-from hivetune.data.rows.api.pieces import refuse_pieces
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
-from hivetune.data.rows.fields import as_success, extract
 from hivetune.data.rows.find.asking.advice import advised, lines_for
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation, with_system_of_text, with_written_message
 from hivetune.data.rows.find.made import class_column
@@ -30,13 +34,9 @@ from hivetune.data.rows.find.nest import RowPlace, split_payload
 from hivetune.data.rows.find.per_file import read_as_its_file
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.layouts.answers import refuse_cut_row
 from hivetune.data.rows.layouts.columns import CHOICE
 from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_content, missing_column
-from hivetune.data.rows.layouts.said import BYTE_ORDER_MARK, NOT_HELD, Conversation, Row, clean_texts, parsed
-from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.sessions.detect import is_session_line
-from hivetune.data.rows.sessions.rendered import without_ends
 from hivetune.data.synthetic import maker_of
 from hivetune.records import Example, Message
 
@@ -129,11 +129,8 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
     source = f"{chunk.name}:{place.decode()}"
     if mark == b"r":
         return RawRow(source, text, chunk=chunk)
-    hint = text.decode("utf-8", "replace")
-    reason, _, detail = hint.partition(":")
-    if reason in ("csv-columns", "csv-quote", "line-too-large", "broken-line", NOT_HELD):
-        return RawRow(source, b"", RowRefused(reason, detail))
-    return RawRow(source, b"", RowRefused("broken-file", hint))
+    reason, _, hint = text.decode("utf-8", "replace").partition(":")
+    return RawRow(source, b"", RowRefused(reason, hint))
 
 
 def _store_rows(chunk: Chunk) -> Iterator[RawRow]:

@@ -3,15 +3,15 @@ them, one conversation, conversations that a template has written, questions and
 that are the rows of a table.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.rendered import is_marked
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.names import words
 from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
-from hivetune.data.rows.sessions.rendered import is_marked
 
 TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS, RENDERED = TEXT_FORMS = (
     "talk-lines",
@@ -83,11 +83,11 @@ def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
     for place, lines in _pieces(source, form):
         text = "".join(lines).strip()
         if len(text) > MAX_ROW_CHARS:
-            yield place, "p", f"line-too-large:{len(text):,} characters in one conversation"
+            yield place, RowRefused("line-too-large", f"{len(text):,} characters in one conversation")
             continue
-        yield place, "r", json.dumps(_row(form, lines, text), ensure_ascii=False)
+        yield place, _row(form, lines, text)
     if source.problem:
-        yield place, "p", source.problem
+        yield place, RowRefused("broken-file", source.problem)
 
 
 def _row(form: str, lines: Sequence[str], text: str) -> dict[str, str]:

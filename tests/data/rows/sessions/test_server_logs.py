@@ -9,10 +9,10 @@ from session_files import read, said, write
 
 from hivetune.config import DataConfig
 from hivetune.data.intake.files import plan_inputs
+from hivetune.data.pieces.rendered import turns_of
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import read_example, read_rows
-from hivetune.data.rows.sessions.rendered import turns_of
 
 LLAMA_LOG = (
     "build: 5000 (abc) with cc for x86_64-linux-gnu\n"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hivetune.data.intake.interactions import Batch, Refusal
+from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.find.nest import place_of_rows, split_record
-from hivetune.data.rows.layouts.turns import is_conversation
 from hivetune.data.rows.read import BOM, parse_row
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.

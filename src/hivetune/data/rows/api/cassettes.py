@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.api.recorded import CASSETTE_HEAD, text_of_bytes
-from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow, TextSource
 
 _DEEPEST = 200  # levels of a call
 _CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)
@@ -54,15 +55,15 @@ def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
         starts = line.startswith(f"{begin[2]}- ")
         if starts or (call and _ends(line, begin[2])):  # what stands behind the calls is about the cassette
             if call:
-                yield place, *_row("".join(call), begin[1])
+                yield place, _row("".join(call), begin[1])
             call, place, size = [], number, 0
         if (starts or call) and size <= MAX_ROW_CHARS:
             call.append(line)
             size += len(line)
     if call and begin is not None:
-        yield place, *_row("".join(call), begin[1])
+        yield place, _row("".join(call), begin[1])
     if source.problem:
-        yield place, "p", source.problem
+        yield place, RowRefused("broken-file", source.problem)
 
 
 def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
@@ -74,7 +75,7 @@ def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
     while rest or (rest := next(lines, (0, b""))[1]):
         sizes = _SIZES.fullmatch(rest)
         if sizes is None:
-            yield place, "p", "a call of which the sizes are not told"
+            yield place, RowRefused("broken-file", "a call of which the sizes are not told")
             return
         asked, both = int(sizes[1]), int(sizes[1]) + int(sizes[2])
         here, data, size = place, bytearray(), 0
@@ -86,12 +87,12 @@ def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
         rest = line[len(line) - (size - both) :] if size > both else b""
         place += not rest
         if both > MAX_ROW_CHARS:
-            yield here, "p", f"line-too-large:a call of more than {MAX_ROW_CHARS >> 20} MiB"
+            yield here, RowRefused("line-too-large", f"a call of more than {MAX_ROW_CHARS >> 20} MiB")
         else:
             call = {"request": _over_wire(bytes(data[:asked])), "response": _over_wire(bytes(data[asked:both]))}
-            yield here, "r", json.dumps({"interactions": [call]})
+            yield here, {"interactions": [call]}
     if source.problem:
-        yield place, "p", source.problem
+        yield place, RowRefused("broken-file", source.problem)
 
 
 def _over_wire(data: bytes) -> dict[str, Any]:
@@ -117,15 +118,15 @@ def _ends(line: str, indent: str) -> bool:
     return line[:1].isalpha() or (bool(line.strip()) and not line.startswith(indent))
 
 
-def _row(text: str, key: str) -> tuple[str, str]:
+def _row(text: str, key: str) -> str | RowRefused:
     if len(text) > MAX_ROW_CHARS // 2:
-        return "p", f"line-too-large:the call has {len(text):,} characters"
+        return RowRefused("line-too-large", f"the call has {len(text):,} characters")
     try:
         _refuse_growth(text)
         calls = yaml.load(text, Loader=_Loader)
-        return "r", json.dumps({key: calls}, default=_plain)
+        return json.dumps({key: calls}, default=_plain)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        return "p", " ".join(f"a call that is no YAML: {error}".split())
+        return RowRefused("broken-file", " ".join(f"a call that is no YAML: {error}".split()))
 
 
 def _refuse_growth(text: str) -> None:

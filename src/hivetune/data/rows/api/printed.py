@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hivetune.data.rows.layouts.said import one_of
-from hivetune.data.rows.placed import PlacedRow
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.said import one_of
 from hivetune.data.rows.sessions.servers import prompted
 
 _LM_REQUEST = r"Received request: POST to /\S+ with body "
@@ -100,9 +100,9 @@ def _row(found: tuple[_Asked, bool] | None, answer: Any) -> Iterator[PlacedRow]:
     answer = answer if is_sure and answer else {"choices": []}
     if "prompts" in request or one_of(answer, "generations") is not None:
         outputs = None if answer == {"choices": []} else answer
-        yield place, "r", json.dumps({"run_type": "llm", "inputs": request, "outputs": outputs})
+        yield place, {"run_type": "llm", "inputs": request, "outputs": outputs}
     else:
-        yield place, "r", json.dumps({"request": request, "response": answer})
+        yield place, {"request": request, "response": answer}
 
 
 def _json_from(text: str, lines: Iterator[tuple[int, str]]) -> Any:

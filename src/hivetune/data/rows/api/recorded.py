@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.rows.api.pieces import is_events, json_lines, pieces_in
-from hivetune.data.rows.layouts.answers import is_request, says_answer
-from hivetune.data.rows.layouts.said import objects, one_of, parsed
+from hivetune.data.pieces.answers import is_request, says_answer
+from hivetune.data.pieces.said import objects, one_of, parsed
+from hivetune.data.pieces.streams import is_events, json_lines, pieces_in
 
 # How a cassette in YAML begins, or a HAR file.
 _HAR_HEAD = r"log:[ \t]*\n(?: +(?! |entries:)[^\n]*\n){0,40} +(?=entries:)"

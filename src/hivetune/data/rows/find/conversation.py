@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from hivetune.data.pieces.attributes import nested
+from hivetune.data.pieces.calls import call_in_columns
+from hivetune.data.pieces.rendered import is_marked, is_rendered, turns_of
+from hivetune.data.pieces.said import Conversation, Row, objects, parsed
+from hivetune.data.pieces.turns import in_order, read_messages
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.made import made_of
 from hivetune.data.rows.find.row import read_structure
 from hivetune.data.rows.find.talk.transcripts import turns_behind_system, turns_in_text
-from hivetune.data.rows.layouts.calls import call_in_columns
-from hivetune.data.rows.layouts.said import Conversation, Row, objects, parsed
 from hivetune.data.rows.layouts.table import read_layout
-from hivetune.data.rows.layouts.turns import in_order, read_messages
-from hivetune.data.rows.sessions.rendered import is_marked, is_rendered, turns_of
-from hivetune.data.rows.traces.attributes import nested
 from hivetune.records import Message
 
 # What a layout says of a row that it does not know; any other reason is a fault of the row.

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Row, names, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.choices import MIN_CHOICES, with_best_choice
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.leaves import at, open_paths
 from hivetune.data.rows.find.made import is_class, is_found, is_query
 from hivetune.data.rows.find.names import (
@@ -25,7 +26,6 @@ from hivetune.data.rows.find.names import (
 from hivetune.data.rows.find.written import as_lines
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, numbers_of
 from hivetune.data.rows.layouts.pairs import LABELS
-from hivetune.data.rows.layouts.said import Row, names, objects, one_of, parsed
 
 _LETTERS = "ABCDEFGHIJ"
 _CHOICES = ("option", "options", "choice", "choices", "candidates")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import all_texts
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.columns import looks_like_content
-from hivetune.data.rows.layouts.said import all_texts
 
 _WAYS = (("pattern",), ("patterns",), ("utterance",), ("utterances",), ("phrases",), ("training", "phrases"))
 _PHRASINGS = (*_WAYS, ("question",), ("query",))

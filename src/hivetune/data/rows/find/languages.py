@@ -5,7 +5,7 @@ they call it in a hurry: `ans`, `quesiton`, `raw_anwser`.
 from functools import lru_cache
 from typing import Final
 
-from hivetune.data.rows.layouts.said import names
+from hivetune.data.pieces.said import names
 
 # As plain_name writes them, `câu_hỏi` for "Câu hỏi". A word that means something else in another language is left out.
 _SAME: Final = {

@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Row, Tools, all_texts, is_json_text, parsed
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.names import (
     SHORTENED,
     answers_somehow,
@@ -22,7 +23,6 @@ from hivetune.data.rows.find.names import (
 from hivetune.data.rows.find.talk.turn_lists import names_party
 from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.columns import looks_like_content, stands_in
-from hivetune.data.rows.layouts.said import Row, Tools, all_texts, is_json_text, parsed
 from hivetune.records import Message
 
 _PARTIES = ("user", "agent")  # who it was; or, beside the other's words, what they said

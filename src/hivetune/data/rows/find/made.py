@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from hivetune.data.rows.fields import as_number, as_time, plain_name
+from hivetune.data.pieces.fields import as_number, as_time, plain_name
+from hivetune.data.pieces.said import Row, names, parsed
 from hivetune.data.rows.find.languages import names_language
 from hivetune.data.rows.find.leaves import at
 from hivetune.data.rows.find.names import SHORTENED, is_a_models, is_expected, part_of, words
 from hivetune.data.rows.find.written import Written
 from hivetune.data.rows.layouts.columns import looks_like_content, names_document
 from hivetune.data.rows.layouts.pairs import HALVES, LABELS
-from hivetune.data.rows.layouts.said import Row, names, parsed
 
 _QUERY = re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE|MATCH|PREFIX)\s", re.I)
 _NEXT_QUERY = re.compile(r";\s*(?:SELECT|WITH)\s", re.I)

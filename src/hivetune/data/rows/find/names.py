@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import OF_TWO_ANSWERS, names
+from hivetune.data.pieces.turns import ROLES
 from hivetune.data.rows.find.languages import in_english
 from hivetune.data.rows.layouts.columns import CONTEXT, SYSTEM, THOUGHTS, TOOLS, column_kind, names_document
-from hivetune.data.rows.layouts.said import OF_TWO_ANSWERS, names
-from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
 NamePart = Literal[

@@ -8,19 +8,19 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hivetune.data.pieces.calls import call_in_columns
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Conversation, names, objects, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.choices import first_number, with_letter
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.intents import are_all_texts, phrased, phrasings
 from hivetune.data.rows.find.names import is_a_question, is_note, part_of, words
 from hivetune.data.rows.find.talk.text_lists import asked_pairs
 from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns
-from hivetune.data.rows.layouts.calls import call_in_columns
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.mapped import map_columns, maps_content
-from hivetune.data.rows.layouts.said import Conversation, names, objects, parsed
 
 RowPlace = tuple[str, ...]  # keys; EACH: every item of a list, or every value of an object whose values are alike
 EACH = "[]"

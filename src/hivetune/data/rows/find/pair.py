@@ -4,8 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hivetune.data.pieces.answers import is_response
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.rendered import goes_on, without_end
+from hivetune.data.pieces.said import Row, all_texts, names, parsed
+from hivetune.data.pieces.turns import is_conversation, read_messages, read_system
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import (
     WRITTEN,
     is_within,
@@ -41,12 +45,8 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.find.written import Written
-from hivetune.data.rows.layouts.answers import is_response
 from hivetune.data.rows.layouts.columns import looks_like_content, stands_in, texts_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
-from hivetune.data.rows.layouts.said import Row, all_texts, names, parsed
-from hivetune.data.rows.layouts.turns import is_conversation, read_messages, read_system
-from hivetune.data.rows.sessions.rendered import goes_on, without_end
 from hivetune.records import Message
 
 QUESTION_WORDS = 2  # of a question that is known by its place alone

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hivetune.data.intake.files import Chunk
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Conversation, Row
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation
 from hivetune.data.rows.find.given import gathered
 from hivetune.data.rows.find.leaves import open_paths
@@ -25,7 +26,6 @@ from hivetune.data.rows.find.talk.turn_lists import both_sides
 from hivetune.data.rows.find.written import with_written_answer
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import LABELS
-from hivetune.data.rows.layouts.said import Conversation, Row
 
 MOST_WORDS, MOST_CHARS = 8, 80  # of a label
 MIN_ROWS = 5  # in which every value may be short by chance

@@ -8,8 +8,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hivetune.data.pieces.answers import is_request, is_response, read_answer, read_request
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Conversation, Row, Tools, all_texts, objects
+from hivetune.data.pieces.turns import in_order, read_messages
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
 from hivetune.data.rows.find.given import gathered, is_about, is_beside, refuse_half_of_an_agent
 from hivetune.data.rows.find.leaves import Node, at, left_out, nodes, open_paths, system_in
 from hivetune.data.rows.find.names import are_of_parties, is_note, part_of, says_nothing, words
@@ -17,14 +21,10 @@ from hivetune.data.rows.find.pair import FoundPair, PairSpots, read_pair
 from hivetune.data.rows.find.talk.transcripts import turns_behind_words, turns_in_text
 from hivetune.data.rows.find.talk.turn_lists import NOBODY_NAMED, TALK, FoundTurns, NamedParties, as_turns, both_sides
 from hivetune.data.rows.find.written import with_written_answer
-from hivetune.data.rows.layouts.answers import is_request, is_response, read_answer, read_request
-from hivetune.data.rows.layouts.calls import read_tools
 from hivetune.data.rows.layouts.columns import SYSTEM, TOOLS, looks_like_content
 from hivetune.data.rows.layouts.mapped import NAMED_ROLES
 from hivetune.data.rows.layouts.pairs import LABELS
 from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import Conversation, Row, Tools, all_texts, objects
-from hivetune.data.rows.layouts.turns import in_order, read_messages
 from hivetune.records import Message
 
 _SPEAKER = re.compile(r"\s*(?:user|assistant) ?:", re.I)

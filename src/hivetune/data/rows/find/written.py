@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Row, objects, parsed
 from hivetune.data.rows.find.names import part_of, words
 from hivetune.data.rows.layouts.pairs import LABELS, as_json_text
-from hivetune.data.rows.layouts.said import Row, objects, parsed
 
 _REQUESTS = ("request", "request_body", "req", "raw_request", "llm_request", "api_request")
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import (
+from hivetune.data.pieces.fields import (
     AGENT,
     CATEGORY,
     FEEDBACK,
@@ -22,7 +21,8 @@ from hivetune.data.rows.fields import (
     USER,
     plain_name,
 )
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, first_of, names, parsed
+from hivetune.data.pieces.said import Conversation, Row, RowLayout, first_of, names, parsed
+from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "choice", "unknown"]

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hivetune.data.pieces.said import Row, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.columns import ANSWERED, ASKED, CONTENT, NOTES, SYSTEM, TOOLS, is_content
-from hivetune.data.rows.layouts.said import Row, parsed
 from hivetune.errors import UsageError
 
 OWN_FIELDS = ("checker", "untrusted", "origin", "weight", "prompt", "completion", "messages")

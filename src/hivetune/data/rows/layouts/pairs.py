@@ -4,9 +4,32 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hivetune.data.pieces.calls import calls_in_text, read_call, read_tools
+from hivetune.data.pieces.fields import AGENT, plain_name
+from hivetune.data.pieces.rendered import (
+    asked_turns,
+    goes_on,
+    is_marked,
+    is_rendered,
+    spoken_turns,
+    turns_of,
+    without_end,
+    without_header,
+)
+from hivetune.data.pieces.said import (
+    Conversation,
+    Row,
+    RowLayout,
+    all_texts,
+    first_of,
+    names,
+    objects,
+    parsed,
+    said,
+    text_of,
+)
+from hivetune.data.pieces.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import AGENT, plain_name
-from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
 from hivetune.data.rows.layouts.columns import (
     ANSWERED,
     ASKED,
@@ -20,29 +43,6 @@ from hivetune.data.rows.layouts.columns import (
     system_of,
     thoughts_of,
     tools_of,
-)
-from hivetune.data.rows.layouts.said import (
-    Conversation,
-    Row,
-    RowLayout,
-    all_texts,
-    first_of,
-    names,
-    objects,
-    parsed,
-    said,
-    text_of,
-)
-from hivetune.data.rows.layouts.turns import ROLE_KEYS, in_order, read_messages, read_system
-from hivetune.data.rows.sessions.rendered import (
-    asked_turns,
-    goes_on,
-    is_marked,
-    is_rendered,
-    spoken_turns,
-    turns_of,
-    without_end,
-    without_header,
 )
 from hivetune.records import Message
 

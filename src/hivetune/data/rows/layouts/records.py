@@ -7,22 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.answers import (
+from hivetune.data.pieces.answers import (
     continues_request,
     read_answer,
     read_request,
 )
-from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
-from hivetune.data.rows.layouts.said import (
-    NO_TEXT,
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.said import (
     Conversation,
     Row,
     RowLayout,
     Tools,
     all_texts,
-    before_media,
     first_of,
     listed,
     names,
@@ -30,8 +26,11 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
+from hivetune.data.pieces.session import is_lone_thought, system_first
+from hivetune.data.pieces.turns import THOUGHT_KEYS, in_order, read_messages, read_turn
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.sides import REPEATED_REQUESTS, RESPONSES, TEXT_ANSWERS, request_and_response
-from hivetune.data.rows.layouts.turns import THOUGHT_KEYS, in_order, read_messages, read_turn
 from hivetune.records import Message
 
 # Keys of a request or a response that lies flat in its row.
@@ -67,67 +66,6 @@ def _is_told(row: Row, column: str, question: str) -> bool:
     told = str(row[column]).strip()
     said = rf"{column}\W{{1,8}}{re.escape(told)}(?!\w)"
     return len(told) <= _MOST_TOLD and re.search(said, question, re.I) is not None
-
-
-_AGENTS = ("claude-code", "codex", "pi", "antigravity")
-
-
-def _session(_name: str, row: Row) -> Conversation:
-    """A conversation that data/rows/sessions put together from many lines."""
-    read, cut = _read_to_media(row["messages"], row.get("system"))
-    silent = str(row["hivetune_session"]) in _AGENTS
-    answered = [message for message in read if not _is_lone_thought(message, silent=silent)]
-    messages, told = _with_results(_from_question(answered))
-    ordered, more = in_order(_system_first(messages))
-    lone = () if len(answered) == len(read) else ("lone-thought",)
-    changed = (*row.get("left_out", ()), *cut, *lone, *told, *more)
-    return Conversation(str(row["hivetune_session"]), ordered, changed=changed)
-
-
-def _is_lone_thought(message: Message, *, silent: bool) -> bool:
-    """Whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its program may
-    hide what was thought, so that nothing stands there.
-    """
-    said = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
-    return not said and (silent or bool(message.reasoning))
-
-
-def _from_question(messages: list[Message]) -> list[Message]:
-    """Without results in front of the first question, whose calls stand elsewhere. Raises RowRefused: no-question."""
-    asked = next((i for i, message in enumerate(messages) if message.role == "user"), None)
-    if asked is None:
-        raise RowRefused("no-question")
-    return [message for i, message in enumerate(messages) if i >= asked or message.role != "tool"]
-
-
-def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[str, ...]]:
-    """(messages, reasons of severity warn) of a session, up to the first turn that holds an image or a file."""
-    try:
-        return read_messages(turns, system), ()
-    except RowRefused as refused:
-        if refused.reason not in NO_TEXT:
-            raise
-    held, cut = before_media(turns, read_turn)
-    return read_messages(turns[: len(held)], system), cut
-
-
-def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """(messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and the
-    answer goes on; without results of calls that it does not hold.
-    """
-    found: list[Message] = []
-    told: list[str] = []
-    for message in messages:
-        before = found[-1] if found else None
-        if message.role == "tool" and before is not None and before.role == "user":
-            told.append("result-without-call")
-            continue
-        is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
-        if is_answer and before is not None and before.role == "assistant" and before.tool_calls:
-            found += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
-            told.append("call-without-result")
-        found.append(message)
-    return found, tuple(dict.fromkeys(told))
 
 
 def _sharegpt(name: str, row: Row) -> Conversation:
@@ -169,7 +107,7 @@ def _opencode(name: str, row: Row) -> Conversation:
             messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
         else:
             messages += _opencode_answer(parts)
-    answered = [message for message in messages if not _is_lone_thought(message, silent=True)]
+    answered = [message for message in messages if not is_lone_thought(message, silent=True)]
     ordered, changed = in_order(answered)
     left += [] if len(answered) == len(messages) else ["lone-thought"]
     return Conversation(name, ordered, changed=(*dict.fromkeys(left), *changed))
@@ -299,21 +237,8 @@ def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
 def _conversation(
     name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
 ) -> Conversation:
-    ordered, more = in_order(_system_first(messages))
+    ordered, more = in_order(system_first(messages))
     return Conversation(name, ordered, tools, changed=(*changed, *more), explained=used)
-
-
-def _system_first(messages: list[Message]) -> list[Message]:
-    """What a system says between two questions, of a program that asks in several turns, in front of them."""
-    ordered: list[Message] = []
-    for i, message in enumerate(messages):
-        place = len(ordered)
-        if message.role == "system":
-            following = next((one.role for one in messages[i + 1 :] if one.role != "system"), None)
-            while following == "user" and place and ordered[place - 1].role == "user":
-                place -= 1
-        ordered.insert(place, message)
-    return ordered
 
 
 def _list_column(row: Row) -> str | None:
@@ -335,13 +260,6 @@ _TURN_MARKS = (
 _SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:(\s?)")  # "Amanda: I baked cookies."
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 _COMMON = frozenset((*SYSTEM, *TOOLS))
-LOG_SESSION = RowLayout(
-    "session",
-    frozenset(("hivetune_session",)),
-    lambda row: "hivetune_session" in row,
-    _session,
-    frozenset(("messages", "left_out", "system")),
-)
 REQUEST_RESPONSE = RowLayout(
     "request-response",
     frozenset((*RESPONSES, *TEXT_ANSWERS, "answer", "reply", "choices", "candidates", "completions", "message")),

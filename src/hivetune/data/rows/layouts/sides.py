@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hivetune.data.rows.api.pieces import starts_events
-from hivetune.data.rows.layouts.answers import has_completions, is_request, is_response
-from hivetune.data.rows.layouts.said import Row, is_json_text, objects, one_of, parsed
+from hivetune.data.pieces.answers import has_completions, is_request, is_response
+from hivetune.data.pieces.said import Row, is_json_text, objects, one_of, parsed
+from hivetune.data.pieces.streams import starts_events
 
 REQUESTS = (
     *("request", "request_body", "req", "body", "kwargs", "input", "inputs", "params", "payload", "raw_request"),

@@ -4,20 +4,21 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from hivetune.data.formats import read_record, record_format
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.rendered import spoken_turns
+from hivetune.data.pieces.said import Conversation, Row, RowLayout, objects, one_of
+from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts import pairs, records, tickets
+from hivetune.data.rows.layouts import pairs, records
 from hivetune.data.rows.layouts.chats import apps, trees
 from hivetune.data.rows.layouts.chats.claude import CLAUDE
 from hivetune.data.rows.layouts.chats.copilot import COPILOT
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, objects, one_of
-from hivetune.data.rows.sessions.rendered import spoken_turns
 from hivetune.data.rows.traces import agents, runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
-    records.LOG_SESSION,
     trees.DEEPSEEK,
     trees.CHATGPT,
     trees.CHATGPT_COMPARISON,
@@ -29,8 +30,6 @@ LAYOUTS: tuple[RowLayout, ...] = (
     apps.TEXT_GENERATION_WEBUI,
     records.OPENCODE,
     records.GEMINI_CLI,
-    tickets.INTERCOM,
-    tickets.ZENDESK,
     agents.SMOLAGENTS,
     agents.ATIF,
     agents.AUTOGEN,
@@ -92,6 +91,10 @@ def read_layout(row: Row, *, mapped: bool = False) -> Conversation:
     """
     row = plain_row(row)
     names = tuple(row)
+    if "hivetune_session" in row:
+        return read_session(row)
+    if (known := record_format(row)) is not None:
+        return read_record(known, row)
     _refuse_preference(row)
     for layout in _candidates(names):
         if not layout.fits(row):

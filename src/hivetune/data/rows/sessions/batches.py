@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from hivetune.data.pieces.logs import events
 from hivetune.data.rows.formats import open_bytes, text_lines
-from hivetune.data.rows.sessions.events import events
 
 BatchSide = Literal["questions", "answers"]
 _HEAD_BYTES = 256 << 10

@@ -4,17 +4,15 @@ Start and end belong together by the id of their run; where the log has none, a 
 unless another call starts in between. What belongs to nothing stays a row of its own, which is refused.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hivetune.data.rows.fields import SESSION, TIME, plain_name
-from hivetune.data.rows.layouts.said import Row, objects, one_of
+from hivetune.data.pieces.fields import SESSION, TIME, plain_name
+from hivetune.data.pieces.logs import PlacedRow, broken, events
+from hivetune.data.pieces.said import Row, objects, one_of
 from hivetune.data.rows.layouts.table import event_in
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import broken, events
 
 _CALL = re.compile(
     r"(?:on_|handle_)?(?:llm|chat|chat_model|model)_(?:(?P<starts>start|started|begin)|(?P<fails>error)|(?P<ends>end|ended|complete|completed|finish|finished))"
@@ -59,7 +57,7 @@ def callback_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
         if row is None or name is None:
             yield broken(number, text)
         elif call is None:
-            yield number, "r", json.dumps({"run_type": name, "inputs": None, "outputs": None})
+            yield number, {"run_type": name, "inputs": None, "outputs": None}
         elif call["starts"]:
             yield from _begin(waiting, _Event(number, text, _plain(row)))
         else:
@@ -92,7 +90,7 @@ def _end(waiting: _Open, event: _Event, *, failed: bool) -> Iterator[PlacedRow]:
         asked, is_known = waiting.unnamed.pop(0) if waiting.unnamed else None, not waiting.overlap
         waiting.overlap = waiting.overlap and bool(waiting.unnamed)
     if asked is not None and is_known:
-        yield asked.number, "r", json.dumps(_row(asked.said, event.said, failed=failed))
+        yield asked.number, _row(asked.said, event.said, failed=failed)
         return
     for one in (asked, event):
         if one is not None:

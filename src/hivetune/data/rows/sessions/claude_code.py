@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees, way_to
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
+from hivetune.data.reasons import RowRefused
 
 _SPOKEN = ("user", "assistant")
 _ASKER = "human"  # as other programs' copies call the user
@@ -89,7 +89,7 @@ def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
             owners[event["uuid"]] = name
         kept += len(text)
         if session.size > MAX_KEPT_CHARS:
-            yield number, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             kept -= held.pop(name).size
         while kept > MAX_KEPT_CHARS and len(held) > 1:
             first = next(iter(held))

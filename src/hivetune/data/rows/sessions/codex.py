@@ -4,16 +4,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.rows.api.provider_tools import (
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost
+from hivetune.data.pieces.provider_tools import (
     HIDDEN_CALLS,
     is_of_answer,
     unlearn_answer,
     unlearn_what_rests_on_hidden_calls,
 )
+from hivetune.data.pieces.said import NOT_HELD, parsed
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.columns import texts_in
-from hivetune.data.rows.layouts.said import NOT_HELD, parsed
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost
 
 _LINE_TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _ITEM_TYPES = (
@@ -78,7 +78,7 @@ def codex_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
         _add(session, number, str(kind), payload, event.get("timestamp"))
         session.size += len(text) if kind == "response_item" else 0
         if session.size > MAX_KEPT_CHARS:
-            yield number, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             session = _Session(session.name, session.time, session.system)
     yield from _row(session)
 
@@ -198,7 +198,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
         return
     if hidden and not any(is_of_answer(item) and item.get("weight", 1) for item in items):
         why = f"no answer is left to learn: {hidden}, a tool that the provider ran itself; its result is not logged"
-        yield session.place, "p", f"{NOT_HELD}:{why}"
+        yield session.place, RowRefused(NOT_HELD, why)
         return
     given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
     facts = {"session_id": session.name, "timestamp": session.time}

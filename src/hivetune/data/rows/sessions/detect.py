@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hivetune.data.formats import file_format, file_rows, is_file_format
+from hivetune.data.pieces.format import Head
+from hivetune.data.pieces.logs import PlacedRow, write_rows
 from hivetune.data.rows.api.printed import PRINTED_CALL, printed_rows
 from hivetune.data.rows.find.names import CONTENT_ORDER
 from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.aider import AIDER_HEAD, aider_rows
 from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
 from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
 from hivetune.data.rows.sessions.codex import codex_rows, is_codex
@@ -24,7 +25,6 @@ from hivetune.data.rows.traces.steps import is_step, step_rows
 
 Lines = Iterator[tuple[int, str]]
 READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
-    "aider": aider_rows,
     "callback-log": callback_rows,
     "claude-code": claude_code_rows,
     "codex": codex_rows,
@@ -73,8 +73,6 @@ def _printed_by(head: bytes) -> str | None:
 
 def _agent(head: bytes, name: str) -> str | None:
     """The coding agent that wrote this, or a chat application with one message a line."""
-    if head.lstrip().startswith(AIDER_HEAD):
-        return "aider"
     if OPENCODE_HEAD.match(head):
         return "opencode"
     if _CODEX_LINE.match(head):
@@ -89,6 +87,8 @@ def _agent(head: bytes, name: str) -> str | None:
             found.append(event)
             if (agent := next((name for name, fits in _AGENTS if fits(event)), None)) is not None:
                 return agent
+    if (known := file_format(Head(name, head, found))) is not None:
+        return known.name
     if (log := next((name for name, fits in _LOGS if fits(found)), None)) is not None:
         return log
     return _MESSAGES if _is_message_log(head, name) else None
@@ -122,14 +122,16 @@ def convert_session(path: str, name: str, known: str, out: str) -> None:
     """Write the conversations of a log called `name` to `out` as numbered lines. A place is its first line."""
     kind, _, packed = known.partition(".")
     stream = open_bytes(path, f".{packed}" if packed else "")
-    with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        rows = message_rows(text_lines(stream), name) if kind == _MESSAGES else READERS[kind](text_lines(stream))
-        for place, mark, text in rows:
-            file.write(f"{place}\t{mark}\t{text}\n")
+    if kind == _MESSAGES:
+        rows = message_rows(text_lines(stream), name)
+    else:
+        rows = READERS[kind](text_lines(stream)) if kind in READERS else file_rows(kind, text_lines(stream))
+    write_rows(rows, out)
 
 
 def is_session(known: str) -> bool:
-    return known.partition(".")[0] in (_MESSAGES, *READERS)
+    kind = known.partition(".")[0]
+    return kind in (_MESSAGES, *READERS) or is_file_format(kind)
 
 
 def is_session_line(row: Any) -> bool:

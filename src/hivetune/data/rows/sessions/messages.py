@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, conversation, events, write_rows
+from hivetune.data.pieces.said import names
 from hivetune.data.rows.find.names import role_of, words
 from hivetune.data.rows.find.talk.branches import kept_branch
 from hivetune.data.rows.find.talk.events import is_span
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
-from hivetune.data.rows.layouts.said import names
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, conversation, events
 from hivetune.data.rows.traces.agents import are_smolagents_steps, are_turns_of_a_program, smolagents_turns
 
 NUM_SAMPLE = 400
@@ -47,9 +46,7 @@ def regroup(path: str, name: str) -> bool:
         joined = _conversations(*_begun(_numbered(file)), name)
         if joined is None:
             return False
-        with open(f"{path}.joined", "w", encoding="utf-8", errors="surrogatepass", newline="\n") as out:
-            for place, mark, text in joined:
-                out.write(f"{place}\t{mark}\t{text}\n")
+        write_rows(joined, f"{path}.joined")
     os.replace(f"{path}.joined", path)
     return True
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
+from hivetune.data.reasons import RowRefused
 
 OPENCODE_HEAD = re.compile(rb"\A# [^\n]*\n+\*\*Session ID:\*\* ses_\w+ *\n\*\*Created:\*\* ")
 _ID = re.compile(r"^\*\*Session ID:\*\* (\S+)", re.MULTILINE)
@@ -33,7 +33,7 @@ def opencode_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
     for _, line in lines:
         text += f"{line}\n"
         if len(text) > MAX_KEPT_CHARS:
-            yield place, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            yield place, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             return
     messages: list[dict[str, Any]] = []
     for who, said in _turns(text):

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost, trees, way_to
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
+from hivetune.data.reasons import RowRefused
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
 _SUMMARIES = ("compaction", "branch_summary")
@@ -58,7 +58,7 @@ def pi_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
         session.entries[str(name)] = _Entry(number, parent if isinstance(parent, str) else None, event)
         session.size += len(text)
         if session.size > MAX_KEPT_CHARS:
-            yield number, "p", f"line-too-large:a session of more than {MAX_KEPT_CHARS >> 20} MiB"
+            yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             session = _Session(session.name, session.time)
     yield from _rows(session)
 

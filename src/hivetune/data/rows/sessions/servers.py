@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import conversation
-from hivetune.data.rows.sessions.rendered import is_rendered, turns_of
+from hivetune.data.pieces.logs import PlacedRow, conversation
+from hivetune.data.pieces.rendered import is_rendered, turns_of
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 SERVER_REQUEST = re.compile(
@@ -71,7 +70,7 @@ def _llama_row(place: int, request: Any, response: Any) -> Iterator[PlacedRow]:
     if not isinstance(request, dict) or not ("messages" in request or "prompt" in request):
         return  # an embedding, a tokenization: no conversation
     row = {"request": request, "response": response if response else {"choices": []}}
-    yield place, "r", json.dumps(row)
+    yield place, row
 
 
 def prompted(place: int, prompt: str, answer: str | None, finish: str | None) -> Iterator[PlacedRow]:
@@ -79,12 +78,12 @@ def prompted(place: int, prompt: str, answer: str | None, finish: str | None) ->
     if turns is None:
         turns = [{"role": "user", "content": prompt}] if not is_rendered(prompt) else None
     if turns is None:
-        yield place, "r", json.dumps({"prompt_of_unknown_template": prompt, "completion": answer})
+        yield place, {"prompt_of_unknown_template": prompt, "completion": answer}
         return
     if answer is not None:
         turns.append({"role": "assistant", "content": answer})
     if finish is not None and finish not in ("stop", "tool_calls", "None"):
         response = {"choices": [{"message": turns[-1], "finish_reason": finish}]}
-        yield place, "r", json.dumps({"request": {"messages": turns[:-1]}, "response": response})
+        yield place, {"request": {"messages": turns[:-1]}, "response": response}
         return
     yield from conversation("vllm", place, turns, ())

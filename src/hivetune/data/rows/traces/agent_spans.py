@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.rows.layouts.said import objects, one_of, parsed
-from hivetune.data.rows.traces.attributes import attributes
+from hivetune.data.pieces.attributes import attributes
+from hivetune.data.pieces.said import objects, one_of, parsed
 
 _KIND, _CALL, _TOOL = "gen_ai.operation.name", "call_llm", "execute_tool"
 _ASKED, _ANSWERED = "gen_ai.input.messages", "gen_ai.output"

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.said import Conversation, Row, RowLayout, listed, objects, one_of
-from hivetune.data.rows.layouts.turns import in_order, is_item, read_messages
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.said import Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.pieces.turns import in_order, is_item, read_messages
 
 CREW_KEY, ADK_KEY = "tasks_output", "eval_cases"
 CODE_TOOL = "python_interpreter"  # smolagents' name for code that stands in the answer itself

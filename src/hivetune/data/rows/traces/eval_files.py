@@ -5,7 +5,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
-from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.traces.evaluations import inspect_row
 
 _BEGUN = ("header.json", "_journal/start.json")
@@ -27,13 +28,15 @@ def eval_rows(path: str) -> Iterator[PlacedRow]:
     with zipfile.ZipFile(path) as archive:
         samples = sorted(name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json"))
         for place, name in enumerate(samples, 1):
-            yield place, *_sample(archive, name)
+            yield place, _sample(archive, name)
 
 
-def _sample(archive: zipfile.ZipFile, name: str) -> tuple[str, str]:
+def _sample(archive: zipfile.ZipFile, name: str) -> str | RowRefused:
     about = archive.getinfo(name)
     if about.file_size > max(_ALWAYS_BYTES, _MOST_TIMES * about.compress_size):
-        return "p", f"{name} unpacks to more than {_MOST_TIMES} times its size; unpack it yourself"
+        return RowRefused(
+            "broken-file", f"{name} unpacks to more than {_MOST_TIMES} times its size; unpack it yourself"
+        )
     try:
         sample = json.loads(archive.read(name))
     except (
@@ -45,8 +48,8 @@ def _sample(archive: zipfile.ZipFile, name: str) -> tuple[str, str]:
         ValueError,
         RecursionError,
     ) as e:
-        return "p", " ".join(f"{name} can't be read: {e}".split())
+        return RowRefused("broken-file", " ".join(f"{name} can't be read: {e}".split()))
     text = json.dumps(inspect_row(sample) if isinstance(sample, dict) else sample)
     if len(text) > MAX_ROW_CHARS // 2:
-        return "p", f"line-too-large:the sample has {len(text):,} characters"
-    return "r", text
+        return RowRefused("line-too-large", f"the sample has {len(text):,} characters")
+    return text

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
+from hivetune.data.pieces.said import listed, objects, one_of, parsed
 
 # Names that such logs have and other rows hardly, by which they are told before they are parsed.
 EVALUATION_KEYS = ("samples", "tokenUsage", "gradingResult", "filtered_resps", "columns")

@@ -1,15 +1,13 @@
 """Logs of proxies with a line for a request and a line for its response, which name each other by an id."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.rows.fields import SESSION, TIME, plain_name
-from hivetune.data.rows.layouts.answers import is_request
-from hivetune.data.rows.layouts.said import Row, one_of, parsed
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import events, lost
+from hivetune.data.pieces.answers import is_request
+from hivetune.data.pieces.fields import SESSION, TIME, plain_name
+from hivetune.data.pieces.logs import PlacedRow, events, lost
+from hivetune.data.pieces.said import Row, one_of, parsed
 
 _KINDS = ("type", "event", "kind", "direction")
 _SIDE = re.compile(r"(?:(?:api|http|llm|proxy)_)?(request|response)")
@@ -36,7 +34,7 @@ def exchange_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
                 yield _aside(waiting.pop(next(iter(waiting)))[0])
         elif _side(row) == "response" and _id(row) in waiting:
             place, asked = waiting.pop(_id(row))
-            yield place, "r", json.dumps(_call(asked, row))
+            yield place, _call(asked, row)
         else:
             yield _aside(number)
     for number, _ in waiting.values():
@@ -44,7 +42,7 @@ def exchange_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
 
 
 def _aside(number: int) -> PlacedRow:
-    return number, "r", json.dumps({"run_type": "http", "inputs": None, "outputs": None})
+    return number, {"run_type": "http", "inputs": None, "outputs": None}
 
 
 def _call(asked: Row, answered: Row) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.rows.layouts.said import Row
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, broken, events
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, events
+from hivetune.data.pieces.said import Row
 from hivetune.data.rows.traces.runs import MODEL_RUNS
 
 _OPERATIONS = ("post", "patch")
@@ -49,16 +48,16 @@ def run_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
         said: Row = {**known, **{key: value for key, value in run.items() if value is not None}}
         waiting.size -= size
         if run["operation"] == "patch" and not _may_be_all(said, waiting.traces):
-            yield begun, "r", _row(said, waiting.traces)
+            yield begun, _row(said, waiting.traces)
             continue
         waiting.runs[run["id"]] = (begun, size + len(text), said)
         waiting.size += size + len(text)
         while waiting.size > MAX_KEPT_CHARS:
             begun, size, oldest = waiting.runs.pop(next(iter(waiting.runs)))
             waiting.size -= size
-            yield begun, "r", _row(oldest, waiting.traces)
+            yield begun, _row(oldest, waiting.traces)
     for begun, _, said in waiting.runs.values():
-        yield begun, "r", _row(said, waiting.traces)
+        yield begun, _row(said, waiting.traces)
 
 
 def _may_be_all(run: Row, traces: set[Any]) -> bool:

@@ -8,13 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts.answers import is_response, read_answer, read_request
-from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
-from hivetune.data.rows.layouts.records import joined
-from hivetune.data.rows.layouts.said import (
+from hivetune.data.pieces.answers import is_response, read_answer, read_request
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import (
     Conversation,
     Row,
     RowLayout,
@@ -23,7 +20,10 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import ROLES, in_order
+from hivetune.data.pieces.turns import ROLES, in_order
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
+from hivetune.data.rows.layouts.records import joined
 
 MODEL_RUNS = ("llm", "chat_model", "chat")
 MODEL_STEPS = ("GENERATION", "TRACE")

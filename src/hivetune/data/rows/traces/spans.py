@@ -6,10 +6,10 @@ Jaeger and Zipkin keep the attributes of a span as tags and its events as logs.
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.answers import read_answer, read_request
-from hivetune.data.rows.layouts.calls import read_tools
-from hivetune.data.rows.layouts.said import (
+from hivetune.data.pieces.answers import read_answer, read_request
+from hivetune.data.pieces.attributes import attributes, dotted, nested, tree_below
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.said import (
     Conversation,
     Row,
     RowLayout,
@@ -20,8 +20,8 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import in_order, read_messages, read_system
-from hivetune.data.rows.traces.attributes import attributes, dotted, nested, tree_below
+from hivetune.data.pieces.turns import in_order, read_messages, read_system
+from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.traces.runs import INPUTS, OUTPUTS, decoded, step_said
 from hivetune.records import Message
 

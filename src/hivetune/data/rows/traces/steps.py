@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.rows.layouts.said import listed, one_of
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import MAX_KEPT_CHARS, conversation, events, lost
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost
+from hivetune.data.pieces.said import listed, one_of
 
 _GEMINI_STEPS = ("init", "message", "tool_use", "tool_result", "result", "error")
 _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves out of a long text

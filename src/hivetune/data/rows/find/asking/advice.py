@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hivetune.data.pieces.fields import NO, YES, as_time, plain_name
+from hivetune.data.pieces.said import Row, names, objects
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import NO, YES, as_time, plain_name
 from hivetune.data.rows.find.asking.by_place import alone, guesses_by_place, is_a_number
 from hivetune.data.rows.find.conversation import read_conversation
 from hivetune.data.rows.find.leaves import Node, is_copied, nodes
@@ -34,7 +35,6 @@ from hivetune.data.rows.find.talk.turn_lists import TALK, as_turns, flat, names_
 from hivetune.data.rows.layouts.columns import CHOICE, looks_like_content, names_document
 from hivetune.data.rows.layouts.mapped import AND, AS_JSON, map_columns, value_of
 from hivetune.data.rows.layouts.pairs import LABELS
-from hivetune.data.rows.layouts.said import Row, names, objects
 
 MAX_TRIED, MAX_GUESSES = 12, 100
 MAX_LINES = 3

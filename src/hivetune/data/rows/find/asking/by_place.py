@@ -9,14 +9,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from hivetune.data.rows.fields import as_time, plain_name
+from hivetune.data.pieces.fields import as_time, plain_name
+from hivetune.data.pieces.said import Row, names, parsed
 from hivetune.data.rows.find.leaves import is_copied
 from hivetune.data.rows.find.made import is_class, judged_together
 from hivetune.data.rows.find.names import answers_somehow, is_expected, part_of, words
 from hivetune.data.rows.layouts.columns import CHOICE, NUMBERED_CHOICE, looks_like_content, names_document
 from hivetune.data.rows.layouts.mapped import AND, AS_JSON
 from hivetune.data.rows.layouts.pairs import HALVES
-from hivetune.data.rows.layouts.said import Row, names, parsed
 
 _Sides = tuple[list[str], list[str]]  # columns of the question, and of the answer
 _Holds = Literal["text", "short", "class", "title", "yes", "structure", "number", "constant", "note"]

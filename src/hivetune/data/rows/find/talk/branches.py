@@ -6,8 +6,8 @@ Kept is the branch that ends at the message written last; other branches are cou
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivetune.data.rows.fields import TIME, as_time, plain_name
-from hivetune.data.rows.layouts.said import objects
+from hivetune.data.pieces.fields import TIME, as_time, plain_name
+from hivetune.data.pieces.said import objects
 
 _PARENTS = (
     *("parent", "parent_id", "parent_uuid", "parent_message_id", "parent_message_uuid", "reply_to", "reply_to_id"),

@@ -7,10 +7,10 @@ that kind keeps it. An unknown kind that holds written text makes the stream one
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import names, one_of, parsed
 from hivetune.data.rows.find.names import likely_contents, names_kind, role_of, words
 from hivetune.data.rows.layouts.columns import looks_like_content
-from hivetune.data.rows.layouts.said import names, one_of, parsed
 from hivetune.records import Role
 
 KIND_SHARE = 0.9  # of the events, that must name their kind

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from hivetune.data.pieces.rendered import is_marked, without_end
+from hivetune.data.pieces.said import names
 from hivetune.data.rows.find.names import part_of, role_of, words
-from hivetune.data.rows.layouts.said import names
-from hivetune.data.rows.sessions.rendered import is_marked, without_end
 
 _Side = Literal["user", "assistant", "system", "thoughts"]
 

@@ -8,7 +8,7 @@ class each, and the call as the provider wrote it.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivetune.data.rows.layouts.said import one_of
+from hivetune.data.pieces.said import one_of
 
 _SPEAKERS = {"user": "user", "agent": "assistant"}
 _WORDS = ("message", "finish")  # actions that are no calls

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from hivetune.data.rows.layouts.said import parsed
+from hivetune.data.pieces.said import parsed
 
 END = "<|endoftext|>"
 GAVE_BACK = "FUNCTION RESPONSE: "

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from hivetune.data.rows.fields import SESSION, TIME, as_time, plain_name
+from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
+from hivetune.data.pieces.said import objects
+from hivetune.data.pieces.turns import ROLES
 from hivetune.data.rows.find.names import likely_contents, names_kind, names_role, part_of, role_of
 from hivetune.data.rows.find.talk.branches import are_one_tree, links_of
 from hivetune.data.rows.find.talk.events import EventKinds, event_kinds, tells_a_note, turn_of
 from hivetune.data.rows.find.talk.turn_lists import flat, roles_of
 from hivetune.data.rows.layouts.columns import CONTENT, looks_like_content
-from hivetune.data.rows.layouts.said import objects
-from hivetune.data.rows.layouts.turns import ROLES
 from hivetune.records import Role
 
 MIN_MESSAGES = 2

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hivetune.data.rows.layouts.said import are_two_texts, listed
+from hivetune.data.pieces.said import are_two_texts, listed
 
 _NAMED = re.compile(r"\A\s*[\[(<*]*([^\W\d][\w .-]{0,30}?)[\])>*]*\s?[:\uff1a]\s*(.*)\Z", re.S)
 _IN_BRACKETS = re.compile(r"\A\s*[\[\u3010]([^\W\d]\w{0,30})[\]\u3011]\s*(.*)\Z", re.S)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from hivetune.data.pieces.rendered import is_marked, spoken_turns, turns_of, without_end
 from hivetune.data.rows.find.names import role_of
 from hivetune.data.rows.find.talk.headed import headed_turns
 from hivetune.data.rows.find.talk.rounds import END, GAVE_BACK, ended_rounds
-from hivetune.data.rows.sessions.rendered import is_marked, spoken_turns, turns_of, without_end
 from hivetune.records import Role
 
 _SPEAKER = re.compile(

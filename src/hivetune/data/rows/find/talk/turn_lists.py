@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from hivetune.data.rows.fields import plain_name
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import all_texts, names, objects, parsed
+from hivetune.data.pieces.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS, is_conversation
 from hivetune.data.rows.find.names import (
     ANSWERERS,
     ASKERS,
@@ -26,8 +28,6 @@ from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.text_lists import rounds, speaker_and_text
 from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.layouts.pairs import say_the_same
-from hivetune.data.rows.layouts.said import all_texts, names, objects, parsed
-from hivetune.data.rows.layouts.turns import MEDIA_KEYS, ROLES, THOUGHT_KEYS, is_conversation
 from hivetune.records import Role
 
 MAX_TURN_DEPTH = 3  # of a role or a content inside its turn

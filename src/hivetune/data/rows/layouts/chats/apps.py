@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
-from hivetune.data.rows.layouts.parts import split_thoughts
-from hivetune.data.rows.layouts.said import (
+from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
+from hivetune.data.pieces.parts import split_thoughts
+from hivetune.data.pieces.said import (
     NOT_HELD,
     Conversation,
     Row,
@@ -17,7 +16,8 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import read_system, read_turn
+from hivetune.data.pieces.turns import read_system, read_turn
+from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 

@@ -7,11 +7,11 @@ with their results where the export holds them.
 from collections.abc import Mapping
 from typing import Any
 
+from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
+from hivetune.data.pieces.calls import result_text
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.calls import result_text
-from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
-from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of
-from hivetune.data.rows.layouts.turns import read_turn
 from hivetune.records import Message
 
 _SILENT = ("token_budget", "flag")

@@ -7,10 +7,10 @@ and `toolCallResults` what its tools gave back: then these are read.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of, text_of
+from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.chats.held import NotLearned, done, said_in_chat
-from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of, text_of
-from hivetune.data.rows.layouts.turns import read_turn
 from hivetune.records import Message
 
 _REFERENCE = "inlineReference"  # to a file or a symbol

@@ -4,11 +4,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import as_time
-from hivetune.data.rows.layouts.calls import free_call
-from hivetune.data.rows.layouts.chats.held import NotLearned, branch, done, said_in_chat
-from hivetune.data.rows.layouts.said import (
+from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
+from hivetune.data.pieces.calls import free_call
+from hivetune.data.pieces.fields import as_time
+from hivetune.data.pieces.said import (
     NOT_HELD,
     Conversation,
     Row,
@@ -18,7 +17,8 @@ from hivetune.data.rows.layouts.said import (
     one_of,
     parsed,
 )
-from hivetune.data.rows.layouts.turns import read_turn
+from hivetune.data.pieces.turns import read_turn
+from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 # Contents that ChatGPT shows or keeps besides what was said.

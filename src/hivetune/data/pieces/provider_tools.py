@@ -4,7 +4,7 @@ turns that say nothing. A search of the web is no such tool: its answer says wha
 
 from typing import Any
 
-from hivetune.data.rows.layouts.said import one_of
+from hivetune.data.pieces.said import one_of
 
 HIDDEN_CALLS = ("file_search_call", "code_interpreter_call")
 

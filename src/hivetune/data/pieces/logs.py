@@ -2,11 +2,44 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from hivetune.data.rows.placed import MAX_ROW_CHARS, PlacedRow
+from hivetune.data.reasons import RowRefused
 
 MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
+MAX_ROW_CHARS = 16 << 20
+# (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
+PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
+
+
+class TextSource(Protocol):
+    """A text that is read once, from its start."""
+
+    ended: bool
+    problem: str | None  # why it ended before its end
+
+    def more(self) -> str:
+        """The next text, empty at the end."""
+
+    def lines(self) -> Iterator[str]:
+        """All lines with their line feeds, in place of `more`."""
+
+
+def write_rows(rows: Iterable[PlacedRow], path: str) -> None:
+    """Write rows as numbered lines: place, TAB, `r` and the record as JSON, or `p` and why there is none."""
+    with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        for place, record in rows:
+            if isinstance(record, RowRefused):
+                file.write(f"{place}\tp\t{record.reason}:{one_line(record.hint)}\n")
+            else:
+                text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+                file.write(f"{place}\tr\t{text}\n")
+
+
+def one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("\r", " ")
+
+
 _KEY = "hivetune_session"  # names the program whose log it was
 
 
@@ -32,14 +65,14 @@ def conversation(
         row["left_out"] = left
     text = json.dumps(row, ensure_ascii=True)
     if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
-        yield place, "p", f"line-too-large:the session has {len(text):,} characters"
+        yield place, RowRefused("line-too-large", f"the session has {len(text):,} characters")
     else:
-        yield place, "r", text
+        yield place, text
 
 
 def lost(number: int) -> PlacedRow:
     """A line of a session that is no JSON. The session is read without it."""
-    return number, "p", "broken-line:"
+    return number, RowRefused("broken-line")
 
 
 def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -75,4 +108,4 @@ def way_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
 
 def broken(number: int, text: str) -> PlacedRow:
     """A line that is no JSON: rejected as it would be in a JSONL file."""
-    return number, "r", text.replace("\t", " ")
+    return number, text.replace("\t", " ")

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from hivetune.data.rows.layouts.said import Conversation
+from hivetune.data.pieces.said import Conversation
 
 # BlueLM and Baize: `[|Human|]:`; InternLM and MOSS: `<|User|>:`.
 _PIPED = r"[\[<]\|(Human|User|AI|Assistant|Bot|System)\|[\]>]"

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from hivetune.data.pieces.parts import read_content
+from hivetune.data.pieces.said import listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.parts import read_content
-from hivetune.data.rows.layouts.said import listed, objects, one_of, parsed
 
 StreamPieces = Sequence[Mapping[str, Any]]
 Response = dict[str, Any]

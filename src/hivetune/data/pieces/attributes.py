@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivetune.data.rows.layouts.said import listed, one_of
+from hivetune.data.pieces.said import listed, one_of
 
 
 def attributes(value: Any) -> dict[str, Any]:

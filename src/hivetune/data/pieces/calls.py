@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.said import Tools, names, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.fields import plain_name
-from hivetune.data.rows.layouts.said import Tools, names, objects, one_of, parsed
 
 HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 _RESPONSE_BEGINS, _RESPONSE_ENDS = "<tool_response>", "</tool_response>"

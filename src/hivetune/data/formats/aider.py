@@ -1,5 +1,7 @@
 """Aider's chat history, one Markdown file of many sessions: `####` lines are what the user says, quoted lines what the
 program says, all others what the model says.
+
+https://aider.chat/docs/faq.html (`.aider.chat.history.md`)
 """
 
 import re
@@ -7,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from hivetune.data.rows.placed import PlacedRow
-from hivetune.data.rows.sessions.events import conversation
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, conversation
 
-AIDER_HEAD = b"# aider chat started at "
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
 _ASKED = "#### "
 _NOTE = re.compile(r"> |>\Z")  # and not `>>>>>>> REPLACE`, which ends an edit
@@ -25,7 +26,11 @@ _COMMAND = re.compile(r"/(\w[\w-]*)\s*")
 _ASKS = ("ask", "code", "architect", "chat-mode", "context", "help")  # commands whose rest is a question
 
 
-def aider_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def recognise(head: Head) -> bool:
+    return head.data.lstrip().startswith(b"# aider chat started at ")
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each session in which somebody asked something."""
     place, time, held = 1, "", list[str]()
     for number, line in lines:
@@ -120,3 +125,6 @@ def _without_command(text: str) -> str:
     if command is None:
         return text
     return text[command.end() :] if command.group(1) in _ASKS else ""
+
+
+FORMAT = Format("aider", recognise, rows, "file")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hivetune.data.pieces.logs import way_to
+from hivetune.data.pieces.said import NOT_HELD, Conversation, before_media
+from hivetune.data.pieces.turns import in_order
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.said import NOT_HELD, Conversation, before_media
-from hivetune.data.rows.layouts.turns import in_order
-from hivetune.data.rows.sessions.events import way_to
 from hivetune.records import Message
 
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from hivetune.data.pieces.calls import calls_in_text, read_call, read_tools
+from hivetune.data.pieces.provider_tools import unlearn_what_rests_on_hidden_calls, without_silent_turns
+from hivetune.data.pieces.rendered import asked_turns, turns_of
+from hivetune.data.pieces.said import Tools, listed, objects, one_of, parsed
+from hivetune.data.pieces.streams import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response
+from hivetune.data.pieces.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.api.pieces import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response
-from hivetune.data.rows.api.provider_tools import unlearn_what_rests_on_hidden_calls, without_silent_turns
-from hivetune.data.rows.layouts.calls import calls_in_text, read_call, read_tools
-from hivetune.data.rows.layouts.said import Tools, listed, objects, one_of, parsed
-from hivetune.data.rows.layouts.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
-from hivetune.data.rows.sessions.rendered import asked_turns, turns_of
 from hivetune.records import Message
 
 CUT_OFF = frozenset(

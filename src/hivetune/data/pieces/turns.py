@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.calls import calls_as_text, calls_in_text, read_call, result_text
-from hivetune.data.rows.layouts.parts import (
+from hivetune.data.pieces.calls import calls_as_text, calls_in_text, read_call, result_text
+from hivetune.data.pieces.parts import (
     Said,
     are_calls,
     has_results,
@@ -17,7 +16,8 @@ from hivetune.data.rows.layouts.parts import (
     question_and_answer,
     read_content,
 )
-from hivetune.data.rows.layouts.said import NOT_HELD, no_role, objects, one_of, parsed, text_of
+from hivetune.data.pieces.said import NOT_HELD, no_role, objects, one_of, parsed, text_of
+from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
 ROLES: dict[str, Role] = {

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.pieces.calls import free_call, read_call, result_text
+from hivetune.data.pieces.said import all_texts, listed, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.calls import free_call, read_call, result_text
-from hivetune.data.rows.layouts.said import all_texts, listed, objects, one_of, parsed, text_of
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")

@@ -1,0 +1,1 @@
+"""What the readers of formats share: turns, parts of turns, calls, answers of APIs, streams, logs of sessions."""

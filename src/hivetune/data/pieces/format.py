@@ -1,0 +1,64 @@
+"""What a format is: the shape of `FORMAT` in each module of data/formats, and of an entry point `hivetune.formats`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.said import Conversation, Row
+
+Lines = Iterator[tuple[int, str]]  # (line number, the line without its line break)
+
+
+class Head(NamedTuple):
+    """The beginning of a file. `name`: its path as the user gave it; `data`: its first 256 KiB at most, in UTF-8 and
+    unpacked; `events`: the JSON objects of its first 20 lines.
+    """
+
+    name: str
+    data: bytes
+    events: Sequence[Row]
+
+
+class Format(NamedTuple):
+    """One named format. Its module says in its docstring who writes it, with a link to what defines it.
+
+    `unit` says what `recognise` and `rows` are given:
+
+    - "record": one JSON object, its names in snake_case. `rows` returns its conversation.
+    - "batch": one JSON object that holds many records. `rows` yields them.
+    - "file": `recognise` gets a `Head`, `rows` the lines of the file. It yields (line, record), or (line, RowRefused)
+      where one is lost.
+
+    Formats of the unit "record" read what "batch" and "file" yield. `rows` raises RowRefused, with the reason, for a
+    record that nobody should learn. `needs`: a record must have one of these columns before `recognise` is asked; empty:
+    any record. `rank` says which formats are asked first: 0 what one program writes, 1 what many APIs share, 2 what
+    published data sets share, 3 columns by their names.
+    """
+
+    name: str
+    data: bytes
+    events: Sequence[Row]
+
+
+class Format(NamedTuple):
+    """One named format. Its module says in its docstring who writes it, with a link to what defines it.
+
+    `unit` says what `recognise` and `rows` are given:
+
+    - "record" (`RecordFormat`): one JSON object, its names in snake_case. `rows` returns its conversation.
+    - "batch" (`BatchFormat`): one JSON object that holds many records. `rows` yields them.
+    - "file" (`FileFormat`): `recognise` gets a `Head`, `rows` the lines of the file. It yields (line, record), or (line,
+      RowRefused) where one is lost.
+
+    Records that "batch" and "file" yield are read by the formats of "record". `rows` raises RowRefused, with the reason,
+    for a record that nobody should learn. `needs`: columns of which a record must have one before `recognise` is asked;
+    empty: any record. `rank`: which formats are asked first: 0 what one program writes, 1 what many APIs share, 2 what
+    published data sets share, 3 columns by their names.
+    """
+
+    name: str
+    recognise: Callable[..., bool]
+    rows: Callable[..., Conversation | Iterator[Row] | Iterator[PlacedRow]]
+    unit: Literal["record", "batch", "file"] = "record"
+    needs: frozenset[str] = frozenset()
+    rank: int = 0

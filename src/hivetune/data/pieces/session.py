@@ -1,0 +1,81 @@
+"""A conversation that was put together from the lines of a session: what its program left out, and what is missing."""
+
+from typing import Any
+
+from hivetune.data.pieces.said import NO_TEXT, Conversation, Row, before_media
+from hivetune.data.pieces.turns import in_order, read_messages, read_turn
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+_AGENTS = ("claude-code", "codex", "pi", "antigravity")
+
+
+def read_session(row: Row) -> Conversation:
+    """The conversation that the format of a file put together from many lines. Raises RowRefused."""
+    read, cut = _read_to_media(row["messages"], row.get("system"))
+    silent = str(row["hivetune_session"]) in _AGENTS
+    answered = [message for message in read if not is_lone_thought(message, silent=silent)]
+    messages, told = _with_results(_from_question(answered))
+    ordered, more = in_order(system_first(messages))
+    lone = () if len(answered) == len(read) else ("lone-thought",)
+    changed = (*row.get("left_out", ()), *cut, *lone, *told, *more)
+    return Conversation(str(row["hivetune_session"]), ordered, changed=changed)
+
+
+def is_lone_thought(message: Message, *, silent: bool) -> bool:
+    """Whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its program may
+    hide what was thought, so that nothing stands there.
+    """
+    said = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
+    return not said and (silent or bool(message.reasoning))
+
+
+def _from_question(messages: list[Message]) -> list[Message]:
+    """Without results in front of the first question, whose calls stand elsewhere. Raises RowRefused: no-question."""
+    asked = next((i for i, message in enumerate(messages) if message.role == "user"), None)
+    if asked is None:
+        raise RowRefused("no-question")
+    return [message for i, message in enumerate(messages) if i >= asked or message.role != "tool"]
+
+
+def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[str, ...]]:
+    """(messages, reasons of severity warn) of a session, up to the first turn that holds an image or a file."""
+    try:
+        return read_messages(turns, system), ()
+    except RowRefused as refused:
+        if refused.reason not in NO_TEXT:
+            raise
+    held, cut = before_media(turns, read_turn)
+    return read_messages(turns[: len(held)], system), cut
+
+
+def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
+    """(messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and the
+    answer goes on; without results of calls that it does not hold.
+    """
+    found: list[Message] = []
+    told: list[str] = []
+    for message in messages:
+        before = found[-1] if found else None
+        if message.role == "tool" and before is not None and before.role == "user":
+            told.append("result-without-call")
+            continue
+        is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
+        if is_answer and before is not None and before.role == "assistant" and before.tool_calls:
+            found += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
+            told.append("call-without-result")
+        found.append(message)
+    return found, tuple(dict.fromkeys(told))
+
+
+def system_first(messages: list[Message]) -> list[Message]:
+    """What a system says between two questions, of a program that asks in several turns, in front of them."""
+    ordered: list[Message] = []
+    for i, message in enumerate(messages):
+        place = len(ordered)
+        if message.role == "system":
+            following = next((one.role for one in messages[i + 1 :] if one.role != "system"), None)
+            while following == "user" and place and ordered[place - 1].role == "user":
+                place -= 1
+        ordered.insert(place, message)
+    return ordered

@@ -1,0 +1,22 @@
+"""What the formats of traces share: ids that join the parts of a step, and what a trace says of all its steps."""
+
+from typing import Any
+
+# What a trace says of all its steps.
+SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
+
+
+def joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Objects with one id as one, in the order of the first of each: what comes later goes before, unless it is null.
+    What has no id stays alone.
+    """
+    found: list[dict[str, Any]] = []
+    by_id: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        said = {key: value for key, value in part.items() if value is not None}
+        if (known := by_id.get(str(part.get("id")))) is not None and part.get("id") is not None:
+            known.update(said)
+            continue
+        found.append(said)
+        by_id[str(part.get("id"))] = said
+    return found

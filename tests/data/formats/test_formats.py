@@ -1,0 +1,87 @@
+"""The contract of a format: each has a sample, and `NAME.expected.jsonl` beside it says what is read of it.
+
+A sample is `samples/NAME.EXT`, or `samples/NAME--WHAT.EXT` for more of one format. A line of the expected file is a
+conversation, or {"refused": REASON}. `python tests/data/formats/test_formats.py` writes those that are not there yet:
+read them before you commit them.
+"""
+
+import inspect
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.data.formats import all_formats
+from hivetune.data.intake.files import plan_inputs
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, read_example, read_rows
+
+FOLDER = Path(__file__).parent / "samples"
+SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.jsonl"))
+EMPTY = (None, (), [], 1.0)
+
+
+def format_of(sample: Path) -> str:
+    return sample.name.partition(".")[0].partition("--")[0]
+
+
+def expected_of(sample: Path) -> Path:
+    return sample.with_name(f"{sample.name.partition('.')[0]}.expected.jsonl")
+
+
+def read_sample(sample: Path) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as spill:
+        inputs = plan_inputs(str(sample), Path(spill))
+        return [row_of(raw) for chunk in inputs.chunks for raw in read_rows(chunk)]
+
+
+def row_of(raw: RawRow) -> dict[str, Any]:
+    line = int(raw.source.rpartition(":")[2])
+    try:
+        read = read_example(raw, {})
+    except RowRefused as refused:
+        return {"line": line, "refused": refused.reason}
+    example = asdict(read.example)
+    facts = {key: example[key] for key in ("tools", "session", "time", "success", "feedback", "worse", "lesson")}
+    messages = [{key: value for key, value in one.items() if value not in EMPTY} for one in example["messages"]]
+    row = {"line": line, "layout": read.layout, "messages": messages, "changed": list(read.changed), **facts}
+    kept = {key: value for key, value in row.items() if value not in EMPTY and value != "sft"}
+    return dict(json.loads(json.dumps(kept)))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_samples_are_read_as_expected(sample: Path) -> None:
+    expected = [json.loads(line) for line in expected_of(sample).read_text(encoding="utf-8").splitlines()]
+    assert read_sample(sample) == expected
+
+
+def test_every_format_has_a_sample() -> None:
+    own = {one.name for one in all_formats()}
+    assert own <= {format_of(sample) for sample in SAMPLES}
+
+
+def test_every_format_links_to_what_defines_it() -> None:
+    missing = [one.name for one in all_formats() if "http" not in (inspect.getdoc(inspect.getmodule(one.rows)) or "")]
+    assert not missing
+
+
+def test_no_two_programs_claim_one_record() -> None:
+    """Of rank 0, so that the order of their names decides nothing."""
+    programs = [one for one in all_formats() if one.unit == "record" and one.rank == 0]
+    for sample in (path for path in SAMPLES if path.suffix == ".jsonl"):
+        for line in sample.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            claims = [one.name for one in programs if isinstance(record, dict) and one.recognise(record)]
+            assert len(claims) <= 1, f"{sample.name}: {claims}"
+
+
+if __name__ == "__main__":
+    for one in SAMPLES:
+        if not expected_of(one).exists() or "--all" in sys.argv:
+            lines = [json.dumps(row, ensure_ascii=False) for row in read_sample(one)]
+            expected_of(one).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            print(f"{expected_of(one).name}: {len(lines)} rows")
