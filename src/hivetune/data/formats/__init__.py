@@ -72,5 +72,5 @@ def _of_unit(unit: str) -> tuple[Format, ...]:
 
 @lru_cache(1024)
 def _candidates(unit: str, names: tuple[str, ...]) -> tuple[Format, ...]:
-    """Formats that a record with these columns may have, once for each kind of record: asking all took half its time."""
+    """Formats that a record with these columns may have. Asking all of them took half the time of a record."""
     return tuple(one for one in _of_unit(unit) if not one.needs or not one.needs.isdisjoint(names))

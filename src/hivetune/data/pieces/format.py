@@ -30,30 +30,9 @@ class Format(NamedTuple):
       where one is lost.
 
     Formats of the unit "record" read what "batch" and "file" yield. `rows` raises RowRefused, with the reason, for a
-    record that nobody should learn. `needs`: a record must have one of these columns before `recognise` is asked; empty:
-    any record. `rank` says which formats are asked first: 0 what one program writes, 1 what many APIs share, 2 what
-    published data sets share, 3 columns by their names.
-    """
-
-    name: str
-    data: bytes
-    events: Sequence[Row]
-
-
-class Format(NamedTuple):
-    """One named format. Its module says in its docstring who writes it, with a link to what defines it.
-
-    `unit` says what `recognise` and `rows` are given:
-
-    - "record" (`RecordFormat`): one JSON object, its names in snake_case. `rows` returns its conversation.
-    - "batch" (`BatchFormat`): one JSON object that holds many records. `rows` yields them.
-    - "file" (`FileFormat`): `recognise` gets a `Head`, `rows` the lines of the file. It yields (line, record), or (line,
-      RowRefused) where one is lost.
-
-    Records that "batch" and "file" yield are read by the formats of "record". `rows` raises RowRefused, with the reason,
-    for a record that nobody should learn. `needs`: columns of which a record must have one before `recognise` is asked;
-    empty: any record. `rank`: which formats are asked first: 0 what one program writes, 1 what many APIs share, 2 what
-    published data sets share, 3 columns by their names.
+    record that nobody should learn. `needs`: a record must have one of these columns before `recognise` is asked, or
+    none if it is empty. `rank` says which formats are asked first: 0 what one program writes, 1 what many APIs share, 2
+    what published data sets share, 3 columns by their names.
     """
 
     name: str
