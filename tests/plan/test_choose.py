@@ -50,7 +50,14 @@ def test_every_card_gets_a_small_model_done(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("card", "dtype"),
-    [("R9700", "bfloat16"), ("H200", "bfloat16"), ("MI50", "float32"), ("zen4", "bfloat16"), ("avx2", "float32")],
+    [
+        ("R9700", "bfloat16"),
+        ("H200", "bfloat16"),
+        ("MI50", "float32"),
+        ("T4", "float32"),
+        ("zen4", "bfloat16"),
+        ("avx2", "float32"),
+    ],
 )
 def test_the_precision_is_the_one_whose_gemm_is_clearly_faster(card: str, dtype: str) -> None:
     assert choose_dtype("auto", device_of_card(card)) == dtype

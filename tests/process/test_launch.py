@@ -12,7 +12,7 @@ import pytest
 from tiny_child import Play
 
 from hivetune.process import launch
-from hivetune.process.launch import Ahead
+from hivetune.process.launch import Ahead, child_environment
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Beat
 
@@ -98,3 +98,17 @@ def test_none_is_started_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) 
     with Ahead() as ahead:
         ahead.start()
         assert not waiting()
+
+
+def test_kernels_compiled_under_a_variable_serve_no_run_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's key leaves some of its compiler's variables out."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.delenv("AMDGCN_USE_BUFFER_OPS", raising=False)
+    plain = child_environment({})["TRITON_CACHE_DIR"]
+    one, other = (child_environment({"AMDGCN_USE_BUFFER_OPS": value})["TRITON_CACHE_DIR"] for value in "01")
+    assert len({plain, one, other}) == 3
+    monkeypatch.setenv("AMDGCN_USE_BUFFER_OPS", "1")
+    assert child_environment({})["TRITON_CACHE_DIR"] == other
+    assert child_environment({"AMDGCN_USE_BUFFER_OPS": None})["TRITON_CACHE_DIR"] == plain
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    assert child_environment({})["TRITON_CACHE_DIR"] == "/elsewhere"

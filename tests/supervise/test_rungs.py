@@ -102,7 +102,7 @@ def few_token_counts(before: Trace, after: Trace) -> bool:
 
 
 def no_thin_products(before: Trace, after: Trace) -> bool:
-    return LORA.r in before.sides and LORA.r not in after.sides and min(after.sides) >= 16
+    return LORA.r in before.sides and LORA.r not in after.sides and 64 in after.sides and min(after.sides) >= 16
 
 
 def smaller(before: Trace, after: Trace) -> bool:
@@ -118,7 +118,7 @@ def one_document_and_again(before: Trace, after: Trace) -> bool:
 IN_PRODUCTS: dict[str, Callable[[Trace, Trace], bool]] = {
     "attention": no_fused_attention,
     "bucket": few_token_counts,
-    "rank16": no_thin_products,
+    "rank64": no_thin_products,
     "dtype": lambda before, after: (before.dtypes, after.dtypes) == ({torch.float64}, {torch.float32}),
     "micro": smaller,
     "small": smaller,
@@ -126,7 +126,7 @@ IN_PRODUCTS: dict[str, Callable[[Trace, Trace], bool]] = {
     "general": lambda before, after: after.path == "general",
 }
 # And of those that are about the process around it.
-IN_PROCESS = {"blas", "allocator", "threads", "isa", "sdma-off", "interrupt", "no-override", "cpu"}
+IN_PROCESS = {"blas", "allocator", "no-cache", "threads", "isa", "sdma-off", "interrupt", "no-override", "cpu"}
 OF_A_CARD = {"kernels", "graphs"}  # tests/engine/model/test_triton.py, test_replay.py
 OF_THE_WEIGHTS = {"stream"}  # tests/engine/model/test_streaming.py: no product changes
 OF_THE_TRAINING = {"rank", "sample"}  # they change the run folder: test_supervisor.py
@@ -164,7 +164,7 @@ def test_the_smallest_step_forms_its_layers_again(folder: Path) -> None:
 def test_a_padded_rank_leaves_masters_alone(folder: Path, dropout: float) -> None:
     """With dropout too, where each module has a product of its own; the same draws give the same gradients."""
     found = []
-    for multiple in (1, 16):
+    for multiple in (1, 64):
         choices = replace(SETTLED, rank_multiple=multiple)
         lora = LORA.model_copy(update={"dropout": dropout})
         model = load_model(
@@ -228,8 +228,8 @@ def test_torch_takes_other_instructions() -> None:
 
 
 def test_a_rung_that_changes_nothing_is_void() -> None:
-    settled = Choices(dtype="float32", path="general", threads=1, rank_multiple=16)
-    void = {"graphs", "dtype", "general", "rank16", "allocator", "no-override", "stream"}
+    settled = Choices(dtype="float32", path="general", threads=1, rank_multiple=64)
+    void = {"graphs", "dtype", "general", "rank64", "allocator", "no-override", "stream"}
     assert void_rungs({}, settled) == void and void_rungs({}, replace(settled, graphs=False)) == void
     assert "graphs" not in void_rungs({}, replace(settled, graphs=True, path="fast"))
     assert void_rungs({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, settled) == void | {"threads"}

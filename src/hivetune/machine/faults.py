@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from hivetune.machine.codes import code_pattern
+from hivetune.machine.knowledge.facts import facts
 
 Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
 
@@ -120,4 +121,26 @@ def as_markdown() -> str:
         seen += [f"{sign.words} when nothing else is said" for sign in entry.wrappers]
         lines += [f"- recognised by: {' or '.join(seen)}" + "".join(f", and `{need}`" for need in sorted(entry.needs))]
         lines += [f"- seen in: {', '.join(f'<{url}>' for url in entry.evidence)}"] if entry.evidence else []
+    lines += ["", *_published_table()]
     return "\n".join(lines) + "\n"
+
+
+def _published_table() -> list[str]:
+    """Faults of cards as others published them: a test asks doctor, diagnosis and ladder about each."""
+    lines = [
+        "## Published faults of cards",
+        "",
+        "What Hivetune makes of faults that others published, none of which was seen here: a test gives the machine to",
+        "the doctor, the words to the diagnosis, and the fault to the ladder (`tests/supervise/test_published.py`).",
+        "The first changes are those of the threads, in their order; what is in effect already is passed over.",
+        "",
+        "| thread | what happened | the doctor says | fault | first changes | tested without a card |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for fact in facts("published"):
+        thread = f"[{fact.more['thread']}]({fact.source[0]})"
+        told = f"`{fact.more['finding']}`" if fact.more["finding"] else ""
+        name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none: nothing is said"
+        rungs = ", ".join(f"`{rung}`" for rung in fact.more["rungs"])
+        lines.append(f"| {thread} | {fact.says} | {told} | {name} | {rungs} | {fact.more['tested']} |")
+    return lines

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from hivetune.base.disk import home
 from hivetune.base.kernel import memory_sizes, system_text, usable_cores, whole_number
 from hivetune.machine.kfd import kfd_architectures
+from hivetune.machine.knowledge.facts import facts, is_met
 from hivetune.machine.nvml import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
@@ -25,6 +26,7 @@ ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"
 # Of a machine's cores a worker without a card takes one in so many (config: workers).
 CORES_A_WORKER = 4
 AMD_VENDOR = "0x1002"
+PAGE_BYTES = 4096  # of the processors that these chips have
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,23 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
         slot = device.resolve().name
         name = system_text(device / "product_name") or _marketing_name(root, device)
         architecture = architectures.get(slot, "")
+        shared = _shared_memory(root, device, architecture)
+        if shared > total:
+            total, used = shared, max(0, shared - memory_sizes(root).get("MemAvailable", shared))
         cards.append(Card("rocm", len(cards), name, total, total - used, driver, architecture, slot))
     return cards
+
+
+def _shared_memory(root: Path, device: Path, architecture: str) -> int:
+    """Bytes of the machine's memory that a chip with unified memory may take: the driver's table (GTT), which the
+    kernel's limit on pages (ttm) bounds, half of the memory by default. 0 for other cards. What the firmware sets aside
+    (mem_info_vram_total) can be 0.5 GB of 128 (ROCm/legacy-rocm-build#5595, unslothai/unsloth#7960)."""
+    chip = next((fact for fact in facts("chip") if is_met(fact.when, {"gfx": architecture})), None)
+    if chip is None or not chip.more.get("unified"):
+        return 0
+    table = whole_number(device / "mem_info_gtt_total") or 0
+    pages = whole_number(root / "sys/module/ttm/parameters/pages_limit")
+    return min(table, pages * PAGE_BYTES) if pages else table
 
 
 def _marketing_name(root: Path, device: Path) -> str:

@@ -70,19 +70,28 @@ def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
         card: dict[str, Any] = {"memory_bytes": total, "used_bytes": whole_number(device / "mem_info_vram_used")}
         card["busy_percent"] = whole_number(device / "gpu_busy_percent")
         for sensors in sorted((device / "hwmon").glob("hwmon*")):
-            # temp2 is the junction, which decides throttling; older cards only have temp1, the edge.
-            for number in (2, 1):
-                degrees = whole_number(sensors / f"temp{number}_input")
-                if degrees is not None:
-                    card["temperature_c"] = degrees / 1000
-                    limit = whole_number(sensors / f"temp{number}_crit")
-                    card["hot"] = limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
-                    break
+            if heat := _heat(sensors):
+                card["temperature_c"], card["hot"] = heat
             microwatts = whole_number(sensors / "power1_average") or whole_number(sensors / "power1_input")
             if microwatts is not None:
                 card["watts"] = microwatts / 1e6
         cards.append({name: value for name, value in card.items() if value is not None})
     return cards
+
+
+def _heat(sensors: Path) -> tuple[float, bool] | None:
+    """Degrees Celsius, and whether they are near the card's own limit; None without a sensor."""
+    for number in (2, 1):  # temp2 is the junction, which decides throttling; older cards only have temp1, the edge
+        degrees, limit = (whole_number(sensors / f"temp{number}_{name}") for name in ("input", "crit"))
+        if degrees is not None:
+            return degrees / 1000, limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
+    return None
+
+
+def is_hot(device: Path) -> bool:
+    """Whether an AMD card (its folder in sysfs) is near its own limit."""
+    found = [_heat(sensors) for sensors in sorted((device / "hwmon").glob("hwmon*"))]
+    return any(heat[1] for heat in found if heat is not None)
 
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:

@@ -4,6 +4,7 @@ One that is started ahead imports torch while its parent still reads rows, and w
 child.py). What is sent there makes it the child that would have been started otherwise.
 """
 
+import hashlib
 import json
 import os
 import socket
@@ -63,8 +64,12 @@ def launch_child(
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """This process's own, what every child gets, and `changes`; a variable that is None there is removed."""
-    compiled = str(home() / "kernels" / "triton")  # a child writes nowhere else
-    merged: dict[str, str | None] = {"TRITON_CACHE_DIR": compiled, **os.environ, **ENVIRONMENT, **changes}
+    merged: dict[str, str | None] = {**os.environ, **ENVIRONMENT, **changes}
+    knobs = sorted((name, value) for name, value in merged.items() if name.startswith("AMDGCN_") and value is not None)
+    # Triton leaves some of these out of its cache's key, so kernels compiled under them would serve every later run
+    # (unslothai/unsloth#11614). A child writes nowhere else.
+    folder = f"triton-{hashlib.sha256(repr(knobs).encode()).hexdigest()[:12]}" if knobs else "triton"
+    merged.setdefault("TRITON_CACHE_DIR", str(home() / "kernels" / folder))
     return {name: value for name, value in merged.items() if value is not None}
 
 

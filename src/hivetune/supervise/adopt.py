@@ -4,7 +4,7 @@ from typing import Any
 
 from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.inventory import Machine
-from hivetune.supervise.ladder import Failure
+from hivetune.supervise.ladder import RUNGS, Failure
 
 
 def union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
@@ -12,9 +12,11 @@ def union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
+    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic.
+
+    A rung of an older Hivetune that is gone (rank16) is left out; what it padded changes rounding alone."""
     of = [entry["rungs"] for entry in events if entry["event"] in ("attempt", "action", "supervisor_ended")]
-    return tuple(of[-1]) if of else ()
+    return tuple(name for name in of[-1] if name in RUNGS) if of else ()
 
 
 def open_failures(events: list[dict[str, Any]]) -> list[Failure]:

@@ -6,7 +6,7 @@ go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -22,7 +22,8 @@ SHARED_PLACE = 2
 # So many faults of one kind on a device at different steps, with work done between them, and a change is tried.
 SCATTERED_CHANGE = 5
 _LONGEST_WAIT_S = 300.0
-RANK_MULTIPLE = 16
+# The widest tile that the over-reading kernels of gfx12 have (ROCm/rocm-libraries#7992, #11714).
+RANK_MULTIPLE = 64
 EVERY_LAYER = 10_000
 # They shrink a step; a worker that has not begun one needs something else.
 OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
@@ -72,8 +73,8 @@ RUNGS = {
             device_only=True,
         ),
         Rung(
-            "rank16",
-            "pad the rank to a multiple of 16 in products",
+            "rank64",
+            "pad the rank to a multiple of 64 in products",
             choices=Choices(rank_multiple=RANK_MULTIPLE),
             device_only=True,
         ),
@@ -84,6 +85,13 @@ RUNGS = {
             {"PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None, "PYTORCH_HIP_ALLOC_CONF": None},
             device_only=True,
             exact=True,
+        ),
+        Rung(
+            "no-cache",
+            "each allocation from the driver, so that nothing unmapped lies right behind an operand",
+            {"PYTORCH_NO_HIP_MEMORY_CACHING": "1"},
+            Choices(graphs=False),  # a captured graph allocates from a pool of the cache
+            device_only=True,
         ),
         Rung("micro", "micro-batches of half the size, the same effective batch", choices=Choices(halvings=1)),
         Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices=Choices(halvings=3)),
@@ -172,13 +180,18 @@ class Failure:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the machine and the settings allow. `void`: rungs that would change nothing here."""
+    """What the machine and the settings allow.
+
+    `void`: rungs that would change nothing here. `published`: by fault, the rungs that helped others with this card, in
+    their order, each with its thread; they come before the catalogue's, and at the first failure.
+    """
 
     attempts: int = 3
     on_device: bool = False
     backoff_s: float = 5.0
     allow: frozenset[str] = frozenset()
     void: frozenset[str] = frozenset()
+    published: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 ReplyKind = Literal["again", "change", "isolate", "wait", "stop"]
@@ -218,7 +231,8 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     ]
     often = [earlier for earlier in scattered if earlier.rungs == last.rungs]
     worn_out = fault.domain == "device" and len(often) + 1 >= SCATTERED_CHANGE
-    if fault.first == "again" and not alike and not worn_out:
+    known = _open_rungs(bounds.published.get(fault.id, {}), history, bounds)
+    if fault.first == "again" and not alike and not worn_out and not known:
         if ask_rows and _rows_did_it(history):
             return Reply("isolate", "rows did this before: is it one of this step?", last.rungs)
         patient = fault.backoff or (fault.domain == "device" and scattered)
@@ -332,7 +346,8 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
         tried |= OF_A_STEP
     elif not isolate or _asked_rows(history):
         tried.add("isolate")
-    left = [name for name in fault.rungs if name not in tried and _is_open(name, bounds)]
+    published = bounds.published.get(fault.id, {})
+    left = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
     if last_try:  # an isolation takes no attempt; the processor is what always works
         left = [name for name in ("isolate", "cpu") if name in left] or left
     if not left:
@@ -344,7 +359,15 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
     if left[0] == "isolate":
         return Reply("isolate", "the same step again: is it a row of its batch?", kept)
     rung = RUNGS[left[0]]
-    return Reply("change", rung.says, (*kept, rung.name), rung.name)
+    why = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
+    return Reply("change", why, (*kept, rung.name), rung.name)
+
+
+def _open_rungs(names: Iterable[str], history: Sequence[Failure], bounds: Bounds) -> list[str]:
+    """Those of `names` that are neither in effect nor void, nor tried at the place of the last failure."""
+    last = history[-1]
+    tried = {failure.tried for failure in (*_alike(history), last)} | set(last.rungs)
+    return [name for name in names if name not in tried and _is_open(name, bounds)]
 
 
 def _is_open(name: str, bounds: Bounds) -> bool:

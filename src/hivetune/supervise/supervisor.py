@@ -44,7 +44,7 @@ from hivetune.supervise.ladder import (
     next_action,
     void_rungs,
 )
-from hivetune.supervise.remember import remember_rungs, remembered_rungs
+from hivetune.supervise.remember import published_remedies, remember_rungs, remembered_rungs
 from hivetune.supervise.room import LOOK_S, Events, has_room
 from hivetune.supervise.smaller import lower_rank, thin_out
 from hivetune.supervise.variables import worker_effects
@@ -300,6 +300,7 @@ class _Supervisor:
             backoff_s=settings.backoff_s,
             allow=frozenset(allowed),
             void=self._void(),
+            published=published_remedies(self.machine),
         )
 
     def _void(self) -> frozenset[str]:

@@ -102,6 +102,21 @@ def test_not_a_number_once_in_a_thousand_calls_is_seen(tmp_path: Path, monkeypat
     assert any("1 of 1200 calls gave another answer" in line for line in told["wrong"])
 
 
+def test_a_kernel_that_succeeds_and_writes_nothing_is_seen(tmp_path: Path) -> None:
+    """The right answer of the call before lies in its buffer (unslothai/unsloth#11614)."""
+
+    class Silent(TorchOps):
+        calls = 0
+
+        def glu(self, gate_up_TF: Tensor, h_TF: Tensor, activation: str) -> None:
+            Silent.calls += 1
+            if Silent.calls % 7:
+                super().glu(gate_up_TF, h_TF, activation)
+
+    told = prove.prove_set(task(tmp_path, calls=20), Heartbeat(None), backend_for=with_fault(ops=Silent()))
+    assert any(line.startswith("gate, repeated of 8 tokens") for line in told["wrong"])
+
+
 def test_a_soak_finds_what_is_rarer(tmp_path: Path) -> None:
     """Found by the soak alone: the calls before it are too few."""
 

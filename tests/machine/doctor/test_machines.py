@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 
+from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
 from hivetune.machine.doctor.findings import WORST_FIRST, judge_machine
 from hivetune.machine.doctor.observe import Demand
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
 from hivetune.machine.doctor.variables import advised_variables, proven_environment
 from hivetune.machine.inventory import Card
 from hivetune.machine.profile import Profile, Proof, ProvenSet
+from hivetune.run.choices import Choices
+from hivetune.supervise.ladder import void_rungs
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 MI50 = Gpu(90006, "AMD Instinct MI50", 32, bus=7)
@@ -26,6 +29,8 @@ V100 = Card("cuda", 0, "Tesla V100-SXM2-32GB", 32 * GIB, 31 * GIB, "580.95.05", 
 P100 = Card("cuda", 0, "Tesla P100-PCIE-16GB", 16 * GIB, 15 * GIB, "550.54", "6.0")
 T4 = Card("cuda", 0, "Tesla T4", 16 * GIB, 15 * GIB, "580.95.05", "7.5")
 RTX5090 = Card("cuda", 0, "NVIDIA GeForce RTX 5090", 32 * GIB, 31 * GIB, "580.95.05", "12.0")
+SLOT = "sys/devices/0000:03:00.0"
+ON_NETWORK = "30 22 0:26 / {home} rw,relatime - nfs4 server:/homes rw\n"
 IN_MEMORY = "30 22 0:26 / {home} rw,nosuid - tmpfs tmpfs rw,size=1g\n"
 VOLATILE = "30 22 0:26 / {home} rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u,volatile\n"
 
@@ -48,6 +53,9 @@ def ids(*names: str) -> frozenset[str]:
 
 BF16 = Demand(dtype="bfloat16")
 ALL_GFX = ("gfx1030", "gfx1100", "gfx1101", "gfx1151", "gfx1200", "gfx1201", "gfx942")
+# Of every R9700 with ROCm 7.2 or newer.
+GFX12 = ("gfx120x-over-read", "gfx120x-large-strides")
+R9700_7_2 = ids("gfx120x-wrong-float32", *GFX12)
 CASES = [
     Case(
         "R9700 whose ROCm packages are of 7.12 and whose torch is of 7.11",
@@ -56,13 +64,12 @@ CASES = [
             torch="2.9.1+rocm7.11.0",
             packages={"rocm": "7.12.0", "rocm-sdk-core": "7.12.0", "rocm-sdk-libraries-gfx120X-all": "7.12.0"},
         ),
-        ids("two-rocm-versions"),
-        unknown=1,
+        ids("two-rocm-versions", *GFX12),
     ),
     Case(
         "R9700 with an override that says what it is",
         Fake(gpus=[R9700], torch="2.13.0+rocm7.2", environment={"HSA_OVERRIDE_GFX_VERSION": "12.0.1"}),
-        ids("gfx120x-wrong-float32", "override-redundant"),
+        ids("gfx120x-wrong-float32", "override-redundant", *GFX12),
     ),
     Case(
         "MI50 with torch 2.5.1 for ROCm 6.2 and the override of another card",
@@ -109,11 +116,11 @@ CASES = [
         ids("card-held"),
     ),
     Case("7900 XTX beside graphics in the processor", Fake(gpus=[IN_THE_PROCESSOR, RX7900], torch="2.9.1+rocm6.4")),
-    Case("Strix Halo", Fake(gpus=[STRIX_HALO], torch="2.11.0+rocm7.2")),
+    Case("Strix Halo", Fake(gpus=[STRIX_HALO], torch="2.11.0+rocm7.2"), ids("unified-memory")),
     Case(
         "Strix Halo with a torch from before it",
         Fake(gpus=[STRIX_HALO], torch="2.9.1+rocm6.4"),
-        ids("gfx115x-before-7"),
+        ids("gfx115x-before-7", "unified-memory"),
         ids("gfx115x-before-7"),
     ),
     Case(
@@ -275,11 +282,82 @@ CASES = [
     Case(
         "R9700 with the firmware of a bad day",
         Fake(gpus=[R9700], torch="2.14.0+rocm7.3", files={"var/lib/pacman/local/linux-firmware-20251125-2/desc": ""}),
-        ids("gfx120x-firmware"),
+        ids("gfx120x-firmware", *GFX12),
     ),
-    Case("R9700 with ROCm 10.0", Fake(gpus=[R9700], torch="2.14.0+rocm10.0.0"), ids("gfx120x-rocm-10")),
-    Case("R9700 with ROCm 7.1", Fake(gpus=[R9700], torch="2.10.0+rocm7.1"), ids("gfx120x-rocm-7.1")),
-    Case("Strix Halo with ROCm 7.1", Fake(gpus=[STRIX_HALO], torch="2.10.0+rocm7.1"), ids("gfx1151-rocm-7.1")),
+    Case(
+        "R9700 with ROCm 7.0, whose loads are within bounds",
+        Fake(gpus=[R9700], torch="2.10.0+rocm7.0"),
+        ids("gfx120x-large-strides"),
+    ),
+    Case("R9700 with ROCm 7.14", Fake(gpus=[R9700], torch="2.13.0+rocm7.14.0"), ids(*GFX12)),
+    Case(
+        "MI50 and R9700: no build has kernels for both",
+        Fake(gpus=[MI50, R9700], torch="2.13.0+rocm7.2"),
+        R9700_7_2 | ids("two-generations", "gfx906-rocm-6.4"),
+    ),
+    Case("two cards of one generation", Fake(gpus=[MI300X, replace(MI300X, bus=9)], torch="2.12.0+rocm7.2")),
+    Case(
+        "an old and a new NVIDIA card, which one build serves",
+        Fake(nvidia=[V100, T4], torch="2.10.0", cuda="12.6"),
+        unknown=1,
+    ),
+    Case(
+        "an override that is no version",
+        Fake(gpus=[MI300X], torch="2.12.0+rocm7.2", environment={"HSA_OVERRIDE_GFX_VERSION": "gfx1030"}),
+        ids("override-malformed"),
+    ),
+    Case(
+        "one card, and a variable that names the sixth",
+        Fake(gpus=[MI300X], torch="2.12.0+rocm7.2", environment={"HIP_VISIBLE_DEVICES": "5"}),
+        ids("card-not-there"),
+    ),
+    Case(
+        "memory whose errors were corrected, and a number of threads in words",
+        Fake(files={"sys/devices/system/edac/mc/mc0/ce_count": "12\n"}, environment={"OMP_NUM_THREADS": "zwei"}),
+        ids("memory-corrected", "threads-malformed"),
+    ),
+    Case(
+        "memory whose errors were not corrected, and a limit of addresses",
+        Fake(
+            files={
+                "sys/devices/system/edac/mc/mc1/ue_count": "1\n",
+                "proc/self/limits": "Limit  Soft  Hard  Units\nMax address space  858993459  unlimited  bytes\n",
+            },
+            environment={"OMP_NUM_THREADS": "4,2"},
+        ),
+        ids("memory-uncorrected", "address-limit"),
+    ),
+    Case(
+        "a card in a narrow slot, hot, with errors, and a compiler's variable",
+        Fake(
+            gpus=[MI300X],
+            torch="2.12.0+rocm7.2",
+            environment={"AMDGCN_USE_BUFFER_OPS": "1"},
+            files={
+                f"{SLOT}/current_link_width": "1\n",
+                f"{SLOT}/hwmon/hwmon3/temp2_input": "108000\n",
+                f"{SLOT}/hwmon/hwmon3/temp2_crit": "110000\n",
+                f"{SLOT}/ras/umc_err_count": "ue: 1\nce: 7\n",
+            },
+        ),
+        ids("narrow-slot", "card-hot", "card-memory-uncorrected", "compile-knobs"),
+    ),
+    Case(
+        "a card whose errors were corrected",
+        Fake(gpus=[MI300X], torch="2.12.0+rocm7.2", files={f"{SLOT}/ras/gfx_err_count": "ue: 0\nce: 7\n"}),
+        ids("card-memory-corrected"),
+    ),
+    Case("R9700 with ROCm 10.0", Fake(gpus=[R9700], torch="2.14.0+rocm10.0.0"), ids("gfx120x-rocm-10", *GFX12)),
+    Case(
+        "R9700 with ROCm 7.1",
+        Fake(gpus=[R9700], torch="2.10.0+rocm7.1"),
+        ids("gfx120x-rocm-7.1", "gfx120x-large-strides"),
+    ),
+    Case(
+        "Strix Halo with ROCm 7.1",
+        Fake(gpus=[STRIX_HALO], torch="2.10.0+rocm7.1"),
+        ids("gfx1151-rocm-7.1", "unified-memory"),
+    ),
     Case(
         "7900 XTX without the compute driver",
         Fake(gpus=[RX7900], torch="2.9.1+rocm6.4", without=("dev/kfd",)),
@@ -328,12 +406,35 @@ def test_each_finding_says_what_was_seen_what_to_do_and_who_says_so(case: Case, 
     assert all(finding.title in text and finding.mend in text for finding in judgement.findings)
 
 
-@pytest.mark.parametrize("mount", [IN_MEMORY, VOLATILE])
-def test_a_home_that_a_power_cut_empties_is_told(mount: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mount", "name"), [(IN_MEMORY, "home-in-memory"), (VOLATILE, "no-fsync"), (ON_NETWORK, "home-on-network")]
+)
+def test_a_home_where_rows_are_not_safe_is_told(mount: str, name: str, tmp_path: Path) -> None:
     root = "22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p2 rw\n"
     fake = Fake(files={"proc/self/mountinfo": root + mount.format(home=tmp_path)})
     (finding,) = judge_machine(seen(fake, tmp_path)).findings
-    assert finding.id == ("home-in-memory" if "tmpfs" in mount else "no-fsync")
+    assert finding.id == name
+
+
+def test_no_swap_is_taken_away_that_memory_can_not_hold(tmp_path: Path) -> None:
+    fake = Fake(memory_gib=16, available_gib=1, swap_used_gib=7)
+    (finding,) = judge_machine(seen(fake, tmp_path)).findings
+    assert finding.id == "swapping" and "swapoff" not in finding.mend
+
+
+def test_unified_memory_is_what_the_kernel_lets_the_chip_take(tmp_path: Path) -> None:
+    """Of 128 GB the firmware sets 0.5 GB aside; the rest is the kernel's to give."""
+    table = {f"{SLOT}/mem_info_gtt_total": f"{120 * GIB}\n"}
+    limit = {"sys/module/ttm/parameters/pages_limit": f"{62 * GIB // 4096}\n"}
+    halo = replace(STRIX_HALO, memory_gib=1)
+    for number, (files, gib) in enumerate([(table | limit, 62), (table, 120), ({}, 1)]):
+        fake = Fake(gpus=[halo], torch="2.11.0+rocm7.2", memory_gib=124, available_gib=50, files=files)
+        (card,) = seen(fake, tmp_path / str(number)).cards
+        assert card.card.memory_bytes == gib * GIB
+        assert card.card.free_bytes <= min(gib, 50) * GIB
+    discrete = Fake(gpus=[replace(MI300X, memory_gib=16)], torch="2.12.0+rocm7.2", files=table)
+    (card,) = seen(discrete, tmp_path / "discrete").cards
+    assert card.card.memory_bytes == 16 * GIB
 
 
 @pytest.mark.parametrize(
@@ -400,8 +501,7 @@ def test_variables_are_for_the_card_with_a_reason_each(tmp_path: Path) -> None:
     def advised(fake: Fake, name: str) -> dict[str, str | None]:
         return {one.name: one.value for one in advised_variables(seen(fake, tmp_path / name)) if one.why}
 
-    both = {"TORCH_BLAS_PREFER_HIPBLASLT": "0", "ROCBLAS_USE_HIPBLASLT": "0"}
-    assert advised(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), "r9700") == both
+    assert advised(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), "r9700") == LEAVE_HIPBLASLT
     assert advised(Fake(gpus=[RX7900], torch="2.9.1+rocm6.4", kernel="6.18.2"), "7900") == {"HSA_ENABLE_SDMA": "0"}
     assert advised(Fake(gpus=[RX6700], torch="2.7.1+rocm6.3"), "6700") == {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
     assert advised(Fake(nvidia=[H200], torch="2.13.0", cuda="12.8"), "h200") == {}
@@ -412,9 +512,8 @@ def test_variables_are_for_the_card_with_a_reason_each(tmp_path: Path) -> None:
 
 
 def test_what_was_proven_here_comes_before_what_is_reported_elsewhere(tmp_path: Path) -> None:
-    one = seen(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), tmp_path)
-
-    def values(environment: dict[str, str]) -> dict[str, str | None]:
+    def values(card: Gpu, environment: dict[str, str]) -> dict[str, str | None]:
+        one = seen(Fake(gpus=[card], torch="2.13.0+rocm7.2"), tmp_path / f"{card.target} {len(environment)}")
         best = {"bfloat16": ProvenSet(1.0, environment=environment)}
         profile = Profile("f").with_proof("cuda:0", Proof(0.0, "a job", "bfloat16", best))
         proven = proven_environment(profile, "auto", "auto")
@@ -422,5 +521,14 @@ def test_what_was_proven_here_comes_before_what_is_reported_elsewhere(tmp_path: 
         assert proven_environment(profile, "cuda", "float32") is None
         return {variable.name: variable.value for variable in advised_variables(one, proven)}
 
-    assert values({}) == {}  # hipBLASLt computed right here
-    assert values({"TORCH_BLAS_PREFER_HIPBLASLT": "0"}) == {"TORCH_BLAS_PREFER_HIPBLASLT": "0"}
+    off = {"TORCH_BLAS_PREFER_HIPBLASLT": "0"}
+    assert values(STRIX_HALO, {}) == {}  # hipBLASLt computed right here
+    assert values(STRIX_HALO, off) == off
+    # On gfx12 products alone are right, and the run faults all the same.
+    assert values(R9700, {}) == values(R9700, off) == LEAVE_HIPBLASLT
+
+
+def test_what_is_advised_on_gfx12_leaves_nothing_for_the_first_rung(tmp_path: Path) -> None:
+    one = seen(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), tmp_path)
+    advised = {variable.name: variable.value or "" for variable in advised_variables(one)}
+    assert "blas" in void_rungs(advised, Choices())

@@ -7,7 +7,7 @@ this process; its journal says in which part.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -53,6 +53,7 @@ class StepPart:
             off = distance(tensor, truth)
             if not off <= TOLERANCE[dtype]:  # false for NaN too
                 return f"result {number + 1} of {len(found)} is {off:.2g} away from float64"
+        _spoil(found)
         return ""
 
 
@@ -234,18 +235,29 @@ def distance(found: Tensor, truth: Tensor) -> float:
 
 def _again(proving: Proving, run: Compute) -> str:
     """The same numbers each time, up to rounding where sums are made in any order; compared on the device."""
-    first = [tensor.clone() for tensor in run()]
+    results = run()
+    first = [tensor.clone() for tensor in results]
+    _spoil(results)
     tolerance = TOLERANCE[proving.backend.dtype]
     allowed = [tolerance * (t.abs() + t.float().square().mean().sqrt().to(t.dtype)) for t in first]
     bad = torch.zeros((), dtype=torch.int64, device=first[0].device)
     until, done = time.monotonic() + REPEAT_S, 0
     while done < proving.task.calls and (time.monotonic() < until or done == 0):
-        same = [((now - then).abs() <= most).all() for now, then, most in zip(run(), first, allowed, strict=True)]
+        found = run()
+        same = [((now - then).abs() <= most).all() for now, then, most in zip(found, first, allowed, strict=True)]
         bad += ~torch.stack(same).all()
+        _spoil(found)
         done += 1
     proving.calls += done
     count = int(bad)
     return f"{count} of {done} calls gave another answer than the first" if count else ""
+
+
+def _spoil(results: Sequence[Tensor]) -> None:
+    """NaN over results that were compared: a kernel that succeeds and writes nothing must not find the right answer
+    there, left by the call before (unslothai/unsloth#11614)."""
+    for tensor in results:
+        tensor.fill_(torch.nan)
 
 
 def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Transposed) -> tuple[Tensor, Tensor]:

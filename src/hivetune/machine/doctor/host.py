@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import home
-from hivetune.base.kernel import memory_sizes, system_text
+from hivetune.base.kernel import memory_sizes, system_text, whole_number
 from hivetune.machine.inventory import kernel_release
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8642
@@ -42,7 +42,8 @@ class HomeDisk:
 
 @dataclass(frozen=True)
 class Host:
-    """`redis`: answers | needs a password | absent; `redis_shards`: more than one of a Redis Cluster. `kernel_log`:
+    """`memory_errors`: uncorrected | corrected, by the kernel's count (EDAC) since its start; "" none or not counted.
+    `address_limit_bytes`: of one process (ulimit -v); None: unlimited. `redis`: answers | needs a password | absent; `redis_shards`: more than one of a Redis Cluster. `kernel_log`:
     whether the kernel's lines can be read, which tell why a process died. `swap_used_bytes` counts for nothing by
     itself; `swapping`: memory is short as well."""
 
@@ -63,6 +64,8 @@ class Host:
     gateway_port_free: bool
     firmware_package: str
     disk: HomeDisk
+    memory_errors: str = ""
+    address_limit_bytes: int | None = None
 
 
 def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *, measure: bool) -> Host:
@@ -91,7 +94,26 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
         gateway_port_free=_port_free(GATEWAY_PORT) if measure else True,
         firmware_package=_firmware_package(root),
         disk=_read_disk(root, folder or home(), environment, measure=measure),
+        memory_errors=_memory_errors(root),
+        address_limit_bytes=_address_limit(root),
     )
+
+
+def _memory_errors(root: Path) -> str:
+    """By the controllers that the kernel's EDAC drivers watch."""
+    for name, word in (("ue_count", "uncorrected"), ("ce_count", "corrected")):
+        if any(whole_number(path) for path in (root / "sys/devices/system/edac/mc").glob(f"mc*/{name}")):
+            return word
+    return ""
+
+
+def _address_limit(root: Path) -> int | None:
+    """By /proc/self/limits (proc(5)): "Max address space  SOFT  HARD  bytes"."""
+    for line in system_text(root / "proc/self/limits").splitlines():
+        if line.startswith("Max address space"):
+            soft = line.removeprefix("Max address space").split()[0]
+            return int(soft) if soft.isdecimal() else None
+    return None
 
 
 def _system(root: Path) -> str:

@@ -17,11 +17,25 @@ from hivetune.machine.doctor.software import Software, read_software
 from hivetune.machine.inventory import Card, Machine, describe_machine, read_machine
 from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.knowledge.facts import facts
+from hivetune.machine.telemetry import is_hot
 
 Access = Literal["ok", "denied", "absent"]
 # Variables in force that any of these begin with are shown, besides those that variables.toml knows.
 _PREFIXES = (
-    *("HSA_", "HIP_", "ROCR_", "ROCM_", "ROCBLAS_", "HIPBLASLT_", "AMD_", "MIOPEN_", "GPU_", "CUDA_", "CUBLAS_"),
+    *(
+        "HSA_",
+        "HIP_",
+        "ROCR_",
+        "ROCM_",
+        "ROCBLAS_",
+        "HIPBLASLT_",
+        "AMD_",
+        "AMDGCN_",
+        "MIOPEN_",
+        "GPU_",
+        "CUDA_",
+        "CUBLAS_",
+    ),
     *("NVIDIA_", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "NCCL_", "RCCL_"),
     *("HIVETUNE_", "TRITON_", "LD_PRELOAD", "LD_LIBRARY_PATH"),
 )
@@ -31,13 +45,16 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|AUTH", re.IGNORECASE)
 @dataclass(frozen=True)
 class SeenCard:
     """A card and what surrounds it. `number`: as torch counts the cards of its maker, all visible. `link`: speed and
-    width of its slot now. `firmware`: of the driver's parts."""
+    width of its slot now. `firmware`: of the driver's parts. `hot`: within 3 degrees of its own
+    limit. `memory_errors`: uncorrected | corrected, as the driver counts them (RAS); "" none or not counted."""
 
     card: Card
     number: int
     access: Access
     link: str
     firmware: Mapping[str, str]
+    hot: bool = False
+    memory_errors: str = ""
 
     @property
     def name(self) -> str:
@@ -93,7 +110,7 @@ def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, .
     seen = []
     for card in cards:
         if card.kind == "cuda":
-            seen.append(SeenCard(card, card.index, "ok", "", {}))
+            seen.append(SeenCard(card, card.index, "ok", "", {}))  # its heat is a sample's (machine/telemetry.py)
             continue
         device = _device(where.root, card.slot)
         number = order.index(card.slot) if card.slot in order else card.index
@@ -102,8 +119,16 @@ def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, .
         }
         speed, width = system_text(device / "current_link_speed"), system_text(device / "current_link_width")
         link = f"{speed} x{width}" if speed and width else ""
-        seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware)))
+        hot, errors = is_hot(device), _ras_errors(device)
+        seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware), hot, errors))
     return tuple(seen)
+
+
+def _ras_errors(device: Path) -> str:
+    """By ras/*_err_count of amdgpu: lines "ue: N" and "ce: N" for each block of the card."""
+    text = "\n".join(system_text(path) for path in sorted((device / "ras").glob("*_err_count")))
+    counts = {name: sum(map(int, re.findall(rf"^{name}: *(\d+)", text, re.MULTILINE))) for name in ("ue", "ce")}
+    return "uncorrected" if counts["ue"] else "corrected" if counts["ce"] else ""
 
 
 def _device(root: Path, slot: str) -> Path:

@@ -1,6 +1,6 @@
 """What the knowledge asks about a machine, answered from a look: the observations that facts hold for. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,12 @@ def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
         "free_gb": str(host.disk.free_bytes // 10**9),
         "swapping": host.swapping,
         "redis_shards": str(host.redis_shards),
+        "memory_errors": host.memory_errors or None,
+        "address_limit": host.address_limit_bytes is not None,
+        "threads": _threads(seen.variables),
+        "visible": _visible(seen),
+        "compile_knobs": ", ".join(f"{k}={v}" for k, v in seen.variables.items() if k.startswith("AMDGCN_")) or None,
+        "one_build": _one_build(cards, software.python) if len(cards) > 1 else None,
         "cpu_bf16": bool(CPU_BF16 & {*seen.machine.isa}),
         "dtype": demand.dtype,
         "qlora": demand.method == "qlora",
@@ -74,7 +80,10 @@ def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
 def of_card(seen: Look, demand: Demand, one: SeenCard) -> dict[str, Any]:
     """Observations of one card, over those of the machine."""
     found = {**of_machine(seen, demand), **_of_chip(one)}
-    found["access"] = one.access
+    found |= {"access": one.access, "card_hot": one.hot}
+    found |= {"card_errors": one.memory_errors} if one.memory_errors else {}
+    if width := one.link.rpartition(" x")[2]:
+        found["link_width"] = width
     if one.card.memory_bytes:
         found["card_free_percent"] = str(100 * one.card.free_bytes // one.card.memory_bytes)
     if one.card.kind == "cuda":
@@ -94,9 +103,11 @@ def _of_build(seen: Look, one: SeenCard) -> dict[str, Any]:
     """Whether the override fits the card, and whether torch brings matrix kernels for what the runtime will see."""
     torch, gfx = seen.software.torch, one.card.architecture
     found: dict[str, Any] = {}
-    wanted = _as_gfx(seen.variables.get(OVERRIDE, ""))
-    needed = _needed_override(gfx)
-    if wanted:
+    text = seen.variables.get(OVERRIDE, "")
+    wanted, needed = _as_gfx(text), _needed_override(gfx)
+    if text and not wanted:
+        found["override"] = "malformed"
+    elif wanted:
         found["override"] = "redundant" if wanted == gfx else "sound" if wanted == needed else "contradicts"
     elif needed:
         found["override"] = "needed"
@@ -115,6 +126,39 @@ def _as_gfx(version: str) -> str:
     """gfx1030 of 10.3.0; "" of what the runtime can't parse either (it reads three numbers)."""
     parts = version.split(".")
     return gfx_name(*(int(part) for part in parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else ""
+
+
+def _threads(variables: Mapping[str, str]) -> str | None:
+    """malformed: OMP_NUM_THREADS is no list of numbers from 1 on (OpenMP 5, section 6.2)."""
+    text = variables.get("OMP_NUM_THREADS", "")
+    good = all(part.strip().isdecimal() and int(part) > 0 for part in text.split(","))
+    return None if not text else "fine" if good else "malformed"
+
+
+def _visible(seen: Look) -> str | None:
+    """beyond: a variable names a card by a number that no card has. Names of cards (UUIDs) are not looked at."""
+    counts = {kind: sum(one.card.kind == kind for one in seen.cards) for kind in ("rocm", "cuda")}
+    for name in HIDING:
+        count = counts["cuda"] if name.startswith("CUDA") and counts["cuda"] else counts["rocm"]
+        numbers = [part.strip() for part in seen.variables.get(name, "").split(",")]
+        if count and any(number.isdecimal() and int(number) >= count for number in numbers):
+            return "beyond"
+    return None
+
+
+def _one_build(cards: Sequence[SeenCard], python: str) -> bool:
+    """Whether one of the builds that the cards should have works on all of them: no fact calls it fatal for any."""
+    fatal = [fact for fact in facts("build") if fact.more.get("severity") == "fatal"]
+    for chosen in (choose_install([_of_chip(one)], python) for one in cards):
+        if chosen is None or chosen.backend == "cpu":
+            continue
+        name = "rocm" if chosen.backend.startswith("rocm") else "cuda"
+        digits = chosen.backend.removeprefix("rocm").removeprefix("cu")
+        version = digits if "." in digits else f"{digits[:-1]}.{digits[-1]}"
+        build = {"build": name, name: version, "torch": chosen.requirement.rpartition("=")[2]}
+        if not any(is_met(fact.when, {**build, **_of_chip(one)}) for fact in fatal for one in cards):
+            return True
+    return False
 
 
 def _vendor(one: SeenCard) -> str:

@@ -28,6 +28,8 @@ OBSERVATIONS = frozenset(
     | {"firmware_package", "transformers", "bitsandbytes", "jinja2", "redis", "cpu_bf16", "dtype", "qlora", "access"}
     | {"kernels", "override", "alloc", "tunableop", "rocm_versions", "rocm_path", "filesystem", "fsync", "free_gb"}
     | {"swapping", "hidden", "container", "other_cards", "card_free_percent", "redis_shards", "ray"}
+    | {"memory_errors", "address_limit", "threads", "visible", "compile_knobs", "one_build", "card_hot", "card_errors"}
+    | {"link_width"}
 )
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
 
@@ -49,7 +51,7 @@ class Fact:
 # What each kind of fact has besides: (needed, optional).
 KINDS = {
     # A GPU architecture: products, types that its units compute in, whether hipBLASLt and fused attention exist.
-    "chip": (("gfx", "cards", "types"), ("needs_override",)),
+    "chip": (("gfx", "cards", "types"), ("needs_override", "unified")),
     # The torch to install: `table` orders the page; `requirement` and `backend` make the command.
     "install": (("title", "requirement", "backend", "python"), ()),
     # Known good or bad builds for a card.
@@ -60,6 +62,11 @@ KINDS = {
     "variable": (("name", "verdict"), ("default",)),
     # A value to set for a card; `proof_decides`: not where the machine's own proof has chosen.
     "advice": (("name", "value"), ("unknown", "proof_decides")),
+    # A rung of the ladder that helped others with these faults on a card, in the order of the file.
+    "remedy": (("faults", "rung"), ()),
+    # A fault as somebody published it: `when` is the machine, `words` what it printed ("" where it said nothing);
+    # `finding`: the doctor's; `fault`: the catalogue's; `rungs`: the first changes; `tested`: how, without a card.
+    "published": (("thread", "words", "finding", "fault", "rungs", "tested"), ()),
     # An inherited value that a worker must not have.
     "poison": (("name", "severity", "title"), ("mend",)),
 }
