@@ -46,8 +46,8 @@ class Host:
 
     `memory_errors`: uncorrected | corrected, by the kernel's count (EDAC) since its start; "" none or not counted.
     `address_limit_bytes`: of one process (ulimit -v); None: unlimited. `redis`: answers | needs a password | absent;
-    `redis_shards`: more than one of a Redis Cluster. `kernel_log`: whether the kernel's lines can be read, which tell why
-    a process died. `swap_used_bytes` counts for nothing by itself; `swapping`: memory is short as well.
+    `redis_shards`: more than one of a Redis Cluster. `kernel_log`: whether the kernel's lines can be read, which tell
+    why a process died. `swap_used_bytes` counts for nothing by itself; `swapping`: memory is short as well.
     """
 
     system: str
