@@ -36,6 +36,7 @@ class Section(BaseModel):
 class DataConfig(Section):
     path: str | list[str] = Field(description="files, globs, folders, '-' for standard input, or 'store'")
     columns: dict[str, str] = Field(default={}, description="our field name: column in the rows")
+    encoding: str | None = Field(default=None, description="of all files, as Python calls it; default: what they show")
     max_rejected: float = Field(
         default=0.2, ge=0, le=1, description="largest share of rejected rows; above it the data is refused"
     )

@@ -92,6 +92,11 @@ REASONS: dict[str, Reason] = {
     ),
     "wrong-type": Reason("reject", "a field has another type than its name promises", "make it a string"),
     "no-messages": Reason("reject", "the list of messages is empty", "give at least one question and its answer"),
+    "who-answers": Reason(
+        "reject",
+        "several people speak, and nothing says who of them answers",
+        "name who answers: --columns assistant=NAME",
+    ),
     "unknown-role": Reason(
         "reject", "a message's role is none of system, user, assistant, tool", "rename the role to one of these four"
     ),

@@ -103,8 +103,8 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
     )[::-1]
 
 
-def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) -> Inputs:
-    """Read every source once: hash it, count its lines and cut it into chunks.
+def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, encoding: str | None = None) -> Inputs:
+    """Read every source once: hash it, count its lines and cut it into chunks. `encoding`: that of all files.
 
     Raises UsageError for sources that are not there, MachineNotFit when a format needs a package that is missing.
     """
@@ -126,7 +126,7 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1) ->
         if name == "-" or is_pipe(name):
             path = str(spill / f"{number:06d}.piped")
             _spool(name, path)
-        known = formats[name] = session_format(path, name, file_format(path, name))
+        known = formats[name] = session_format(path, name, file_format(path, name, encoding))
         side = batch_side(path, known)
         if side is not None:
             _hash_file(path, digest)

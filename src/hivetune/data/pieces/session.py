@@ -1,5 +1,6 @@
 """A conversation that was put together from the lines of a session: what its program left out, and what is missing."""
 
+from collections import Counter
 from typing import Any
 
 from hivetune.data.pieces.said import NO_TEXT, Conversation, Row, before_media
@@ -10,9 +11,37 @@ from hivetune.records import Message
 _AGENTS = ("claude-code", "codex", "pi", "antigravity")
 
 
+ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns: {assistant: NAME}`)
+_MAX_NAMED = 5
+
+
+def with_roles(turns: list[Any], assistant: Any) -> list[Any]:
+    """Turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The name of a
+    speaker stays in front of what they say where several ask. Raises RowRefused: who-answers.
+    """
+    speakers = Counter(turn["speaker"] for turn in turns if isinstance(turn, dict) and "speaker" in turn)
+    if not speakers:
+        return turns
+    if assistant not in speakers:
+        named = ", ".join(f"{name} ({count})" for name, count in speakers.most_common(_MAX_NAMED))
+        raise RowRefused(
+            "who-answers", f"{named}: say who answers, as in --columns assistant={speakers.most_common(1)[0][0]}"
+        )
+    several = len(speakers) > 2
+    return [_with_role(turn, assistant, several=several) if "speaker" in turn else turn for turn in turns]
+
+
+def _with_role(turn: dict[str, Any], assistant: Any, *, several: bool) -> dict[str, Any]:
+    rest = {key: value for key, value in turn.items() if key != "speaker"}
+    if turn["speaker"] == assistant:
+        return {"role": "assistant", **rest}
+    named = several and isinstance(rest.get("content"), str)
+    return {"role": "user", **rest, **({"content": f"{turn['speaker']}: {rest['content']}"} if named else {})}
+
+
 def read_session(row: Row) -> Conversation:
     """The conversation that the format of a file put together from many lines. Raises RowRefused."""
-    read, cut = _read_to_media(row["messages"], row.get("system"))
+    read, cut = _read_to_media(with_roles(row["messages"], row.get(ASSISTANT)), row.get("system"))
     silent = str(row["hivetune_session"]) in _AGENTS
     answered = [message for message in read if not is_lone_thought(message, silent=silent)]
     messages, told = _with_results(_from_question(answered))

@@ -78,7 +78,7 @@ def check(
     Does not raise for bad rows: ask `Report.refuse`.
     """
     with _work_room() as work:
-        inputs = place_rows(plan_inputs(data.path, work, workers=num_workers()), data.columns)
+        inputs = place_rows(plan_inputs(data.path, work, workers=num_workers(), encoding=data.encoding), data.columns)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
         examined = _examine(inputs, job, (data, learn), work, progress, kept_out())
         if clean is not None:
@@ -98,7 +98,9 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # what people said is nobody else's
     _remove_left_over(root)
     with _spill_room(root) as spill:
-        inputs = place_rows(plan_inputs(config.data.path, spill, workers=num_workers()), config.data.columns)
+        data = config.data
+        inputs = plan_inputs(data.path, spill, workers=num_workers(), encoding=data.encoding)
+        inputs = place_rows(inputs, data.columns)
         job = make_job(config.data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
         frozen = kept_out(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)

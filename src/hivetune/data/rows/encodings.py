@@ -1,8 +1,7 @@
 """Text that is not UTF-8: which encoding it is in, and how it is read. What is ambiguous is refused, not guessed.
 
-UTF-16 and UTF-32 tell themselves by their byte order mark or by the zero bytes of their ASCII letters; the encodings of
-Chinese, Japanese, Korean and Russian by the signs that are frequent in these languages, over the beginning of a file.
-One byte a Latin letter tells nothing: a row in such an encoding is read only where all encodings that people use for
+UTF-16 and UTF-32 tell themselves by their byte order mark or by the zero bytes of their ASCII letters. Any other file
+is told by chardet (docs/decisions/0093). A single row among UTF-8 is read only where all encodings that people use for
 Latin letters agree on every byte of it (ä, ö, ü, ß, é, ó and typographic quotes, but not è or ñ, which are č and ń in
 Polish).
 """
@@ -10,6 +9,8 @@ Polish).
 import codecs
 import re
 from typing import Protocol
+
+import chardet
 
 # With a mark: longest first, since UTF-32's begins with UTF-16's.
 MARKS = (
@@ -19,39 +20,16 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 LATIN = ("cp1250", "cp1254", "cp1257")  # of Central Europe, Turkey and the Baltic, beside cp1252 of the West
-# Of languages of the West: their letters beyond ASCII, and words that no other language with such bytes has.
-WESTERN = {
-    "French": ("àâæçéèêëîïôœùûüÿ", "les des une est dans pour que qui avec sur vous nous pas cette sont mais votre"),
-    "Spanish": ("áéíñóúü", "los las una que para por con del como este esta pero más usted puede sobre cuando"),
-    "Portuguese": ("áâãàçéêíóôõú", "que para com uma dos das por mais como isso pelo pela você foi mas seu sua"),
-    "Italian": ("àèéìíòóùú", "che non per una con del della sono questo come gli più nel alla anche quando puoi"),
-    "German": ("äöüß", "der die und das nicht ist mit ein eine auf den von sich auch wie kann werden"),
-}
-# (encodings, frequent signs of a language, the least share of them among a text's signs beyond ASCII): they are 0.3 to
-# 0.5 of Chinese, Japanese and Korean texts and 0.95 of Russian ones; 0.05 and 0.45 of texts in a wrong encoding.
-_LANGUAGES = (
-    (
-        ("gb18030",),
-        "，。、？！：；（）的一是不了在有人我他这个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之年过发后作里",
-        0.2,
-    ),
-    (
-        ("big5",),
-        "，。、？！：；（）的一是不了在有人我他這個們中來上大為和國地到以說時要就出會可也你對生能而子那得於著下自之年過發後作裡",
-        0.2,
-    ),
-    (
-        ("cp932", "euc_jp"),
-        "、。のにはをたがでてとしれさあいうえおるまりすかくきけこそちつなねみもやよらわんっッーアイスルントラリ",
-        0.3,
-    ),
-    (("cp949",), "이다는에의을가고하지로를은한사기도서어있나으그시자수해습니요까대리인정일제만아라부전", 0.2),
-    (("cp1251", "koi8-r"), "оеаинтсрвлкмдпуяыьгзбчйхжшюцщ", 0.8),
+# Encodings that people still save texts in; others win where a file has few letters beyond ASCII.
+LATIN_AND_WIDE = (
+    *("cp1252", "cp1250", "iso8859-2", "cp1254", "cp1257", "cp1258"),
+    *("cp932", "euc-jp", "cp949", "gb18030", "big5"),
 )
-_DOUBTFUL = 0.75  # of what makes an encoding certain
-_LEAST_SIGNS = 20
-LEAST_WORDS = 2  # different ones; one may be a name or a loan
-WORD = re.compile(r"[^\W\d_]+")
+OTHER_SCRIPTS = ("cp1251", "koi8-r", "cp1253", "cp1255", "cp1256", "cp874")  # Cyrillic, Greek, Hebrew, Arabic, Thai
+_MIXED_SHARE = 0.2  # of the words beyond ASCII; hardly any Cyrillic word holds a Latin letter, most French ones do
+_LEAST_SIGNS = 20  # bytes beyond ASCII; with fewer, one text in twenty is taken for another encoding
+_WORD = re.compile(r"[^\W\d_]+")
+_BYTE_WORD, _ASCII_LETTER = re.compile(rb"[A-Za-z\x80-\xff]+"), re.compile(rb"[A-Za-z]")
 LEAST_ZEROS = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
 _BLOCK_BYTES = 1 << 16
 
@@ -75,23 +53,28 @@ def wide_encoding(head: bytes) -> str | None:
 
 
 def legacy_encoding(head: bytes) -> str | None:
-    """The encoding of a beginning that is no UTF-8, by the language that it then is in; None where none is clear."""
-    text = head.decode("utf-8", "surrogateescape")
-    broken = sum("\udc80" <= c <= "\udcff" for c in text)
-    if broken < _LEAST_SIGNS or sum(not c.isascii() for c in text) > 2 * broken:
+    """The encoding of a beginning most of whose lines beyond ASCII are no UTF-8; None where it is UTF-8, or where too
+    little of it tells.
+    """
+    lines = [line for line in head.split(b"\n") if not line.isascii()]
+    text = b"\n".join(line for line in lines if not _is_utf8(line))
+    read = text.decode("utf-8", "surrogateescape")
+    broken = sum("\udc80" <= c <= "\udcff" for c in read)
+    if broken < _LEAST_SIGNS or sum(not c.isascii() for c in read) > 2 * broken:
         return None  # or a few broken bytes among UTF-8
-    found = sorted((_share(head, name, signs) / least, name) for names, signs, least in _LANGUAGES for name in names)
-    return found[-1][1] if found[-1][0] >= 1 and found[-2][0] < _DOUBTFUL else None
+    words = [word for word in _BYTE_WORD.findall(text) if not word.isascii()]
+    mixed = sum(_ASCII_LETTER.search(word) is not None for word in words)
+    known = LATIN_AND_WIDE if mixed >= _MIXED_SHARE * len(words) else (*LATIN_AND_WIDE, *OTHER_SCRIPTS)
+    found = chardet.detect(text, include_encodings=known)["encoding"]
+    return None if found is None else codecs.lookup(found).name.replace("_", "-")
 
 
-def _share(head: bytes, encoding: str, frequent: str) -> float:
-    """How many of the signs beyond ASCII are frequent ones; 0 where the bytes are not of the encoding."""
+def _is_utf8(line: bytes) -> bool:
     try:
-        text = codecs.getincrementaldecoder(encoding)().decode(head)  # whose last sign may be cut
-    except UnicodeDecodeError:
-        return 0
-    signs = [c for c in text if not c.isascii()]
-    return sum(c in frequent for c in signs) / max(_LEAST_SIGNS // 2, len(signs))
+        line.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"  # cut at the end of what was read
+    return True
 
 
 class Transcoded:
@@ -134,29 +117,17 @@ class WithLineFeeds:
 
 
 def latin_text(payload: bytes) -> str | None:
-    """Bytes of one Latin letter each as text, or None where encodings differ and the language does not tell, or the
-    words are of another script.
+    """Bytes of one Latin letter each as text, of a row in a file of UTF-8; None where the encodings of Latin letters
+    differ, or the words are of another script.
     """
     try:
         text = payload.decode("cp1252")
-        if _is_western(text):
-            return text
         if any(payload.decode(name) != text for name in LATIN):
             return None
     except UnicodeDecodeError:
         return None
-    words = (word for word in WORD.findall(text) if not word.isascii())
+    words = (word for word in _WORD.findall(text) if not word.isascii())
     return text if all(_is_latin(word) for word in words) else None
-
-
-def _is_western(text: str) -> bool:
-    """Whether a text is in a language of the West by its words, with no letters but those of that language."""
-    lower = text.lower()
-    letters = {c for c in lower if not c.isascii() and c.isalpha()}
-    words = set(WORD.findall(lower))
-    return any(
-        letters <= set(own) and len(words & set(usual.split())) >= LEAST_WORDS for own, usual in WESTERN.values()
-    )
 
 
 def _is_latin(word: str) -> bool:

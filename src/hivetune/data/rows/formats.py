@@ -38,9 +38,9 @@ HEAD_BYTES = 4096  # by which the kind of a file is told
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
-ENCODED_FORMAT = re.compile(r"\.(utf-\d\d-[bl]e|gb18030|big5|cp932|euc_jp|cp949|cp1251|koi8-r)")
+ENCODED_FORMAT = re.compile(r"\.as=([a-z0-9_-]+)")
 CR_FORMAT = ".cr"  # lines end with carriage returns alone
-_SAMPLE_BYTES = 64 << 10  # in which the language of a text shows
+_SAMPLE_BYTES = 1 << 20  # in which the encoding of a text shows
 
 
 class ByteStream(Protocol):
@@ -105,13 +105,15 @@ def refuse_foreign(head: bytes, name: str) -> None:
             raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead.format(name=name))
 
 
-def file_format(path: str, name: str) -> str:
-    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT, .utf-16-le,
-    .gb18030 or the like, and .gz or .zst. Content beats the suffix.
+def file_format(path: str, name: str, encoding: str | None = None) -> str:
+    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT, .as=utf-16-le,
+    .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as the user says.
 
     Raises UsageError when the file can't be read, or is of a kind that holds no rows.
     """
     lower = name.lower()
+    if encoding is not None:
+        _refuse_unknown_encoding(encoding)
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
@@ -130,7 +132,7 @@ def file_format(path: str, name: str) -> str:
     if compression:
         lower = lower.removesuffix(compression)
         head = open_bytes(path, compression).read(HEAD_BYTES)[0]
-    compression = _written_as(path, head, compression)
+    compression = _written_as(path, head, compression, encoding)
     head = open_bytes(path, compression).read(HEAD_BYTES)[0]
     if lower.endswith(".csv"):
         return "csv" + compression
@@ -143,11 +145,19 @@ def file_format(path: str, name: str) -> str:
     return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
 
 
-def _written_as(path: str, head: bytes, compression: str) -> str:
+def _refuse_unknown_encoding(encoding: str) -> None:
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        why = f"data.encoding: there is no encoding {encoding!r}"
+        raise UsageError(why, hint="for example cp1252, koi8-r") from None
+
+
+def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
     """`compression`, with the encoding and the line breaks of the text in front where they are not the usual ones."""
     sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
-    if encoding := wide_encoding(head) or legacy_encoding(sample):
-        compression = f".{encoding}{compression}"
+    if encoding := encoding or wide_encoding(head) or legacy_encoding(sample):
+        compression = f".as={encoding}{compression}"
         sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
     return CR_FORMAT + compression if ends_lines_with_cr(sample) else compression
 

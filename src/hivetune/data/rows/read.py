@@ -22,6 +22,7 @@ from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
 from hivetune.data.pieces.rendered import without_ends
 from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
+from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused, not_utf8
@@ -251,6 +252,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if is_session_line(row):
         raise RowRefused("session-line")
     refuse_cut_row(row)
+    if "assistant" in columns and ("hivetune_session" in row or columns["assistant"] not in row):
+        row = {**row, ASSISTANT: columns["assistant"]}
+        columns = {name: column for name, column in columns.items() if name != "assistant"}
     if columns:
         row = map_columns(row, columns)
     mapped, two, told = maps_content(columns), None, without_reasons(row)

@@ -1,0 +1,37 @@
+"""Conversations that name their speakers: the user says once who answers."""
+
+import json
+
+import pytest
+
+from hivetune.data.pieces.logs import conversation
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, read_example
+
+
+def talk(*turns: tuple[str, str]) -> RawRow:
+    turned = [{"speaker": speaker, "content": text} for speaker, text in turns]
+    ((_, text),) = conversation("slack", 1, turned, ())
+    return RawRow("talk:1", str(text).encode())
+
+
+PAIR = talk(("Ana", "Where is it?"), ("Ben", "In Bonn."), ("Ana", "Thanks."))
+
+
+def test_who_answers_is_named_once() -> None:
+    said = read_example(PAIR, {"assistant": "Ben"}).example.messages
+    assert [(m.role, m.content) for m in said] == [("user", "Where is it?"), ("assistant", "In Bonn.")]
+
+
+def test_without_a_name_the_speakers_are_told() -> None:
+    for columns in ({}, {"assistant": "Bert"}):
+        with pytest.raises(RowRefused, match="who-answers") as refused:
+            read_example(PAIR, columns)
+        assert refused.value.hint == "Ana (2), Ben (1): say who answers, as in --columns assistant=Ana"
+
+
+def test_of_several_who_ask_each_keeps_the_name() -> None:
+    raw = talk(("Ana", "Where?"), ("Cem", "And when?"), ("Ben", "In Bonn, at noon."))
+    said = read_example(raw, {"assistant": "Ben"}).example.messages
+    assert [m.content for m in said] == ["Ana: Where?\n\nCem: And when?", "In Bonn, at noon."]
+    assert json.loads(raw.payload)["hivetune_session"] == "slack"
