@@ -127,10 +127,13 @@ class Advice:
 
 @dataclass(frozen=True)
 class Verdict:
+    """`reasons` name every metric; the first `decisive` of them made the verdict."""
+
     verdict: VerdictName
     reasons: tuple[str, ...]
     metrics: tuple[Metric, ...]
     advice: tuple[Advice, ...] = ()
+    decisive: int = 0
 
 
 def silent(done: int, total: int | None) -> None:

@@ -3,14 +3,14 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.errors import UsageError
-from hivetune.judge.evaluate import by_part, evaluation_document, plan_evaluation
+from hivetune.judge.evaluate import by_part, evaluation_document, evidence_groups, plan_evaluation
 from hivetune.judge.gate import judge
 from hivetune.process.protocol import Generate
 from hivetune.records import Message
@@ -44,10 +44,20 @@ class HeldOut:
         return next(info for info in self.infos if info.row == row)
 
 
+def conversation(said: str) -> tuple[Message, ...]:
+    """Ends alike whatever was said before."""
+    return (Message("user", said), Message("assistant", "Good."), Message("user", "well?"), Message("assistant", "yes"))
+
+
 def held_out(**agents: int) -> HeldOut:
     infos = []
     for agent, count in agents.items():
-        infos += [Info(len(infos) + i, f"{agent}{i}", f"f:{len(infos) + i}", agent) for i in range(count)]
+        infos += [
+            Info(
+                len(infos) + i, f"{agent}{i}", f"f:{len(infos) + i}", agent, messages=conversation(f"I am {agent} {i}.")
+            )
+            for i in range(count)
+        ]
     return HeldOut(infos)
 
 
@@ -93,6 +103,19 @@ def test_prompts_follow_the_contents_not_the_order() -> None:
         {s.info(row).id for row in plan_evaluation(s, EvalConfig(prompts=12))[1].rows} for s in (snapshot, reordered)
     ]
     assert ids[0] == ids[1]
+
+
+def test_rows_that_say_nearly_the_same_are_one_piece_of_evidence() -> None:
+    """Two rows of one session, two that nobody marked and that differ by one word, and one of its own."""
+    long = (
+        "The printer on the second floor prints blank pages since the toner was changed on Monday. We have put the "
+        "old cartridge back and switched it off and on again, and the lamp for paper is green. What can I do about it"
+    )
+    texts = ("Hello.", "Good day to you.", f"{long} now?", f"{long} today?", "My invoice is wrong.")
+    infos = [Info(i, f"r{i}", f"f:{i}", None, messages=conversation(text)) for i, text in enumerate(texts)]
+    infos[:2] = [replace(info, session="s") for info in infos[:2]]
+    assert evidence_groups(infos) == {0: "s", 1: "s", 2: "r2", 3: "r2", 4: "r4"}
+    assert evidence_groups([]) == {}
 
 
 def test_fewer_rows_than_prompts() -> None:

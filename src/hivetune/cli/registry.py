@@ -10,6 +10,7 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.cli.arguments import ReleaseArgument, RunArgument
+from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, say, show, table
 from hivetune.release import registry
 from hivetune.release.registry import Release, forgotten_rows
@@ -28,11 +29,16 @@ def register(
     release, new = register_run(find_run(run), name)
     with _database() as database:
         document = _document(database, release)
+        judgement = explain_release(database, release.label).get("judgement")
     show(f"{release.label}: {'registered' if new else 'registered already'}, {release.verdict or 'not judged'}")
     if release.verdict == "deploy":
         show(f"next: hivetune promote {release.label}")
+    elif judgement is None:
+        show(f"next: hivetune eval {run}")
     else:
-        show(f"next: hivetune {'gate' if release.verdict else 'eval'} {run}")
+        for reason in judgement["reasons"][: judgement.get("decisive")]:
+            show(f"  {reason}")
+        show(f"next: {NEXT[judgement['verdict']]}")
     emit({**document, "new": new})
 
 

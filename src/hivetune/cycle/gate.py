@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import Evaluation, judge, loss_columns
-from hivetune.judge.statistics import Estimate, jackknife
+from hivetune.judge.statistics import Estimate, jackknife, loss_difference
 from hivetune.records import Metric, Verdict, VerdictName
 
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
 Rival = Literal["base", "champion", "best"]
+NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items() if field.annotation == float | None}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Contests:
 
 @dataclass(frozen=True)
 class CycleVerdict:
-    """`passed`: it may be promoted. `becomes_best`: once promoted it is the best ever. `parts`: by rival."""
+    """`passed`: it may be promoted. `becomes_best`: once promoted it is the best ever. `parts`: by rival. The first
+    `decisive` of the reasons made the verdict; the others name what else was measured."""
 
     verdict: VerdictName
     reasons: tuple[str, ...]
@@ -51,6 +53,7 @@ class CycleVerdict:
     becomes_best: bool
     fresh_rows: int
     kl_to_base: float | None
+    decisive: int = 0
 
     @property
     def passed(self) -> bool:
@@ -76,25 +79,24 @@ def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
         parts["champion"] = _against_champion(contests.champion, contests, config)
         parts["best"] = _against_best(contests.best or contests.champion, contests, config)
     verdict = min((part.verdict for part in parts.values()), key=_GRAVEST_FIRST.index)
-    reasons = tuple(
-        f"against the {_named(rival)}: {reason}"
-        for rival, part in parts.items()
-        if part.verdict == verdict
-        for reason in part.reasons
-    )
+    gravest = {rival: part for rival, part in parts.items() if part.verdict == verdict}
+    reasons = [_against(rival, reason) for rival, part in gravest.items() for reason in part.reasons[: part.decisive]]
+    decisive = len(reasons)
+    reasons += [_against(rival, reason) for rival, part in gravest.items() for reason in part.reasons[part.decisive :]]
     if broken:
-        reasons += (f"{len(broken)} held-out rows are not finite for a rival either, and say nothing",)
+        reasons.append(f"{len(broken)} held-out rows are not finite for a rival either, and say nothing")
     fresh = [row for row in contests.base["rows"] if row["id"] not in contests.known]
     best = contests.best or contests.champion
     gain = None if best is None else _gain(best["rows"])
     return CycleVerdict(
         verdict=verdict,
-        reasons=reasons,
+        reasons=tuple(reasons),
         parts=parts,
         look=contests.look,
         becomes_best=verdict == "deploy" and (gain is None or (isinstance(gain, Estimate) and gain.value > 0)),
         fresh_rows=len(fresh),
         kl_to_base=(contests.base.get("kl_to_base") or {}).get("nats_per_token"),
+        decisive=decisive,
     )
 
 
@@ -108,8 +110,8 @@ def _without(evaluation: Evaluation, ids: Collection[str]) -> Evaluation:
     return {**evaluation, "rows": [row for row in evaluation["rows"] if row["id"] not in ids]}
 
 
-def _named(rival: Rival) -> str:
-    return "best ever" if rival == "best" else rival
+def _against(rival: Rival, reason: str) -> str:
+    return f"against the {'best ever' if rival == 'best' else rival}: {reason}"
 
 
 def _against_champion(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
@@ -133,7 +135,8 @@ def _against_champion(evaluation: Evaluation, contests: Contests, config: GateCo
     seen = f"fresh rows: gain {fresh.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < 0:
         worse = verdict.verdict == "abort"
-        return replace(verdict, verdict="abort" if worse else "iterate", reasons=(f"{seen}: worse", *verdict.reasons))
+        reasons, decisive = (f"{seen}: worse", *verdict.reasons), 1 + verdict.decisive * worse
+        return replace(verdict, verdict="abort" if worse else "iterate", reasons=reasons, decisive=decisive)
     return replace(verdict, reasons=(*verdict.reasons, seen))
 
 
@@ -149,24 +152,34 @@ def _against_best(evaluation: Evaluation, contests: Contests, config: GateConfig
             "memory_ratio": None,
         }
         return judge(evaluation, config.model_copy(update=unlike_loss))
+    answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED))
+    lost = tuple(reason for reason in answers.reasons[: answers.decisive] if "significantly worse" in reason)
     known = [row for row in evaluation["rows"] if row["id"] in contests.known]
-    gain = _gain(known)
-    limit = -config.tolerance
+    verdict = _of_earlier_rows(_gain(known), config.tolerance)
+    if lost and verdict.verdict != "abort":
+        reasons = (*lost, *verdict.reasons)
+        verdict = replace(verdict, verdict="iterate", reasons=reasons, decisive=len(reasons))
+    return replace(verdict, metrics=(*verdict.metrics, *answers.metrics))
+
+
+def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
     if isinstance(gain, str):
-        return Verdict("abort" if "not finite" in gain else "not-enough-evidence", (f"earlier rows: {gain}",), ())
-    metric = Metric("earlier_loss", None, None, -gain.value, None, gain.units, config.tolerance, None, True)
-    if gain.ci95 is None:
-        return Verdict("not-enough-evidence", (f"earlier rows: {gain.units} are too few for an interval",), (metric,))
-    low, high = gain.ci95
-    metric = replace(metric, ci95=(-high, -low), passed=low > limit)
-    seen = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    if high < limit:
-        return Verdict("abort", (f"{seen}: worse by more than the tolerance {config.tolerance:g}",), (metric,))
-    if low <= limit:
         return Verdict(
-            "not-enough-evidence", (f"{seen}: not shown to be within the tolerance {config.tolerance:g}",), (metric,)
+            "abort" if "not finite" in gain else "not-enough-evidence", (f"earlier rows: {gain}",), (), decisive=1
         )
-    return Verdict("deploy", (f"{seen}, within the tolerance {config.tolerance:g}",), (metric,))
+    metric = Metric("earlier_loss", None, None, -gain.value, None, gain.units, tolerance, None, True)
+    if gain.ci95 is None:
+        reason = f"earlier rows: {gain.units} are too few for an interval"
+        return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
+    low, high = gain.ci95
+    metric = replace(metric, ci95=(-high, -low), passed=low > -tolerance)
+    seen = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    if high < -tolerance:
+        return Verdict("abort", (f"{seen}: worse by more than the tolerance {tolerance:g}",), (metric,), decisive=1)
+    if low <= -tolerance:
+        reason = f"{seen}: not shown to be within the tolerance {tolerance:g}"
+        return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
+    return Verdict("deploy", (f"{seen}, within the tolerance {tolerance:g}",), (metric,), decisive=1)
 
 
 def _of_another_base(evaluation: Evaluation) -> bool:
@@ -178,4 +191,4 @@ def _gain(rows: Sequence[Mapping[str, Any]]) -> Estimate | str:
     columns = loss_columns({"rows": rows})
     if isinstance(columns, str):
         return columns
-    return jackknife(columns, lambda sums: (sums[0] - sums[1]) / sums[2])
+    return jackknife(columns, loss_difference).reversed()

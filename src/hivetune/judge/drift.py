@@ -93,7 +93,7 @@ def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | 
     n, found = len(base), paired_proportions(base, tuned, both.groups)
     metric = Metric(name, sum(base) / n, sum(tuned) / n, found.value, found.ci95, n, limit, None, limit is not None)
     if limit is None:
-        return Finding(metric, "reported")
+        return Finding(metric, "reported", gain95=found.reversed().ci95)
     if found.ci95 is None:
         return _told(
             metric, "undecided", f"{said_name(name)}: {counted_units(found, metric.n)} are too few for an interval"

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hivetune.config import EvalConfig
+from hivetune.data.checks.dedupe import Rows, near_copies, sketch
+from hivetune.data.checks.lessons import lesson_of
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.find import Checking, find_checker, row_checker
 from hivetune.judge.sides import parse_side
-from hivetune.judge.statistics import by_group, holm, jackknife, noise_of, p_value
+from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference, merge_groups, noise_of, p_value
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
 
 SIDES = ("base", "tuned")
+SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
 _KEYS = {"loss": "nll", "answer": "answer"}  # the events of scores.jsonl that are about a row
 EMPTY_ANSWER: Mapping[str, Any] = {
     "answer": None,
@@ -95,6 +98,22 @@ def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
     return sorted(row for _, _, row in sorted(places)[:count])
 
 
+def evidence_groups(rows: Sequence[HeldOutRow]) -> dict[int, str]:
+    """Row number -> group: rows of one session, and rows that say nearly the same, are one piece of evidence.
+
+    A group has the name of the session, or else of the row, that comes first.
+    """
+    lessons = [lesson_of(row.messages) for row in rows]
+    asked = [hash(tuple(lesson.asked)) for lesson in lessons]
+    about = Rows(lessons.__getitem__, asked.__getitem__, lambda index: (index,))
+    sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
+    same = list(range(len(rows)))
+    for copy, kept, _ in near_copies(sketches, SAME_ROW, about).copies if rows else ():
+        same[copy] = same[kept]
+    groups = merge_groups([row.session or row.id for row in rows], same)
+    return {row.row: group for row, group in zip(rows, groups, strict=True)}
+
+
 def evaluation_document(
     snapshot: HeldOut,
     config: EvalConfig,
@@ -115,13 +134,16 @@ def evaluation_document(
     problems: list[dict[str, Any]] = []
     checking = Checking()
     _, generate = plan_evaluation(snapshot, config)
+    rows = loss_rows(snapshot, found)
+    groups = {row["row"]: row["group"] for row in rows}
+    answered = [(snapshot.info(row), groups[row]) for row in generate.rows]
     return {
         "schema": 1,
         "snapshot": snapshot.hash,
         **about,
         "settings": config.model_dump(mode="json"),
-        "rows": loss_rows(snapshot, found),
-        "answers": [_answer_row(snapshot.info(row), found, config, problems, checking) for row in generate.rows],
+        "rows": rows,
+        "answers": [_answer_row(info, group, found, config, problems, checking) for info, group in answered],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
         **noise_fields(outcome.get("probes_s") or ()),
         "kl_to_base": outcome.get("kl_to_base"),
@@ -137,7 +159,9 @@ def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
 
 def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A line of eval.json's `rows` for each held-out test row. `found`: (side, "nll", row) -> {"nll", "tokens"}."""
-    return [_loss_row(snapshot.info(row), found) for row in snapshot.rows("test")]
+    infos = [snapshot.info(row) for row in snapshot.rows("test")]
+    groups = evidence_groups(infos)
+    return [_loss_row(info, groups[info.row], found) for info in infos]
 
 
 def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
@@ -175,17 +199,18 @@ def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
     if not rows or not all(isinstance(row[side], float) for row in rows for side in SIDES):
         return 1.0
     columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
-    return p_value(jackknife(columns, lambda sums: (sums[1] - sums[0]) / sums[2]))
+    return p_value(jackknife(columns, loss_difference))
 
 
-def _loss_row(info: HeldOutRow, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
+def _loss_row(info: HeldOutRow, group: str, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
     lines = {side: found.get((side, "nll", info.row)) for side in SIDES}
     tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
-    return {**_identity(info), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
+    return {**_identity(info, group), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
 
 
 def _answer_row(
     info: HeldOutRow,
+    group: str,
     found: Mapping[tuple[str, str, int], Mapping[str, Any]],
     config: EvalConfig,
     problems: list[dict[str, Any]],
@@ -194,7 +219,7 @@ def _answer_row(
     checker = row_checker(info.checker, config.checker)
     last = info.messages[-1]
     row: dict[str, Any] = {
-        **_identity(info),
+        **_identity(info, group),
         "checker": None if checker is None else dict(checker),
         "prompt": next((message.content for message in reversed(info.messages) if message.role == "user"), ""),
         "reference": last.content if last.role == "assistant" else None,
@@ -216,14 +241,14 @@ def _answer_row(
     return row
 
 
-def _identity(info: HeldOutRow) -> dict[str, Any]:
+def _identity(info: HeldOutRow, group: str) -> dict[str, Any]:
     return {
         "row": info.row,
         "id": info.id,
         "source": info.source,
         "agent": info.agent,
         "category": info.category,
-        "group": info.session or info.id,
+        "group": group,
     }
 
 

@@ -33,13 +33,47 @@ METRIC_NAMES: Mapping[str, str] = {
 SHARES_OF_ANSWERS = ("success", "ended", "least_success", "kept", "kept_general", "loops", "refusals", "preferred")
 
 
+# An abort for "no useful gain" needs as many units; and a loss is a sum in float32, which is no finer than that.
+FEWEST_TO_ABORT, RESOLUTION = 20, 1e-6
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One metric, what it says about deploying, and why in words."""
+    """One metric, what it says about deploying, and why in words. `gain95`: the 95 % interval of what the tuned model
+    gains, where one direction of the metric is worse for whoever uses the model; None where none is."""
 
     metric: Metric
     outcome: FindingOutcome
     reason: str = ""
+    gain95: Interval | None = None
+
+
+def refuse_loss(finding: Finding, tolerance: float) -> Finding:
+    """The finding, missed where its metric is only reported and significantly worse, unless by less than `tolerance`.
+
+    What no threshold asks for may not be lost unseen: a setting for the metric says which loss of it is acceptable.
+    """
+    if finding.outcome != "reported" or finding.gain95 is None:
+        return finding
+    low, high = finding.gain95
+    if high >= 0 or low >= -tolerance:
+        return finding
+    words = f"{described(finding)}: significantly worse, and not shown to be within the tolerance {tolerance:g}"
+    return Finding(replace(finding.metric, passed=False), "missed", words, finding.gain95)
+
+
+def described(finding: Finding) -> str:
+    """The reason of a finding; of a metric that is only reported its values and interval."""
+    metric = finding.metric
+    if finding.reason:
+        return finding.reason
+    if metric.tuned is None:
+        return f"{said_name(metric.name)}: not measured"
+    values = f"{metric.tuned:.4g}" if metric.base is None else f"{metric.base:.4g} -> {metric.tuned:.4g}"
+    if metric.ci95 is None:
+        return f"{said_name(metric.name)}: {values}, without an interval"
+    what = "95 % interval" if metric.difference is None else f"difference {metric.difference:+.4g}, 95 % interval"
+    return f"{said_name(metric.name)}: {values}, {what} {metric.ci95[0]:.4g} to {metric.ci95[1]:.4g}"
 
 
 def metric_name(name: str) -> str:
@@ -62,35 +96,38 @@ def said_of_passed(metric: Mapping[str, Any]) -> str:
 def gain_finding(
     metric: Metric,
     estimate: Estimate,
-    gain_ci: Interval | None,
-    gain: float,
+    deciding: Estimate,
     threshold: float | None,
     tolerance: float,
 ) -> Finding:
-    """Loss and success: `gain` is positive when the tuned model is better. `estimate` is of tuned - base."""
-    name = said_name(metric.name)
+    """Loss, success and preference. `estimate`: tuned - base; `deciding`: what is gained, positive when the tuned
+    model is better, at the level of the gate's look. That a gain is too small is read off the plain interval, since
+    what few units can't exclude is no evidence against a model."""
+    name, gain = said_name(metric.name), deciding.value
     needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or FEWEST_UNITS
+    if deciding.plain is not None and deciding.plain[0] > (threshold or 0.0):  # only their number speaks against it
+        needed = max(needed, estimate.units + 1)
     make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
     if threshold is None:
         return make("reported", "")
-    if gain_ci is None:
-        few = counted_units(estimate, metric.n)
-        return make("undecided", f"{name}: {few} are too few for an interval, about {needed} needed")
-    low, high = gain_ci
+    there = counted_units(estimate, metric.n)
+    if deciding.ci95 is None:
+        return make("undecided", f"{name}: {there} are too few for an interval, about {needed} needed")
+    low, high = deciding.ci95
+    plain_low, plain_high = deciding.plain or deciding.ci95
     seen = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    plainly = f"{name}: gain {gain:.4g}, 95 % interval {plain_low:.4g} to {plain_high:.4g}"
     if low > threshold or (threshold > 0 and low == threshold):
         return make("passed", f"{seen}, above the required {threshold:g}")
     if high < -tolerance:
         return make("abort", f"{seen}: worse by more than the tolerance {tolerance:g}")
-    if high <= threshold and low <= 0:
-        return make("abort", f"{seen}: leaves no useful gain (required: more than {threshold:g})")
-    if high <= threshold:
-        return make("missed", f"{seen}: better, but less than the required {threshold:g}")
+    if plain_high <= threshold + RESOLUTION and plain_low > RESOLUTION:
+        return make("missed", f"{plainly}: better, but less than the required {threshold:g}")
+    if plain_high <= threshold + RESOLUTION and estimate.units >= FEWEST_TO_ABORT:
+        return make("abort", f"{plainly}: leaves no useful gain (required: more than {threshold:g})")
     if estimate.units < needed:
-        few = counted_units(estimate, metric.n)
-        return make("undecided", f"{seen} straddles {threshold:g}; {few}, about {needed} needed to decide")
-    enough = counted_units(estimate, metric.n)
-    return make("missed", f"{seen} straddles {threshold:g} although {enough} are enough to see {tolerance:g}")
+        return make("undecided", f"{seen} straddles {threshold:g}; {there}, about {needed} needed to decide")
+    return make("missed", f"{seen} straddles {threshold:g} although {there} are enough to see {tolerance:g}")
 
 
 def counted_units(estimate: Estimate, n: int) -> str:

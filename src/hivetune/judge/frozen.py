@@ -7,12 +7,12 @@ interval only says how far it would carry to other questions of the kind.
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.config import GateConfig
 from hivetune.judge.findings import Finding, said_name
-from hivetune.judge.statistics import FEWEST_UNITS, proportion
+from hivetune.judge.statistics import FEWEST_UNITS, Interval, paired_proportions, proportion
 from hivetune.records import Metric
 
 WINS_PER_RELEASE = 20
@@ -49,13 +49,23 @@ def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQues
 def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
     """`kept` (past wins and the user's own) and `kept_general`, where there are such questions."""
     return [
-        _finding(name, found, limit)
+        replace(_finding(name, found, limit), gain95=_gain(evaluation, origins))
         for name, origins, limit in (
             ("kept", ("win", "own"), config.least_kept),
             ("kept_general", ("general",), config.least_general),
         )
         if (found := kept_of(evaluation, origins)).n or found.unanswered
     ]
+
+
+def _gain(evaluation: Mapping[str, Any], origins: Collection[str]) -> Interval | None:
+    """Of all questions of these origins that both sides answered: lost ones count, and so do those that were won."""
+    pairs = [
+        (bool(row["base"]["success"]), bool(row["tuned"]["success"]))
+        for row in evaluation.get("frozen") or ()
+        if row["origin"] in origins and None not in (row["base"]["success"], row["tuned"]["success"])
+    ]
+    return paired_proportions([base for base, _ in pairs], [tuned for _, tuned in pairs]).ci95
 
 
 def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
@@ -70,7 +80,7 @@ def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
         said += f"; {found.unanswered} could not be checked"
     if not required:
         few = f" ({found.n} are too few to require any)" if limit is not None else ""
-        return Finding(metric, "reported", said + few if found.lost or few else "")
+        return Finding(metric, "reported", said + few)
     if found.unanswered and passed:
         return Finding(metric, "undecided", f"{said}: not every one was answered")
     return Finding(metric, "passed" if passed else "missed", f"{said}; at least {limit:.0%} must be kept")

@@ -7,21 +7,25 @@ deploy               else: the 95 % bound of each required metric is on the righ
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hivetune.config import GateConfig
+from hivetune.errors import HivetuneError
 from hivetune.judge.drift import drift_findings
 from hivetune.judge.findings import (
     Finding,
+    FindingOutcome,
     against,
     alone_mean,
     alone_share,
+    described,
     gain_finding,
     limit_findings,
     not_compared,
     ratio_finding,
+    refuse_loss,
     said_name,
 )
 from hivetune.judge.frozen import frozen_findings
@@ -35,11 +39,14 @@ from hivetune.judge.statistics import (
     by_group,
     discordant,
     jackknife,
+    loss_difference,
+    loss_estimate,
     mcnemar_p,
+    merge_groups,
     paired_proportions,
     was_busy,
 )
-from hivetune.records import Metric, Verdict
+from hivetune.records import Metric, Verdict, VerdictName
 
 Evaluation = Mapping[str, Any]
 JUDGED_ALONE = (
@@ -50,6 +57,7 @@ JUDGED_ALONE = (
 
 def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     """The verdict on an evaluation as `judge.evaluate.evaluation_document` makes it (docs/formats.md, eval.json)."""
+    refuse_not_finite(evaluation)
     findings = [
         _loss(evaluation, config),
         _perplexity(evaluation),
@@ -65,27 +73,62 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     ]
     missing: Mapping[str, str] = evaluation.get("not_compared") or {}
     findings = [
-        not_compared(finding, missing[finding.metric.name]) if finding.metric.name in missing else finding
+        not_compared(finding, missing[finding.metric.name])
+        if finding.metric.name in missing
+        else refuse_loss(finding, config.tolerance)
         for finding in findings
     ]
-    metrics = tuple(finding.metric for finding in findings)
-    reported = tuple(finding.reason for finding in findings if finding.outcome == "reported" and finding.reason)
-    reasons = {
-        outcome: tuple(finding.reason for finding in findings if finding.outcome == outcome)
-        for outcome in ("abort", "missed", "undecided", "passed")
-    }
-    if reasons["abort"]:
-        return Verdict("abort", reasons["abort"] + reasons["missed"], metrics)
-    if not any(metric.required for metric in metrics):
+    required = any(finding.metric.required for finding in findings)
+    name, deciding = _verdict_of(findings, required)
+    first = [described(finding) for outcome in deciding for finding in findings if finding.outcome == outcome]
+    if not required:
         setting = "gate.success_gain" if "loss" in missing else "gate.loss_gain"
-        return Verdict("iterate", (f"the gate requires no metric: set at least {setting}", *reported), metrics)
-    if reasons["missed"]:
-        return Verdict("iterate", reasons["missed"] + reasons["undecided"], metrics)
-    if reasons["undecided"]:
-        return Verdict("not-enough-evidence", reasons["undecided"], metrics)
-    if not config.judge_alone and _judged_alone(findings):
-        return Verdict("not-enough-evidence", (*reasons["passed"], JUDGED_ALONE), metrics)
-    return Verdict("deploy", reasons["passed"] + reported + _unchecked(evaluation), metrics)
+        first.append(f"the gate requires no metric: set at least {setting}")
+    reasons = first + [described(finding) for finding in findings if finding.outcome not in deciding]
+    decisive = len(first)
+    if name == "deploy" and not config.judge_alone and _judged_alone(findings):
+        name, reasons = "not-enough-evidence", [*reasons, JUDGED_ALONE]
+        decisive = len(reasons)
+    elif name == "deploy":
+        reasons += _unchecked(evaluation)
+    return Verdict(name, tuple(reasons), tuple(finding.metric for finding in findings), decisive=decisive)
+
+
+def _verdict_of(findings: Sequence[Finding], required: bool) -> tuple[VerdictName, tuple[FindingOutcome, ...]]:
+    """The verdict, and the outcomes of the findings that made it."""
+    outcomes = {finding.outcome for finding in findings}
+    if "abort" in outcomes:
+        return "abort", ("abort", "missed")
+    if "missed" in outcomes or not required:
+        return "iterate", ("missed", "undecided")
+    if "undecided" in outcomes:
+        return "not-enough-evidence", ("undecided",)
+    return "deploy", ("passed",)
+
+
+def refuse_not_finite(evaluation: Evaluation) -> None:
+    """Raises HivetuneError for a NaN or an infinity among the numbers that are judged, naming its field.
+
+    A loss that was not finite is written as "not finite"; so such a number was never measured.
+    """
+    for key in ("rows", "answers", "frozen", "preferences", "base", "tuned", "noise", "repeat_noise"):
+        field = _not_finite_field(evaluation.get(key), key)
+        if field:
+            raise HivetuneError(
+                f"{field} of the evaluation is not a finite number", hint="measure again: hivetune eval"
+            )
+
+
+def _not_finite_field(value: Any, field: str) -> str:
+    """Where the first number below `value` is that is not finite; empty when all are."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else field
+    inner: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = ((f"{field}.{key}", one) for key, one in value.items())
+    elif isinstance(value, list | tuple):
+        inner = ((f"{field}[{index}]", one) for index, one in enumerate(value))
+    return next((found for name, one in inner if (found := _not_finite_field(one, name))), "")
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
@@ -102,16 +145,11 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     if isinstance(columns, str):
         return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
-    estimate = jackknife(columns, _difference)
+    estimate = loss_estimate(columns)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
     metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
-    deciding = estimate if config.look is None else jackknife(columns, _difference, alpha=_alpha(config))
-    gain, gain_ci = 0.0 - estimate.value, _negative(deciding.ci95)  # of equal models 0, and not -0
-    return gain_finding(metric, estimate, gain_ci, gain, config.loss_gain, config.tolerance)
-
-
-def _difference(sums: Sequence[float]) -> float:
-    return (sums[1] - sums[0]) / sums[2]
+    deciding = estimate if config.look is None else loss_estimate(columns, alpha=_alpha(config))
+    return gain_finding(metric, estimate, deciding.reversed(), config.loss_gain, config.tolerance)
 
 
 def _alpha(config: GateConfig) -> float:
@@ -137,7 +175,8 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     if figure is not None and alone is not None:
         metric = _measured("success", figure, alone.value, alone.units)
         gain = against(alone, minus=figure)
-        return gain_finding(metric, gain, gain.ci95, gain.value, threshold, config.tolerance)
+        found = gain_finding(metric, gain, gain, threshold, config.tolerance)
+        return replace(found, gain95=gain.ci95)
     if not pairs:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
@@ -146,10 +185,10 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     deciding = estimate if config.look is None else paired_proportions(base, tuned, groups, alpha=_alpha(config))
     n = len(pairs)
     metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
-    finding = gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
+    finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
     gained, lost = discordant(base, tuned)
     detail = f"; {gained} gained, {lost} lost, McNemar p = {mcnemar_p(gained, lost):.3g}"
-    return Finding(finding.metric, finding.outcome, finding.reason + detail if finding.reason else "")
+    return replace(finding, reason=described(finding) + detail, gain95=estimate.ci95)
 
 
 def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
@@ -164,13 +203,11 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
     deciding = estimate if config.look is None else preference(found["rows"], alpha=_alpha(config))
     n = len(known)
     metric = _measured("preferred", known.count("base") / n, known.count("tuned") / n, n)
-    finding = gain_finding(metric, estimate, deciding.ci95, estimate.value, threshold, config.tolerance)
+    finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
     said = f"; {found['judge']} contradicts itself on {found['contradictions']} of {found['asked']} pairs"
     said += " when the answers change places"
     said += "; it judges its own answers" * found["judges_itself"]
-    if threshold is None:
-        return [Finding(finding.metric, "reported", f"{said_name('preferred')}: {estimate.value:+.3g}{said}")]
-    return [Finding(finding.metric, finding.outcome, finding.reason + said)]
+    return [replace(finding, reason=described(finding) + said, gain95=estimate.ci95)]
 
 
 def _judged_alone(findings: Sequence[Finding]) -> bool:
@@ -187,7 +224,8 @@ def _ended(evaluation: Evaluation) -> Finding:
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     n = len(pairs)
     groups = [group for _, _, group in pairs]
-    return _reported("ended", sum(base) / n, sum(tuned) / n, n, paired_proportions(base, tuned, groups).ci95)
+    interval = paired_proportions(base, tuned, groups).ci95
+    return replace(_reported("ended", sum(base) / n, sum(tuned) / n, n, interval), gain95=interval)
 
 
 def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
@@ -210,7 +248,7 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     ratio = jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
     n = len(pairs)
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
-    shown = jackknife(columns, _difference)
+    shown = jackknife(columns, loss_difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
     finding = ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
     noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
@@ -284,7 +322,8 @@ def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
     if not any(row["tokens"] for row in rows):
         return "no held-out rows"
     columns = [[row[key] for row in rows] for key in ("base", "tuned", "tokens")]
-    return by_group(columns, [row["group"] for row in rows])
+    # Rows on which both models lose exactly the same are one row that was written twice, whoever named its session.
+    return by_group(columns, merge_groups([row["group"] for row in rows], list(zip(*columns, strict=True))))
 
 
 def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]]:
@@ -294,10 +333,6 @@ def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]
         for answer in evaluation["answers"]
         if answer["base"][key] is not None and answer["tuned"][key] is not None
     ]
-
-
-def _negative(interval: Interval | None) -> Interval | None:
-    return None if interval is None else (0.0 - interval[1], 0.0 - interval[0])
 
 
 def _exp(value: float) -> float:

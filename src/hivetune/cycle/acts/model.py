@@ -4,7 +4,7 @@ import time
 from contextlib import closing
 
 from hivetune.base.database import open_database
-from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.base.sealed import write_sealed
 from hivetune.base.units import number
 from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
 from hivetune.cycle.acts.night import Slice
@@ -20,7 +20,7 @@ from hivetune.walk.before.proof import proof_is_due, prove_again
 from hivetune.walk.compare.station import compare_pair
 from hivetune.walk.evaluate import evaluate_run
 from hivetune.walk.train import train_run
-from hivetune.walk.verdict import verdict_document
+from hivetune.walk.verdict import read_evaluation, verdict_document
 
 
 def train_slice(doing: Doing) -> str:
@@ -74,23 +74,24 @@ def judge_candidate(doing: Doing) -> str:
         known = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
         looks = looks_at(database, doing.name, rivals)
     contests = Contests(
-        base=read_sealed(run.folder / EVALUATION),
-        champion=read_sealed(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
-        best=read_sealed(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,
+        base=read_evaluation(run.folder / EVALUATION),
+        champion=read_evaluation(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
+        best=read_evaluation(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,
         known=known,
         look=1 + looks,
     )
     verdict = judge_cycle(contests, run.config.gate)
-    passed, reasons = verdict.passed, list(verdict.reasons)
+    passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
     if cycle.opened_for == "rebuild" and not passed:
         # What was forgotten must go: a model without it need not be better than one with it, only no failure.
         passed = verdict.parts["base"].verdict == "deploy" and verdict.verdict != "abort"
-        reasons = ["the champion holds forgotten rows", *reasons]
+        reasons, decisive = ["the champion holds forgotten rows", *reasons], decisive + 1
     document = {
         "schema": 1,
         "passed": passed,
         "verdict": verdict.verdict,
         "reasons": reasons,
+        "decisive": decisive,
         "rivals": list(rivals.labels),
         "adapter_sha256": adapter_hash(run.folder),
         "look": verdict.look,
@@ -100,4 +101,4 @@ def judge_candidate(doing: Doing) -> str:
         "parts": {rival: verdict_document(part) for rival, part in verdict.parts.items()},
     }
     write_sealed(cycle.folder / GATE, document)
-    return f"{verdict.verdict}: {'; '.join(reasons)}"
+    return f"{verdict.verdict}: {'; '.join(reasons[:decisive])}"

@@ -14,7 +14,7 @@ from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
 from hivetune.judge.checkers.find import row_checker
 from hivetune.judge.compare import Prompt, last_said
-from hivetune.judge.evaluate import check_eval, choose_prompts, plan_evaluation
+from hivetune.judge.evaluate import check_eval, choose_prompts, evidence_groups, plan_evaluation
 from hivetune.records import Example, Message
 from hivetune.serve.llama.prompts import prompt_of
 from hivetune.walk.open import Run
@@ -25,8 +25,8 @@ def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
     _, generate = plan_evaluation(run.snapshot, config)
     if not generate.rows:
         raise DataRefused(f"{run.folder} holds out no rows", hint="give rows of your own: --rows FILE")
-    infos = [run.snapshot.info(row) for row in generate.rows]
-    return [_prompt(info, config.checker) for info in infos]
+    groups = evidence_groups([run.snapshot.info(row) for row in run.snapshot.rows("test")])
+    return [_prompt(run.snapshot.info(row), groups[row], config.checker) for row in generate.rows]
 
 
 def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prompt], dict[str, int]]:
@@ -46,7 +46,8 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
     if not rows:
         raise DataRefused(f"no row of {', '.join(paths)} can be asked", hint=f"hivetune data check {paths[0]}")
     chosen = set(choose_prompts(rows, config.prompts))
-    return [_prompt(info, config.checker) for info in rows if info.row in chosen], refused
+    groups = evidence_groups(rows)
+    return [_prompt(info, groups[info.row], config.checker) for info in rows if info.row in chosen], refused
 
 
 def prompts_hash(prompts: Iterable[Prompt]) -> str:
@@ -79,7 +80,7 @@ def _info(row: int, example: Example) -> RowInfo:
     )
 
 
-def _prompt(info: RowInfo, checker: Mapping[str, Any] | None) -> Prompt:
+def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Prompt:
     last = info.messages[-1]
     return Prompt(
         row=info.row,
@@ -87,7 +88,7 @@ def _prompt(info: RowInfo, checker: Mapping[str, Any] | None) -> Prompt:
         source=info.source,
         agent=info.agent,
         category=info.category,
-        group=info.session or info.id,
+        group=group,
         messages=tuple(template_message(message) for message in _asked(info.messages)),
         tools=tuple(info.tools),
         checker=row_checker(info.checker, checker),

@@ -48,7 +48,7 @@ def _make(found: Survey, domain: RowDomain, run: Run, told: Attended) -> ExpertS
         evaluate_run(run, told.bar(f"judging {name}"))
     verdict = judge_run(run)
     release, _ = register_run(run.folder, name)
-    reasons = "; ".join(verdict.reasons)
+    reasons = "; ".join(verdict.reasons[: verdict.decisive])
     details = {"release": release.label, "verdict": verdict.verdict, "run": str(run.folder)}
     step = step_of(found, domain, "refused", f"{verdict.verdict}: {reasons}", details)
     with closing(open_database()) as database:
