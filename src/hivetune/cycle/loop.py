@@ -166,7 +166,8 @@ class Loop:
         """What the gate said of the newest cycle."""
         with closing(open_database()) as database:
             cycles = cycles_of(database, self.name)
-        return "; ".join(gate_of(cycles[-1]).get("reasons", ())) if cycles else ""
+        gate = gate_of(cycles[-1]) if cycles else {}
+        return "; ".join(gate.get("reasons", [])[: gate.get("decisive")])
 
     def _send(self, notice: Notice) -> None:
         """Once for each thing that is said: a disk that stays full is told once."""

@@ -59,12 +59,18 @@ def refuse_changed(folder: Path, known: Mapping[str, Any], present: Mapping[str,
         )
 
 
+def differing_settings(known: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
+    """What two runs' settings differ in: dotted key -> both values, in words."""
+    return {
+        key: f"{key}: {_at(known, key)!r} there, {_at(other, key)!r} here"
+        for key in sorted(_leaves(known) | _leaves(other))
+        if _at(known, key) != _at(other, key)
+    }
+
+
 def _differences(known: Mapping[str, Any], other: Mapping[str, Any], keys: set[str]) -> list[str]:
-    settings = [
-        f"{key}: {_at(known['settings'], key)!r} there, {_at(other['settings'], key)!r} here"
-        for key in sorted(keys)
-        if _at(known["settings"], key) != _at(other["settings"], key)
-    ]
+    found = differing_settings(known["settings"], other["settings"])
+    settings = [words for key, words in found.items() if key in keys]
     parts = {"snapshot": "other rows, or the same prepared otherwise", "model": "another model"}
     return settings + [words for part, words in parts.items() if known[part] != other[part]]
 

@@ -1,10 +1,12 @@
 """Acts on the release: exported, registered, loaded, promoted, watched; and back."""
 
 import time
+from collections.abc import Set
 from contextlib import closing
 from pathlib import Path
 
 from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import write_sealed
 from hivetune.cycle.acts.doing import Doing, ends_with_window
 from hivetune.cycle.decide import CycleEnd, ending
@@ -21,12 +23,15 @@ from hivetune.run.status import run_status
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import load_release
 from hivetune.walk.compare.frozen import freeze_wins
+from hivetune.walk.identity import differing_settings
 from hivetune.walk.prune import Unused, delete
 from hivetune.walk.release.register import register_run
 
 BY = "cycle"  # who moved an alias, in its history
 
 
+ROW_SETTINGS = ("data.path", "data.leave_out")  # which rows, not how they are trained
+SAME_ROWS = 0.95  # of the champion's rows that a replay has too: a few are forgotten or above a share each night
 WARM_S = 120.0  # how long a gateway may take to load a new release before that counts as a failure
 
 
@@ -108,13 +113,17 @@ def close_cycle(doing: Doing) -> str:
     with closing(open_database()) as database:
         before = next((one for one in releases(database, cycle.name) if one.label == cycle.champion), None)
         innocent = frozenset() if before is None else rows_behind(database, before)
-        suspect = trained - innocent if before is not None and _did_harm(cycle, end) else frozenset()
+        harmful = before is not None and _did_harm(cycle, end)
+        excuse = _why_no_replay(cycle, before, trained, innocent) if harmful and before is not None else ""
+        suspect = trained - innocent if harmful and not excuse else frozenset()
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":  # first: a closed cycle is not looked at again
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
         end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained | innocent, suspect))
     doing.details["end"] = end
     words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
+    if harmful and excuse:
+        words += f"; its rows are not blamed, since {excuse}"
     if not suspect:
         return words
     doing.details["suspect"] = len(suspect)
@@ -128,6 +137,30 @@ def _did_harm(cycle: CycleRow, end: CycleEnd) -> bool:
         return True
     against_best = gate_of(cycle).get("parts", {}).get("best", {})
     return end == "refused" and bool(against_best.get("verdict") == "abort")
+
+
+def _why_no_replay(cycle: CycleRow, champion: Release, trained: Set[str], innocent: Set[str]) -> str:
+    """Why the champion is no replay of the cycle's training without its new rows, in words; empty where it is one.
+
+    A worse model speaks against its rows only beside one that was trained alike without them. `trained`: rows of the
+    cycle; `innocent`: those that the champion was made with.
+    """
+    identity = read_record(cycle.run)["identity"]
+    if champion.model_sha256 != identity["model"]:
+        return "the champion is of another base model"
+    try:
+        theirs = read_json(champion.folder / MANIFEST)["settings"]
+    except FileNotFoundError:
+        return "the champion's settings are gone"
+    differences = differing_settings(theirs, identity["settings"])
+    others = [words for key, words in differences.items() if key not in ROW_SETTINGS]
+    if others:
+        return f"the champion was trained otherwise ({'; '.join(others)})"
+    if identity["settings"].get("max_steps") is not None:
+        return "max_steps is set, so that each row was read less often beside more rows"
+    if len(innocent - trained) > (1 - SAME_ROWS) * len(innocent):
+        return f"{len(innocent - trained)} of the champion's {len(innocent)} rows were left out"
+    return ""
 
 
 def _rows_of(cycle: CycleRow) -> frozenset[str]:
