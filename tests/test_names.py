@@ -77,8 +77,13 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def texts() -> Iterator[tuple[str, str]]:
+@functools.cache
+def texts() -> list[tuple[str, str]]:
     """(place, text) of every string in the source, every line of its data files and every line of the pages."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for path in MODULES:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
