@@ -1,8 +1,8 @@
 """What scripts rely on: the keys of each command's `--json`, its exit code, and the files of a home.
 
 `contract/home-VERSION.tar.xz` was written by that version (`contract/make_home.py`) and is opened by this one.
-`contract/contract.json` holds what the commands said of it then. A key may be added, none may vanish. To accept a wanted
-change: HIVETUNE_WRITE_CONTRACT=1 pytest tests/test_contract.py, and say in CHANGELOG.md what users have to change.
+`contract/contract.json` holds what the commands said of it then. A key may be added, none may vanish. To accept a
+wanted change: HIVETUNE_WRITE_CONTRACT=1 pytest tests/test_contract.py, and say in CHANGELOG.md what users have to change.
 """
 
 import json
@@ -73,7 +73,9 @@ def files_of(folder: Path) -> list[str]:
     for path in folder.rglob("*"):
         if path.is_file():
             parts = path.relative_to(folder).parts
-            found.add("/".join("*" if len(part) >= 12 and part.isalnum() or part.isdigit() else part for part in parts))
+            found.add(
+                "/".join("*" if (len(part) >= 12 and part.isalnum()) or part.isdigit() else part for part in parts)
+            )
     return sorted(found)
 
 
