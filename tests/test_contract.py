@@ -2,7 +2,7 @@
 
 `contract/home-VERSION.tar.xz` was written by that version (`contract/make_home.py`) and is opened by this one.
 `contract/contract.json` holds what the commands said of it then. A key may be added, none may vanish. To accept a
-wanted change: HIVETUNE_WRITE_CONTRACT=1 pytest tests/test_contract.py, and say in CHANGELOG.md what users have to change.
+wanted change, run this test with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
 """
 
 import json
