@@ -5,6 +5,7 @@
 wanted change, run this test with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import one_at_a_time
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,8 @@ def files_of(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module", params=HOMES, ids=lambda path: path.name.removesuffix(".tar.xz"))
 def place(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with one_at_a_time(PLACE.parent / "hivetune-contract-lock"):
+    with open(PLACE.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another clone's tests use the same place
         shutil.rmtree(PLACE, ignore_errors=True)
         with tarfile.open(request.param) as file:
             file.extractall(PLACE.parent, filter="data")
