@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import transaction
+from hivetune.data.checks.redact.apply import redacted_name
 from hivetune.data.frozen import drop_win, names_with_wins, wins_of
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
 from hivetune.data.pieces.fields import extract
@@ -115,7 +116,7 @@ def _find(database: sqlite3.Connection, kind: ForgetKind, value: str, contents: 
         for place in at:
             contents |= {row[1] for row in database.execute(f"{select}id = ? OR source = ?", (place, place))}
         return [row for content in contents for row in database.execute(f"{select}content_id = ?", (content,))]
-    found = database.execute(f"{select}{kind} = ?", (value,)).fetchall()
+    found = database.execute(f"{select}{kind} IN (?, ?)", (value, redacted_name(value))).fetchall()
     # Rows that were stored when their column's name was not known yet.
     unnamed = database.execute(f"SELECT id, content_id, source, row FROM interactions WHERE {kind} IS NULL")
     found += [tuple(about) for *about, row in unnamed if getattr(extract(json.loads(row)), kind) == value]
@@ -162,7 +163,8 @@ def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) 
 def _bury(
     database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found, contents: set[str], raws: set[str]
 ) -> None:
-    stones = {tombstone(kind, name) for name in (_names(value) if kind == "source" else [value])}
+    names = _names(value) if kind == "source" else [value, redacted_name(value)]  # as the gateway stores a user
+    stones = {tombstone(kind, name) for name in names}
     if kind == "row":
         # By its content where that is known: at its place may stand another row tomorrow.
         stones = {tombstone(_ASKED_BEFORE, value), *(tombstone("row", identity) for identity, _, _ in found)}

@@ -25,6 +25,7 @@ from hivetune.release.artefacts import copy_run, lacks, remove
 Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
 RELEASE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_VERSION = re.compile("[0-9]{1,18}")  # what SQLite holds; other scripts' digits and superscripts name none
 LONGEST_NAME = 64
 RESERVED = ("base",)  # what a request names to get the model without an adapter
 
@@ -138,7 +139,7 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune registry"
         raise UsageError(f"no release is called {name!r}", hint=hint)
-    if which.isdigit():
+    if _VERSION.fullmatch(which):
         found = [release for release in known if release.version == int(which)]
     else:
         alias = which or "champion"

@@ -143,7 +143,7 @@ def test_a_port_in_use_and_a_server_that_dies_while_loading(
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 75 and f"port {port} of 127.0.0.1 is in use" in done.stderr
         assert "--port" in done.stderr and "Traceback" not in done.stderr
-    monkeypatch.setenv("STUB_LOAD", "die")
+    (tmp_path / "stub" / "die").touch()
     command = [sys.executable, "-m", "hivetune", "serve", "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

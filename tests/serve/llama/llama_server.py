@@ -1,6 +1,10 @@
 import argparse
 import os
+import sys
 import threading
+
+if "--version" in sys.argv:
+    sys.exit("version: 99999 (xllamacpp inside)")
 
 import xllamacpp
 

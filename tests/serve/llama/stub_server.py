@@ -1,6 +1,6 @@
 """Plays `llama-server` without a model, with the real one's arguments: at once, and badly when the question says so.
 
-STUB_LOAD=die in the environment ends it while it loads. The last message names the behaviour; anything else gets "ok".
+A file `die` beside it ends it while it loads. The last message names the behaviour; anything else gets "ok".
 """
 
 import asyncio
@@ -68,6 +68,9 @@ async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         if not line.startswith(b"POST"):
             await say(writer, 200, b'{"status": "ok"}')
             continue
+        if line.startswith(b"POST /tokenize"):
+            await say(writer, 200, json.dumps({"tokens": [0] * (len(body["content"]) // 4)}).encode())
+            continue
         question = body["messages"][-1]["content"]
         if question == "die":
             os._exit(1)
@@ -89,6 +92,8 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("STUB_LOAD") == "die":
+    if "--version" in sys.argv:
+        sys.exit("version: 99999 (stub)")
+    if os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "die")):
         sys.exit("stub: the tensors are missing")
     asyncio.run(main())

@@ -17,6 +17,7 @@ from data.intake.collecting import wait_for
 from gguf_families import write_model
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.process.environment import child_environment
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.llama.backend import Engine, ServerSettings, find_engine, open_backend
@@ -139,7 +140,9 @@ def test_a_server_that_never_gets_ready_is_given_up(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "llama-server"
-    program.write_text("#!/bin/sh\necho loading for ever\nexec sleep 600\n")
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo version: 99999 && exit\necho loading for ever\nexec sleep 600\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     started = time.monotonic()
@@ -166,3 +169,60 @@ def test_what_can_not_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineNotFit, match=r"llama\.cpp is not installed"):
         find_engine("llama-server")
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ("version: 4735 (73e2ed3c)", "is build 4735"),
+        ("version: 8952 (0123abc)", "CVE-2026-21869"),
+        ("version: 8953 (4567def)", None),
+        ("version: 0.4.0-dev", None),
+        ("version: 0 (unknown)", "is build 0"),
+        ("no such option", "does not tell its version"),
+    ],
+)
+def test_a_build_with_known_holes_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, problem: str | None
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if problem is None:
+        assert find_engine("auto") == find_engine("llama-server") == str(program)
+        return
+    assert find_engine("auto") is None  # the wheel's own
+    with pytest.raises(MachineNotFit, match=problem):
+        find_engine("llama-server")
+
+
+def test_what_a_shell_sets_for_llama_cpp_does_not_reach_it() -> None:
+    """CVE-2026-43631 needs a server that sleeps; an RPC server gets the model; a backend path loads code."""
+    own = {
+        **{f"LLAMA_ARG_{name}": "1" for name in ("SLEEP_IDLE_SECONDS", "RPC", "HOST", "PORT", "LORA", "MODEL_URL")},
+        **{name: "1" for name in ("LD_PRELOAD", "GGML_BACKEND_PATH", "GGML_RPC", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")},
+        **{name: "1" for name in ("PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LC_ALL", "HIVETUNE_HOME")},
+    }
+    made = child_environment(own, OMP_WAIT_POLICY="PASSIVE")
+    assert set(made) == {
+        "PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS",
+        "LC_ALL",
+        "HIVETUNE_HOME",
+        "OMP_WAIT_POLICY",
+    }
+
+
+@pytest.mark.slow
+def test_the_servers_process_has_the_made_environment(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_RPC", "127.0.0.1:1")
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    with open_backend(tiny, SMALL) as backend:
+        family = [psutil.Process(backend.process.pid)]
+        family += family[0].children(recursive=True)
+        names = {name for process in family for name in process.environ()}
+    assert {name for name in names if name.startswith("LLAMA_")} == {"LLAMA_API_KEY", "LLAMA_ARG_CACHE_RAM"}

@@ -21,21 +21,29 @@ from starlette.types import Message, Receive, Scope, Send
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.process.lease import Answering
-from hivetune.serve.experts.choose import plain_text
 from hivetune.serve.gateway import metrics
-from hivetune.serve.gateway.capture import Capture, Captured, Feedback
+from hivetune.serve.gateway.capture import Capture, Captured, Feedback, unknown_answer
+from hivetune.serve.gateway.fields import (
+    ChatFields,
+    FeedbackFields,
+    TextFields,
+    checked_fields,
+)
 from hivetune.serve.gateway.guard import error_body
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.gateway.refusals import HANDLERS, TooMany
 from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, keys_of_request, session_of
-from hivetune.serve.gateway.upstream import Upstream, ask, joined_calls
+from hivetune.serve.gateway.upstream import Asker, Upstream, ask, joined_calls
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.router import served_names
+from hivetune.serve.swap.wanted import GREEDY
 from hivetune.serve.swap.watch import Watch
 
-MOST_OPEN = 2048  # requests at once, waiting ones included
-MOST_PER_CLIENT = 1024
+MAX_OPEN = 2048  # requests at once, waiting ones included
+MAX_OPEN_PER_CLIENT = 1024
 RELEASE_HEADER = "X-Hivetune-Release"
+CAPTURED_HEADER = "X-Hivetune-Captured"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONGEST_ANSWER_S = 1800.0
 BODY_TIMEOUT_S = 60.0
 SLOW_CLIENT_S = 60.0
@@ -45,12 +53,13 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class Gateway:
-    """What the handlers share. `capture` None: nothing is kept. `find_answer`: answer id -> release, for feedback.
-    `failed`: told of a bug that ended the keeper; nothing is loaded any more then, so the server has to end."""
+    """What the handlers share. `capture` None: nothing is kept. `find_answer`: the release of an answer, by its id and
+    the client that asked, for feedback. `failed`: told of a bug that ended the keeper; nothing is loaded any more then,
+    so the server has to end."""
 
     keeper: Keeper
     watch: Watch
-    find_answer: Callable[[str], str]
+    find_answer: Callable[[str, str], str]
     capture: Capture | None = None
     metrics: Metrics = field(default_factory=Metrics)
     failed: Callable[[BaseException], None] = lambda error: None
@@ -62,8 +71,8 @@ class Gateway:
         """The ASGI application, without the guard (guard.py) and without the page."""
         return Starlette(
             routes=[
-                Path("/v1/chat/completions", self.complete, methods=["POST"]),
-                Path("/v1/completions", self.complete, methods=["POST"]),
+                Path(CHAT, self.complete, methods=["POST"]),
+                Path(TEXT, self.complete, methods=["POST"]),
                 Path("/v1/feedback", self.feedback, methods=["POST"]),
                 Path("/v1/models", self.models),
                 Path("/v1/models/{name:path}", self.model),
@@ -94,24 +103,22 @@ class Gateway:
             self.failed(error)
 
     async def complete(self, request: Request) -> Response:
-        """Chat and completions: the body goes on as it is, but for what is the gateway's to say."""
+        """Chat and completions: the checked fields go on, with what is the gateway's to say."""
         client = request.scope["client_name"] or ""
-        if sum(self._open.values()) >= MOST_OPEN or self._open.get(client, 0) >= MOST_PER_CLIENT:
+        if sum(self._open.values()) >= MAX_OPEN or self._open.get(client, 0) >= MAX_OPEN_PER_CLIENT:
             raise TooMany("too many requests are open")
         self._open[client] = self._open.get(client, 0) + 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._close, client)
             stack.enter_context(self._answering)
-            body = await _body(request)
-            _one_answer(body)
-            _something_said(body)
-            exchange = _Exchange(self, request, body)
+            fields = ChatFields if request.url.path == CHAT else TextFields
+            exchange = _Exchange(self, request, checked_fields(fields, await _body(request)))
             try:
                 async with asyncio.timeout(LONGEST_ANSWER_S):
                     # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
                     # is there; so from here on somebody looks whether the client is still there.
                     answer = await _unless_gone(request, self._answer(exchange, request.url.path, stack))
-            except UsageError:  # the client's mistake, not the release's
+            except (UsageError, MachineNotFit):  # the client's mistake, or nothing is loaded: not the release's
                 raise
             except HivetuneError:
                 exchange.failed()
@@ -131,17 +138,17 @@ class Gateway:
     ) -> Upstream | dict[str, Any]:
         """The whole answer, counted and captured, or the beginning of a stream. `stack` holds the slot."""
         body = exchange.body
-        choice = chosen(self.keeper, self._sessions, exchange.request.headers, body)
+        choice = chosen(self.keeper, self._sessions, exchange.client, exchange.request.headers, body)
         exchange.reason = choice.reason
         upstream = await stack.enter_async_context(
-            ask(self.keeper, path, body, session=exchange.session, pick=choice.model)
+            ask(self.keeper, path, body, exchange.asker, pick=choice.model, routed=exchange.routed)
         )
         self.metrics.routed(choice)
-        exchange.label, exchange.sent_s = upstream.route.label, upstream.sent_s
+        exchange.upstream = upstream
         if body.get("stream") is True:
             return upstream
         document = exchange.labelled(await upstream.document())
-        exchange.ended(document)
+        await exchange.ended(document)
         return document
 
     def _close(self, client: str) -> None:
@@ -151,29 +158,40 @@ class Gateway:
 
     async def feedback(self, request: Request) -> Response:
         """`{"id", "rating": "up|down", "correction"?, "reason"?}` joined to a captured answer."""
-        body = await _body(request)
-        entry = _feedback(body, request.scope["client_name"] or "")
+        said, client = checked_fields(FeedbackFields, await _body(request)), request.scope["client_name"] or ""
+        if said.keys() <= {"id", "reason"}:
+            raise UsageError('feedback needs a "rating" or a "correction"')
         if self.capture is None:
             raise UsageError(
                 "answers are not captured, so feedback has nothing to join", hint="hivetune serve --capture"
             )
-        recent = self.metrics.label_of(entry.id)
-        label = recent if recent is not None else await asyncio.to_thread(self.find_answer, entry.id)
-        if not self.capture.put(Feedback(entry.id, label, entry.client, entry.rating, entry.correction, entry.reason)):
+        answer, rating = said["id"], said.get("rating")
+        recent = self.metrics.answer_of(answer)
+        if recent is not None and recent[1] != client:
+            raise unknown_answer(answer)
+        label = recent[0] if recent is not None else await asyncio.to_thread(self.find_answer, answer, client)
+        entry = Feedback(answer, label, client, rating, said.get("correction"), said.get("reason"))
+        if not self.capture.put(entry):
             raise MachineNotFit("feedback can't be stored now", hint="try again later; /health says what is wrong")
-        if entry.rating == "down":
-            self.watch.complained(label, entry.id)
-        return JSONResponse({"id": entry.id, "release": label}, status_code=202)
+        if rating == "down":
+            self.watch.complained(label, answer, client)
+        return JSONResponse({"id": answer, "release": label}, status_code=202)
 
     async def models(self, request: Request) -> Response:
-        served = [_model(name) for name in served_names(self.keeper.routes)]
+        served = [self._model(name) for name in served_names(self.keeper.routes)]
         return JSONResponse({"object": "list", "data": served})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in served_names(self.keeper.routes):
             raise NotThere(f"the model {name!r} is not served")
-        return JSONResponse(_model(name))
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        """`defaults`: what a request without these gets, and the system prompt that most rows were trained with."""
+        label = self.keeper.routes.champions.get(name, name)
+        defaults = dict(self.keeper.wanted.generation.get(label, GREEDY))
+        return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune", "defaults": defaults}
 
     async def show_metrics(self, request: Request) -> Response:
         text = await asyncio.to_thread(self.metrics.text, self.keeper, self.capture)  # it may look at the disk
@@ -230,19 +248,6 @@ async def _gone(request: Request) -> None:
         pass
 
 
-def _one_answer(body: Mapping[str, Any]) -> None:
-    """Several answers to a request would take slots of the backend that nobody gave it."""
-    for key in ("n", "n_cmpl"):
-        if body.get(key) not in (None, 1):
-            raise UsageError(f'"{key}" is 1: one request gets one answer')
-
-
-def _something_said(body: Mapping[str, Any]) -> None:
-    """llama.cpp answers a conversation without turns, whatever its model then makes up."""
-    if body.get("messages") == []:
-        raise UsageError("'messages' holds no message")
-
-
 @dataclass
 class _Exchange:
     """One request and its answer, for whoever counts, captures and watches."""
@@ -252,19 +257,34 @@ class _Exchange:
     body: Mapping[str, Any]
     label: str = ""
     reason: str = ""
-    session: str = ""
-    id: str = ""
+    id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
     started: float = field(default_factory=time.monotonic)
-    sent_s: float = 0.0
+    upstream: Upstream | None = None
+    captured: str = ""
 
-    def __post_init__(self) -> None:
-        self.id = f"hive-{secrets.token_hex(12)}"
-        self.session = _session(self.request, self.body) or self.id
+    @property
+    def client(self) -> str:
+        return self.request.scope["client_name"] or ""
+
+    @property
+    def asker(self) -> Asker:
+        """Whose turn it is: a session belongs to the client that named it."""
+        return Asker(self.client, self.session or self.id)
+
+    @property
+    def session(self) -> str | None:
+        """What the client calls the session, else OpenAI's user."""
+        return session_of(self.request.headers, self.body) or self.body.get("user")
 
     @property
     def headers(self) -> dict[str, str]:
         """Which release answers, and why that one: a header holds plain ASCII, and a client may have named an agent."""
-        return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1]}
+        kept = {CAPTURED_HEADER: self.captured} if self.captured else {}
+        return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **kept}
+
+    def routed(self, label: str) -> None:
+        """Known before it is asked, so that a failure before the first byte counts against it too."""
+        self.label = label
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
         """The backend's document under the names that clients know."""
@@ -274,14 +294,14 @@ class _Exchange:
         """Server-sent events; an answer that breaks off ends with an error event, never in silence."""
         text: list[str] = []
         calls: list[Any] = []
-        usage: dict[str, Any] = {}
+        last: dict[str, Any] = {}
         try:
             async for event in upstream.events():
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta") or {}
                     text.append(delta.get("content") or choice.get("text") or "")
                     calls += delta.get("tool_calls") or ()
-                usage = event.get("usage") or usage
+                last |= {key: event[key] for key in ("usage", "timings") if event.get(key)}
                 yield _event(self.labelled(event))
             message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
             if calls:
@@ -293,49 +313,60 @@ class _Exchange:
         except (asyncio.CancelledError, GeneratorExit):
             self.gateway.metrics.vanished(self.label)
             raise
-        self._count(message, usage)  # before the client is told: whoever saw the end finds it captured
+        await self._count(message, last)  # before the client is told: whoever saw the end finds it captured
+        if self.captured == "later":
+            yield b": hivetune-captured: later\n\n"  # a comment, as HTML's standard of event streams has them
         yield b"data: [DONE]\n\n"
 
-    def ended(self, document: Mapping[str, Any]) -> None:
+    async def ended(self, document: Mapping[str, Any]) -> None:
         choices = document.get("choices") or [{}]
         message = choices[0].get("message") or {"role": "assistant", "content": choices[0].get("text") or ""}
-        self._count(message, document.get("usage") or {})
+        await self._count(message, document)
 
     def failed(self, *, broken: bool = False) -> None:
         self.gateway.metrics.failed(self.label, broken=broken)
         if self.label:
-            self.gateway.watch.answered(self.label, error=True)
+            self.gateway.watch.answered(self.label, self.client, error=True)
 
-    def _count(self, message: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
+    async def _count(self, message: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+        """Count, watch and capture an answer. `document`: what holds its `usage` and `timings`."""
+        assert self.upstream is not None
         now = time.monotonic()
-        tokens = int(usage.get("completion_tokens") or 0)
-        self.gateway.metrics.answered(self.id, self.label, now - self.started, now - self.sent_s, tokens)
-        self.gateway.watch.answered(self.label, error=False, seconds=now - self.sent_s, tokens=tokens)
+        tokens = int((document.get("usage") or {}).get("completion_tokens") or 0)
+        computing_s = now - self.upstream.sent_s
+        self.gateway.metrics.answered(self.id, self.label, self.client, now - self.started, computing_s, tokens)
+        self.gateway.watch.answered(self.label, self.client, error=False, **self.upstream.pace(document))
         if self.gateway.capture is None or not self._wants_capture():
             return
-        self.gateway.capture.put(
+        durable = await self.gateway.capture.keep(
             Captured(
                 id=self.id,
                 label=self.label,
                 messages=self.body["messages"],
                 answer=message,
                 tools=self.body.get("tools") or (),
-                session=_session(self.request, self.body),
-                user=plain_text(self.body.get("user")),
+                session=self.session,
+                user=self.body.get("user"),
+                client=self.client,
                 keys=keys_of_request(self.request.headers, self.body),
                 seconds=now - self.started,
             )
         )
+        self.captured = "yes" if durable else "later"
 
     def _wants_capture(self) -> bool:
-        said = self.request.headers.get("x-hivetune-capture", "").strip().lower()
-        return said != "no" and isinstance(self.body.get("messages"), list)
+        wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
+        return wish not in ("no", "false", "0", "off") and "messages" in self.body
 
 
 async def _body(request: Request) -> dict[str, Any]:
+    """The request's JSON object, without what UTF-8 can't say (a lone surrogate)."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            found = json.loads(await request.body())
+            raw = await request.body()
+        found = json.loads(raw)
+        if b"\\ud" in raw.lower():
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         raise UsageError("the body is not JSON") from None
     except ClientDisconnect:
@@ -347,25 +378,5 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
-def _feedback(body: Mapping[str, Any], client: str) -> Feedback:
-    rating, correction, reason = (body.get(key) for key in ("rating", "correction", "reason"))
-    if not isinstance(body.get("id"), str) or rating not in ("up", "down", None):
-        raise UsageError('feedback needs "id", the id of an answer, and "rating": "up" or "down"')
-    if not all(value is None or isinstance(value, str) for value in (correction, reason)):
-        raise UsageError('"correction" and "reason" are texts')
-    if rating is None and correction is None:
-        raise UsageError('feedback needs a "rating" or a "correction"')
-    return Feedback(body["id"], "", client, rating, correction, reason)
-
-
-def _session(request: Request, body: Mapping[str, Any]) -> str | None:
-    """What the client calls the session, else OpenAI's user."""
-    return session_of(request.headers, body) or plain_text(body.get("user"))
-
-
 def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune"}

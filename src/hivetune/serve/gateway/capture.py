@@ -1,9 +1,11 @@
 """Answers and feedback into the store: redacted at the door, durable before they are counted, each exactly once.
 
-One thread writes, so that no answer waits for a disk. What it has not committed yet is kept while the disk is full or
-another process holds the database, up to `MOST_WAITING`; above, answers are not captured, and are counted as that.
+One thread writes, several answers in one transaction. The last byte of an answer leaves when it is durable, or after
+`KEEP_WAIT_S`: then the answer says so. What it has not committed yet is kept while the disk is full or
+another process holds the database, up to `MAX_WAITING`; above, answers are not captured, and are counted as that.
 """
 
+import asyncio
 import contextlib
 import json
 import queue
@@ -11,19 +13,21 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hivetune.base.database import open_database, transaction
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, dump_row
 from hivetune.errors import HivetuneError, NotThere
 
 SOURCE = "gateway"
 BATCH = 200
-GATHER_S = 0.2
+LOOK_S = 0.2
+KEEP_WAIT_S = 2.0  # an answer waits no longer for the disk
 _RETRY_S = 1.0
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 
 # What redaction or the database raise for a value that no row can hold.
 _UNSTORABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, sqlite3.DataError)
@@ -33,8 +37,9 @@ Rating = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class Captured:
-    """One exchange. `label`: the release that answered; `answer`: its message, as the API gave it; `keys`: what the
-    request declared of itself, of which agent and category are kept, so that the row belongs to its domain."""
+    """One exchange. `label`: the release that answered; `answer`: its message, as the API gave it; `client`: whose
+    token asked, and who alone may rate it; `keys`: what the request declared of itself, of which agent and category are
+    kept, so that the row belongs to its domain."""
 
     id: str
     label: str
@@ -43,6 +48,7 @@ class Captured:
     tools: Sequence[Mapping[str, Any]] = ()
     session: str | None = None
     user: str | None = None
+    client: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     time: float = field(default_factory=time.time)
@@ -60,6 +66,14 @@ class Feedback:
     reason: str | None = None
 
 
+@dataclass
+class _Waiting:
+    """An entry and who waits for it: True when it is durable, False when it never will be."""
+
+    entry: Captured | Feedback
+    durable: "Future[bool]" = field(default_factory=Future)
+
+
 class Capture:
     """The writing thread and what waits for it. `captured`: exchanges that are durable; `left_out`: what never will be;
     `problem`: why what waits can't be written now."""
@@ -70,7 +84,7 @@ class Capture:
         self._in_hand = 0
         self._retry_s = retry_s
         self._ending = threading.Event()
-        self._queue: queue.Queue[Captured | Feedback] = queue.Queue(MOST_WAITING)
+        self._queue: queue.Queue[_Waiting] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
@@ -80,8 +94,21 @@ class Capture:
 
     def put(self, entry: Captured | Feedback) -> bool:
         """Whether it was taken. Never waits."""
+        return self._put(_Waiting(entry))
+
+    async def keep(self, entry: Captured) -> bool:
+        """Whether it is durable: waits for that, but not while nothing can be written, nor beyond `KEEP_WAIT_S`."""
+        waiting = _Waiting(entry)
+        if not self._put(waiting) or self.problem:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_WAIT_S):
+                return await asyncio.shield(asyncio.wrap_future(waiting.durable))
+        return False
+
+    def _put(self, waiting: _Waiting) -> bool:
         try:
-            self._queue.put_nowait(entry)
+            self._queue.put_nowait(waiting)
         except queue.Full:
             self.left_out += 1
             return False
@@ -93,7 +120,7 @@ class Capture:
         self._thread.join()
 
     def _run(self) -> None:
-        entries: list[Captured | Feedback] = []
+        entries: list[_Waiting] = []
         database: sqlite3.Connection | None = None
         while entries or not self._ending.is_set() or not self._queue.empty():
             entries = entries or self._gather()
@@ -111,29 +138,31 @@ class Capture:
         if database is not None:
             database.close()
 
-    def _store(self, database: sqlite3.Connection, entries: list[Captured | Feedback]) -> None:
+    def _store(self, database: sqlite3.Connection, entries: list[_Waiting]) -> None:
         """Takes from `entries` what is durable, so that nothing is counted twice when the rest is tried again. What
         can't be a row at all is left out alone, and holds up nothing behind it."""
-        if not any(isinstance(entry, Feedback) for entry in entries):
+        if not any(isinstance(waiting.entry, Feedback) for waiting in entries):
             with contextlib.suppress(*_UNSTORABLE):
-                self.captured += store_entries(database, entries)
+                self.captured += store_entries(database, [waiting.entry for waiting in entries])
+                for waiting in entries:
+                    waiting.durable.set_result(True)
                 entries.clear()
         while entries:
             try:
-                self.captured += store_entries(database, entries[:1])
+                self.captured += store_entries(database, [entries[0].entry])
+                entries[0].durable.set_result(True)
             except _UNSTORABLE:
                 self.left_out += 1
+                entries[0].durable.set_result(False)
             del entries[0]
 
-    def _gather(self) -> list[Captured | Feedback]:
-        """What came within `GATHER_S` after the first; empty when nothing did for as long."""
-        entries: list[Captured | Feedback] = []
-        deadline = time.monotonic() + GATHER_S
-        while len(entries) < BATCH and (left := deadline - time.monotonic()) > 0:
-            try:
-                entries.append(self._queue.get(timeout=left))
-            except queue.Empty:
-                break
+    def _gather(self) -> list[_Waiting]:
+        """What waits now; the first is waited for up to `LOOK_S`. What comes during a commit goes into the next one."""
+        entries: list[_Waiting] = []
+        with contextlib.suppress(queue.Empty):
+            entries.append(self._queue.get(timeout=LOOK_S))
+            while len(entries) < BATCH:
+                entries.append(self._queue.get_nowait())
         return entries
 
 
@@ -147,11 +176,20 @@ def store_entries(database: sqlite3.Connection, entries: Sequence[Captured | Fee
     return tally.stored
 
 
-def label_of(database: sqlite3.Connection, answer: str) -> str:
-    """The release that gave a captured answer. Raises UsageError for an id that was not captured."""
-    row = database.execute("SELECT source FROM interactions WHERE id = ?", (answer,)).fetchone()
-    if row is None or not str(row[0]).startswith(f"{SOURCE}:"):
-        raise NotThere(f"no captured answer has the id {answer!r}", hint="the id is in each answer, as `id`")
+def unknown_answer(answer: str) -> NotThere:
+    """The same of an answer that another client was given and of one that nobody was."""
+    what = f"no captured answer of this client has the id {answer!r}"
+    return NotThere(what, hint="the id is in each answer, as `id`")
+
+
+def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
+    """The release that gave a captured answer. Raises NotThere for an id that was not captured, or that another client
+    was given: which of the two is not told."""
+    row = database.execute(
+        "SELECT source, json_extract(row, '$.client') FROM interactions WHERE id = ?", (answer,)
+    ).fetchone()
+    if row is None or not str(row[0]).startswith(f"{SOURCE}:") or row[1] != client:
+        raise unknown_answer(answer)
     return str(row[0]).removeprefix(f"{SOURCE}:")
 
 
@@ -170,7 +208,9 @@ def _delivery(entry: Captured) -> Delivery:
     clean |= {"id": entry.id, "timestamp": row["timestamp"]}
     for key, value in (("session_id", entry.session), ("user_id", entry.user)):
         if value is not None:
-            clean[key] = value  # so that a user or a session can be forgotten
+            clean[key] = redacted_name(value)  # by which a user or a session can be forgotten
+    if entry.client:
+        clean["client"] = entry.client
     place = f"{SOURCE}:{entry.label}"
     return Delivery(place, place, entry.id, clean, id=entry.id, time=entry.time)
 

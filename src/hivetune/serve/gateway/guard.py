@@ -8,6 +8,8 @@ are checked on every path without exception (MLflow's CVE-2025-14279 and CVE-202
 
 import asyncio
 import json
+import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LIMIT_BYTES = 8 << 20
 READ_ON_S = 5.0  # of a request that is refused
 COOKIE = "hivetune"
+_SIZE = re.compile("[0-9]{1,18}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 # Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
 OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
 HEADERS = (
@@ -60,21 +64,25 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refusal(scope, headers)
+        answered = _with_headers(send, _request_id(headers))
+        refusal = _smuggled(scope["headers"]) or self._refusal(scope, headers)
         if refusal is not None:
-            await _refuse(receive, send, *refusal)
+            await _refuse(receive, answered, *refusal)
             return
-        await self.app(scope, _limited(receive, LIMIT_BYTES), _with_headers(send))
+        await self.app(scope, _limited(receive, LIMIT_BYTES), answered)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
         """Status, what is said, and where a browser is sent instead; None for a request that may pass."""
-        if headers.get("host", "").lower() not in self.hosts:
-            return 421, "this Host is not served here", ""
+        host = headers.get("host", "").lower()
+        if host not in self.hosts:
+            named = ascii(host)[1:-1][:100] or "none"
+            why = f"the Host {named} is not served here; if it is yours: hivetune serve --allow-host {named}"
+            return 421, why, ""
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] not in self.hosts:
             return 403, "requests from other sites are refused", ""
         size = headers.get("content-length", "0")
-        if not size.isdecimal() or int(size) > LIMIT_BYTES:
+        if not _SIZE.fullmatch(size) or int(size) > LIMIT_BYTES:
             return 413, f"a request holds at most {LIMIT_BYTES:,} bytes", ""
         path = scope["path"]
         door = next((door for door in self.doors if f"{path}/".startswith(f"{door.below}/")), None)
@@ -86,6 +94,23 @@ class Guard:
             get = scope["method"] == "GET"
             return (303, "sign in first", door.login) if get else (401, f"sign in first, at {door.login}", "")
         return 401, "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME", ""
+
+
+def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
+    """Refuses what a proxy and this server could read as two different requests (RFC 9112, 3.2 and 6.3)."""
+    names = [name for name, _ in headers]
+    for name in (b"host", b"content-length", b"transfer-encoding", b"authorization"):
+        if names.count(name) > 1:
+            return 400, f"a request has one {name.decode()} header", ""
+    if b"content-length" in names and b"transfer-encoding" in names:
+        return 400, "a request has a content-length or a transfer-encoding, not both", ""
+    return None
+
+
+def _request_id(headers: Mapping[str, str]) -> bytes:
+    """The client's own, if it can stand in a header and a log, else a new one."""
+    own = headers.get("x-request-id", "")
+    return (own if _REQUEST_ID.fullmatch(own) else secrets.token_hex(16)).encode()
 
 
 class TooLarge(Exception):
@@ -101,18 +126,18 @@ def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
     return cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
 
 
-def error_body(status: int, message: str, kind: str = "") -> dict[str, Any]:
-    """An error as the OpenAI API words it."""
+def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """An error as the OpenAI API words it. `param`: the field of the request that is meant."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
-    kind = kind or kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 async def _refuse(receive: Receive, send: Send, status: int, message: str, location: str) -> None:
     """A connection that is closed before its request is read is reset, and the answer may be lost (RFC 9112, 9.6): what
     is still sent is read and thrown away for a while."""
     body = json.dumps(error_body(status, message)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"location", location.encode())] if location else []
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -137,10 +162,10 @@ def _limited(receive: Receive, limit_bytes: int) -> Receive:
     return limited
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, request_id: bytes) -> Send:
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *HEADERS]
+            message["headers"] = [*message.get("headers", []), *HEADERS, (b"x-request-id", request_id)]
         await send(message)
 
     return with_headers

@@ -12,7 +12,7 @@ from hivetune.serve.swap.keeper import Keeper
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
-MOST_REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 
 
 class Metrics:
@@ -54,15 +54,15 @@ class Metrics:
                 ("capture_left_out", "Answers that could not be stored"),
             )
         }
-        self._recent: OrderedDict[str, str] = OrderedDict()
+        self._recent: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
-    def answered(self, answer: str, release: str, seconds: float, computing_s: float, tokens: int) -> None:
+    def answered(self, answer: str, release: str, client: str, seconds: float, computing_s: float, tokens: int) -> None:
         self._answers.labels("ok", release).inc()
         self._tokens.labels(release).inc(tokens)
         self._seconds.labels(release).observe(seconds)
         self._computing.labels(release).inc(computing_s)
-        self._recent[answer] = release
-        if len(self._recent) > MOST_REMEMBERED:
+        self._recent[answer] = (release, client)
+        if len(self._recent) > MAX_REMEMBERED:
             self._recent.popitem(last=False)
 
     def failed(self, release: str, *, broken: bool) -> None:
@@ -75,8 +75,8 @@ class Metrics:
     def vanished(self, release: str) -> None:
         self._answers.labels("client_gone", release).inc()
 
-    def label_of(self, answer: str) -> str | None:
-        """The release of a recent answer."""
+    def answer_of(self, answer: str) -> tuple[str, str] | None:
+        """The release of a recent answer, and the client that asked."""
         return self._recent.get(answer)
 
     def text(self, keeper: Keeper, capture: Capture | None) -> bytes:

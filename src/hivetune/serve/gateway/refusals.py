@@ -9,8 +9,10 @@ from starlette.routing import Route
 from starlette.types import ExceptionHandler
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
+from hivetune.serve.gateway.fields import FieldRefused
 from hivetune.serve.gateway.guard import TooLarge, error_body
 from hivetune.serve.gateway.upstream import Refused
+from hivetune.serve.swap.router import Withdrawn
 
 RETRY_AFTER_S = 5
 
@@ -27,8 +29,11 @@ def _ours(request: Request, error: Exception) -> Response:
     later = {"Retry-After": str(RETRY_AFTER_S)}
     if isinstance(error, TooMany | MachineNotFit):
         return _refusal(429 if isinstance(error, TooMany) else 503, message, later)
+    if isinstance(error, FieldRefused):
+        return JSONResponse(error_body(400, message, param=error.field), 400)
     if isinstance(error, UsageError):
-        return _refusal(404 if isinstance(error, NotThere) else 400, message)
+        status = 410 if isinstance(error, Withdrawn) else 404 if isinstance(error, NotThere) else 400
+        return _refusal(status, message)
     return _refusal(502, message)
 
 

@@ -40,6 +40,7 @@ from hivetune.serve.swap.watch import Watch, watched_pair
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHUTDOWN_S = 10
+HTTP_PORT = 80
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class GatewaySettings:
     slots: int = 4
     context_tokens: int = CONTEXT_TOKENS
     threads: int | None = None
+    private_cache: bool = False  # a slot's prompt cache serves one client alone
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
@@ -144,7 +146,8 @@ def is_loopback(host: str) -> bool:
 
 def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
     """The values of the Host header that mean this server."""
-    return frozenset(f"{_bracketed(name)}:{port}" for name in names)
+    bare = {_bracketed(name) for name in names} if port == HTTP_PORT else set()  # clients leave the usual port out
+    return frozenset({f"{_bracketed(name)}:{port}" for name in names} | bare)
 
 
 def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
@@ -168,11 +171,20 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
     with contextlib.ExitStack() as stack:
         backend = stack.enter_context(open_backend(base, server))
         backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
+        template = backend.request("/props").get("chat_template_caps", {})
         with closing(open_database()) as database:
             for number, label in enumerate(deployment.labels):
                 answers = find(database, label).proof.get("answers", {}).get(settings.quant, ())
                 compare_answers(backend, answers, number, label)
-        return Live(deployment, backend, settings.slots, stack.pop_all().close)
+        return Live(
+            deployment,
+            backend,
+            settings.slots,
+            stack.pop_all().close,
+            context_tokens=settings.context_tokens,
+            takes_tools=bool(template.get("supports_tools", True)),
+            private_cache=settings.private_cache,
+        )
 
 
 def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> Wanted:
@@ -202,9 +214,9 @@ def _roll_back(label: str, reason: str) -> None:
         rollback(database, label, by="gateway", reason=reason)
 
 
-def _find_answer(answer: str) -> str:
+def _find_answer(answer: str, client: str) -> str:
     with closing(open_database()) as database:
-        return label_of(database, answer)
+        return label_of(database, answer, client)
 
 
 def _has_room() -> bool:

@@ -17,7 +17,7 @@ SESSION_S = 3600.0  # since its last request: a session that comes back the next
 
 @dataclass
 class Sessions:
-    """Who answered each session, by the name that it asked for; the oldest is forgotten first."""
+    """Who answered each session of a client, by the name that it asked for; the oldest is forgotten first."""
 
     _answered: OrderedDict[tuple[str, str], tuple[str, float]] = field(default_factory=OrderedDict)
 
@@ -32,7 +32,9 @@ class Sessions:
             self._answered.popitem(last=False)
 
 
-def chosen(keeper: Keeper, sessions: Sessions, headers: Mapping[str, str], body: Mapping[str, Any]) -> Chosen:
+def chosen(
+    keeper: Keeper, sessions: Sessions, client: str, headers: Mapping[str, str], body: Mapping[str, Any]
+) -> Chosen:
     """Who answers, of what is loaded now. Only sessions that the client names are remembered: all that one user asks in
     a year is no session. And only what text has chosen: a key that is declared is obeyed each time."""
     tables, routes = keeper.wanted.experts, keeper.routes
@@ -41,7 +43,8 @@ def chosen(keeper: Keeper, sessions: Sessions, headers: Mapping[str, str], body:
     alone = routes.champions.keys() - family.keys()
     if not question.model and len(alone) == 1:
         question = replace(question, model=min(alone))
-    session, now_s = session_of(headers, body), time.monotonic()
+    named, now_s = session_of(headers, body), time.monotonic()
+    session = f"{client}\0{named}" if named else None  # another client's session of this name is another session
     known = sessions.find(question.model, session, now_s) if session else None
     choice = choose(tables, family, question, routes.champions.keys() | routes.labels.keys(), known)
     if session and question.model in tables and choice.by in ("text", "session", "shared"):

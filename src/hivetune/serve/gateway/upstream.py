@@ -8,16 +8,18 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.serve.gateway.fields import FieldRefused, upstream_fields
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live, Retired
 from hivetune.serve.swap.router import Route, route
+from hivetune.serve.swap.wanted import GREEDY
 
 TRIES = 3
 # After a lost connection: how long until the process, if it died, is seen as dead. Its sockets close before that.
@@ -25,8 +27,22 @@ DEATH_SEEN_S = 2.0
 _POLL_S = 0.05
 # What a server says of the request, not of itself. 501: it has no such thing, as images.
 _THE_CLIENTS = frozenset({400, 404, 405, 413, 415, 422, 501})
-# What a request may not say: it belongs to the gateway, or would reach into the backend.
-OURS = ("lora", "id_slot", "cache_prompt", "slot_id", "return_tokens", "post_sampling_probs")
+# A prompt of more tokens takes seconds on two cores: it waits behind short ones (swap/turns.py).
+LONG_TOKENS = 1024
+# Characters for each token of the context: only runs of spaces or of one letter make longer tokens, and to render and
+# split a text of megabytes takes a server minutes before it can refuse it.
+MAX_CHARS_PER_TOKEN = 16
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Whose request it is: sessions of two clients are two, whatever they are called."""
+
+    client: str
+    session: str
 
 
 class Broken(HivetuneError):
@@ -43,11 +59,27 @@ class Refused(UsageError):
 
 @dataclass(frozen=True)
 class Upstream:
-    """An answer that has begun. `route`: who gives it; `sent_s` (of monotonic): when its turn came."""
+    """An answer that has begun. `sent_s` (of monotonic): when its turn came; `running` and `prompted`: answers of its
+    backend then, and tokens of all prompts that it had got."""
 
-    route: Route
     response: httpx2.Response
+    live: Live
     sent_s: float
+    running: int
+    prompted: int
+
+    def pace(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Seconds and tokens of the answer itself, as llama.cpp counts them after the prompt; and the traffic that it
+        had to share the machine with, by powers of two: answers at once, tokens before it, others' prompts for each
+        of its tokens."""
+        timings = document.get("timings")
+        try:
+            seconds, tokens = float(timings["predicted_ms"]) / 1000, int(timings["predicted_n"])  # type: ignore[index]
+            before = int(timings["prompt_n"]) + int(timings["cache_n"])  # type: ignore[index]
+        except (TypeError, KeyError, ValueError, OverflowError):  # another server, or an older one: no speed is judged
+            return {}
+        others = (self.live.prompted - self.prompted) // max(1, tokens)
+        return {"seconds": seconds, "tokens": tokens, "traffic": tuple(map(_power, (self.running, before, others)))}
 
     async def document(self) -> dict[str, Any]:
         """The whole answer. Raises Broken."""
@@ -80,23 +112,32 @@ class Upstream:
 
 @contextlib.asynccontextmanager
 async def ask(
-    keeper: Keeper, path: str, body: Mapping[str, Any], *, session: str, pick: str
+    keeper: Keeper, path: str, body: Mapping[str, Any], asker: Asker, *, pick: str, routed: Callable[[str], None]
 ) -> AsyncIterator[Upstream]:
-    """The beginning of an answer to `body` from the release that `pick` (the request's `model`) means.
+    """The beginning of an answer to `body` (checked fields) from the release that `pick` (the request's `model`) means,
+    whose label `routed` is told before it is asked.
 
-    Raises UsageError (a model that is not served), Refused, MachineNotFit (no backend is ready), Broken.
+    Raises UsageError (a model that is not served, a field it can't honour), Refused, MachineNotFit (no backend is
+    ready), Broken.
     """
-    request = {key: value for key, value in body.items() if key not in OURS}
     for attempt in range(TRIES):
-        chosen = _route(keeper, pick, session)
+        chosen = _route(keeper, pick, f"{asker.client}\0{asker.session}")
         live = await keeper.live(chosen)
+        routed(chosen.label)
+        request = {**_defaults(keeper, chosen), **upstream_fields(body, takes_tools=live.takes_tools)}
         async with contextlib.AsyncExitStack() as stack:
             try:
-                pinned = await stack.enter_async_context(live.turn(chosen.label if chosen.adapted else None, session))
-                sent_s = time.monotonic()
-                # Escaped: a lone surrogate, which JSON can say, has no UTF-8.
+                num_tokens = await _count_prompt(live, body)
+                long = num_tokens > LONG_TOKENS
+                label = chosen.label if chosen.adapted else None
+                pinned = await stack.enter_async_context(live.turn(label, asker, client=asker.client, long=long))
+                if "seed" in body:  # what a cache holds was computed in other batches, and rounds otherwise
+                    pinned = {**pinned, "cache_prompt": False}
+                sent_s, running = time.monotonic(), live.turns.num_running
+                live.prompted += num_tokens
+                prompted = live.prompted
                 content = json.dumps({**request, **pinned, "reasoning_format": "none"}).encode()
-                sent = live.client.stream("POST", path, content=content, headers={"Content-Type": "application/json"})
+                sent = live.client.stream("POST", path, content=content, headers=_JSON)
                 response = await stack.enter_async_context(sent)
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await response.aread())
@@ -106,8 +147,54 @@ async def ask(
                 if not isinstance(error, Retired):
                     await _until_dead(live)
                 continue
-            yield Upstream(chosen, response, sent_s)
+            yield Upstream(response, live, sent_s, running, prompted)
             return
+
+
+def _defaults(keeper: Keeper, chosen: Route) -> dict[str, Any]:
+    """What the release was judged with. Its system prompt is the chat page's to send: a client's conversation without
+    one is a conversation without one."""
+    judged = keeper.wanted.generation.get(chosen.label, GREEDY)
+    return {key: value for key, value in judged.items() if key != "system"}
+
+
+async def _count_prompt(live: Live, body: Mapping[str, Any]) -> int:
+    """About how many tokens the prompt has: at most its bytes, which is enough to know of a short one; the model server
+    counts the others, outside its slots. Raises FieldRefused for one that no slot holds."""
+    turns = body.get("messages", ())
+    field = "messages" if turns else "prompt"
+    texts = [body.get("prompt", ""), *(_text_of(turn.get("content")) for turn in turns)]
+    texts += [json.dumps(body[key], ensure_ascii=False) for key in ("tools", "response_format") if body.get(key)]
+    texts += [json.dumps(turn["tool_calls"], ensure_ascii=False) for turn in turns if turn.get("tool_calls")]
+    num_chars = sum(map(len, texts))
+    if len(turns) > live.context_tokens or num_chars > MAX_CHARS_PER_TOKEN * live.context_tokens:
+        raise FieldRefused(
+            field,
+            f"{len(turns):,} messages with {num_chars:,} characters do not fit into the context of"
+            f" {live.context_tokens:,} tokens",
+        )
+    text = "\n".join(texts)
+    if (num_bytes := len(text.encode())) <= LONG_TOKENS:
+        return num_bytes
+    response = await live.client.post("/tokenize", json={"content": text}, headers=_JSON)
+    try:
+        num_tokens = len(json.loads(response.content)["tokens"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Broken("the model server does not count tokens") from None
+    if num_tokens > live.context_tokens:
+        raise FieldRefused(field, f"{num_tokens:,} tokens do not fit into the context of {live.context_tokens:,}")
+    return num_tokens
+
+
+def _power(number: int) -> int:
+    return max(0, number).bit_length()
+
+
+def _text_of(content: Any) -> str:
+    """The words of a checked message."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or ())
 
 
 def _route(keeper: Keeper, pick: str, session: str) -> Route:

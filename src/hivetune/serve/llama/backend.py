@@ -11,10 +11,12 @@ empties it when the scales change (tests/serve/llama/test_adapters.py).
 """
 
 import contextlib
+import functools
 import http.client
 import importlib.util
 import json
 import os
+import re
 import secrets
 import select
 import shutil
@@ -34,6 +36,7 @@ from hivetune.base.disk import scratch_folder
 from hivetune.base.whole import named_problems
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
+from hivetune.process.environment import child_environment
 from hivetune.process.lease import serve_on
 from hivetune.process.still import join_standstill, moving_s
 from hivetune.serve.ask import TimedAnswer, Unanswered, read_timed, streamed
@@ -47,6 +50,11 @@ START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 10.0
 CONTEXT_TOKENS = 4096
+VERSION_TIMEOUT_S = 20.0
+# The first packaged build with c78fb909b (ggml-org/llama.cpp#22267, 23 April 2026: CVE-2026-21869, a write before a
+# block of the heap); b8146 has the last known hole of its GGUF reader (CVE-2026-27940).
+LEAST_BUILD = 8953
+_VERSION = re.compile(rb"version:\s*b?(\d+(?:\.\d+)*)")
 LOG_TAIL_LINES = 5
 _LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
 LONGEST_SOCKET_PATH = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
@@ -125,13 +133,40 @@ def check_files(model: Path, settings: ServerSettings) -> None:
 
 
 def find_engine(engine: Engine) -> str | None:
-    """Path of the user's `llama-server`, or None for xllamacpp. Raises MachineNotFit when there is neither."""
+    """Path of the user's `llama-server`, or None for xllamacpp, which `auto` takes where the other is too old. Raises
+    MachineNotFit when there is neither."""
     program = shutil.which("llama-server") if engine in ("auto", "llama-server") else None
-    if program is not None:
+    problem = None if program is None else build_problem(program, os.stat(program).st_mtime_ns)
+    if program is not None and problem is None:
         return program
     if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
         return None
-    raise MachineNotFit("llama.cpp is not installed", hint="pip install 'hivetune[serve]', or put llama-server on PATH")
+    if problem is not None:
+        raise MachineNotFit(f"{program} {problem}", hint="install a newer llama.cpp, or: pip install xllamacpp")
+    raise MachineNotFit("llama.cpp is not installed", hint="pip install xllamacpp, or put llama-server on PATH")
+
+
+@functools.lru_cache(maxsize=8)
+def build_problem(program: str, _changed_ns: int) -> str | None:
+    """Why a `llama-server` is not used: it is older than `LEAST_BUILD`, or does not tell its build."""
+    try:
+        told = subprocess.run(
+            [program, "--version"],
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=VERSION_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not tell its version: {type(error).__name__}"
+    found = _VERSION.search(told.stdout[:65536])
+    if found is None:
+        return "does not tell its version"
+    build = found[1].decode()
+    if "." in build or int(build) >= LEAST_BUILD:  # numbers with points came in September 2026
+        return None
+    return f"is build {build}; builds before {LEAST_BUILD} have CVE-2026-21869 or older holes"
 
 
 class Backend:
@@ -337,7 +372,7 @@ def _start(
                 stdout=output,
                 stderr=output,
                 pass_fds=(writer, *leases),
-                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": _spins()},
+                env=child_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
                 start_new_session=True,
             )
         join_standstill(process)

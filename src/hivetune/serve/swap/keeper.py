@@ -21,6 +21,7 @@ _POLL_S = 0.25
 DRAIN_S = 60.0
 KEEP_S = 600.0  # a replaced backend is kept this long for an instant return, where memory allows
 FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
+PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
 READY_TIMEOUT_S = 120.0
 # A server that computes still answers /health, from another thread; one that is stopped or stuck does not.
 LOOK_AT_HEALTH_S = 5.0
@@ -176,7 +177,8 @@ class Keeper:
         except (HivetuneError, sqlite3.Error, OSError) as error:
             retry = self._retries.get(starting.deployment)
             wait_s = FIRST_RETRY_S if retry is None else min(2 * retry.wait_s, LONGEST_RETRY_S)
-            self._lost.pop(deployment.model, None)
+            if wait_s > PATIENCE_S:
+                self._lost.pop(deployment.model, None)
             self._retries[starting.deployment] = _Retry(time.monotonic() + wait_s, wait_s, str(error))
             return
         self._retries = {known: retry for known, retry in self._retries.items() if known.model != deployment.model}
@@ -242,6 +244,7 @@ class Keeper:
             champions=champions,
             candidates={name: label for name, label in self.wanted.candidates.items() if label in labels},
             canary=self.canary,
+            withdrawn=self.wanted.withdrawn,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from hivetune.serve.llama.backend import Backend
+from hivetune.serve.llama.backend import CONTEXT_TOKENS, Backend
 from hivetune.serve.swap.turns import SessionKey, Ticket, Turns
 from hivetune.serve.swap.wanted import Deployment
 
@@ -25,14 +25,19 @@ class Retired(Exception):
 
 @dataclass(eq=False)
 class Live:
-    """A backend with `deployment` loaded; `end` ends its process. `retired`: it takes no new request."""
+    """A backend with `deployment` loaded; `end` ends its process. `takes_tools`: its chat template has a place for
+    them; `private_cache`: a slot's cache serves the client alone that filled it. `retired`: it takes no new request."""
 
     deployment: Deployment
     backend: Backend
     slots: int
     end: Callable[[], None]
+    context_tokens: int = CONTEXT_TOKENS
+    takes_tools: bool = True
+    private_cache: bool = False
     retired: bool = False
     silent_since: float | None = None
+    prompted: int = 0  # tokens of all prompts that were sent, each counted at most by its bytes
     turns: Turns = field(init=False)
     client: httpx2.AsyncClient = field(init=False)
     _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
@@ -53,12 +58,14 @@ class Live:
         return self.backend.process.poll() is not None
 
     @contextlib.asynccontextmanager
-    async def turn(self, label: str | None, session: SessionKey) -> AsyncIterator[Mapping[str, Any]]:
+    async def turn(
+        self, label: str | None, session: SessionKey, *, client: str = "", long: bool = False
+    ) -> AsyncIterator[Mapping[str, Any]]:
         """Wait for a slot and hold it: the fields that pin a request to the slot and to the adapter of the release
-        `label`, or to the base for None. Raises Retired."""
+        `label`, or to the base for None. `long`: it may wait behind short ones. Raises Retired."""
         if self.retired or (label is not None and label not in self.deployment.labels):
             raise Retired
-        ticket = Ticket(label, session, time.monotonic())
+        ticket = Ticket(label, session, time.monotonic(), client, long)
         start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._starts[ticket] = start
         self.turns.arrive(ticket)
@@ -67,7 +74,8 @@ class Live:
             await start
             if self.client.is_closed:
                 raise Retired
-            yield {"id_slot": ticket.slot, "lora": self._scales(label), "cache_prompt": True}
+            cached = ticket.warm or not self.private_cache
+            yield {"id_slot": ticket.slot, "lora": self._scales(label), "cache_prompt": cached}
         finally:
             self._starts.pop(ticket, None)
             self.turns.leave(ticket)

@@ -4,20 +4,26 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hivetune.errors import NotThere
+from hivetune.errors import NotThere, UsageError
 from hivetune.serve.swap.wanted import BASE
+
+
+class Withdrawn(UsageError):
+    """A request for a version that was rolled back."""
 
 
 @dataclass(frozen=True)
 class Routes:
     """What can be asked for. `bases`: names of the base models; `labels`: NAME@VERSION -> its base; `champions` and
-    `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to 1."""
+    `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to 1. `withdrawn`:
+    label -> why it was rolled back."""
 
     bases: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     champions: Mapping[str, str] = field(default_factory=dict)
     candidates: Mapping[str, str] = field(default_factory=dict)
     canary: float = 0.0
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,13 @@ class Route:
 
 def route(routes: Routes, model: str, session: str) -> Route:
     """The release for a request's `model`: NAME, NAME@VERSION, NAME@champion, NAME@candidate, `base`, or nothing when
-    one name is served. Raises UsageError naming what is served."""
+    one name is served. A release goes before a base model of the same name. Raises Withdrawn; NotThere naming what is
+    served."""
     if not model and len(routes.champions) == 1:
         model = next(iter(routes.champions))
-    if model == BASE and len(routes.bases) == 1:
-        model = routes.bases[0]
-    if model in routes.bases:
-        return Route(model, BASE if len(routes.bases) == 1 else model, adapted=False)
+    if model in routes.withdrawn:
+        name = model.partition("@")[0]
+        raise Withdrawn(f"{model} was rolled back: {routes.withdrawn[model]}", hint=f"ask for {name}, its champion")
     name, _, which = model.partition("@")
     label = model if model in routes.labels else None
     if which in ("", "champion"):
@@ -46,14 +52,18 @@ def route(routes: Routes, model: str, session: str) -> Route:
             label = routes.candidates[name]
     elif which == "candidate":
         label = routes.candidates.get(name)
-    if label is None:
-        raise NotThere(f"the model {model!r} is not served", hint=f"served are: {', '.join(served_names(routes))}")
-    return Route(routes.labels[label], label)
+    if label is not None:
+        return Route(routes.labels[label], label)
+    if model == BASE and len(routes.bases) == 1:
+        model = routes.bases[0]
+    if model in routes.bases:
+        return Route(model, BASE if len(routes.bases) == 1 else model, adapted=False)
+    raise NotThere(f"the model {model!r} is not served", hint=f"served are: {', '.join(served_names(routes))}")
 
 
 def served_names(routes: Routes) -> list[str]:
     """Everything that a request can name, champions first."""
-    bases = [BASE] if len(routes.bases) == 1 else sorted(routes.bases)
+    bases = [BASE] if len(routes.bases) == 1 else sorted(set(routes.bases) - routes.champions.keys())
     return [*sorted(routes.champions), *sorted(routes.labels), *bases]
 
 

@@ -6,25 +6,34 @@ requests and nobody else has waited longer than `longest_wait_s`; then it admits
 long, the adapter whose last turn is longest ago is next, else that of the oldest request. So the first request of an
 adapter starts, once it is overdue, after at most one batch of each other adapter.
 
+Of those that wait for one adapter the client with the fewest running requests is next, then a short prompt before a
+long one, then who came first. A long one never takes the last slot, and counts as short when it has waited for
+`LONG_PATIENCE_S`. So one client's thousand requests, or its prompts of a whole context, hold up no other client.
+
 A slot keeps the tokens of its last request. A session gets its own slot again where it can, else one of its adapter.
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 Key = Hashable
 SessionKey = Hashable
+LONG_PATIENCE_S = 10.0
 
 
 @dataclass(eq=False)
 class Ticket:
-    """One request. `key`: the adapter that it needs; `slot` is set when it starts."""
+    """One request. `key`: the adapter that it needs; `long`: its prompt takes seconds. `slot` is set when it starts;
+    `warm`: the slot's last request was the same client's."""
 
     key: Key
     session: SessionKey
     arrived_s: float
+    client: str = ""
+    long: bool = False
     slot: int | None = None
+    warm: bool = False
 
 
 @dataclass
@@ -32,6 +41,7 @@ class _Slot:
     number: int
     key: Key = None
     session: SessionKey = None
+    client: str | None = None
     used: int = 0
     ticket: Ticket | None = None
 
@@ -43,7 +53,7 @@ class Turns:
     num_slots: int
     longest_wait_s: float
     key: Key = None
-    _waiting: dict[Key, deque[Ticket]] = field(default_factory=dict)
+    _waiting: dict[Key, list[Ticket]] = field(default_factory=dict)
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
     _turns: dict[Key, int] = field(default_factory=dict)
@@ -60,7 +70,7 @@ class Turns:
         return sum(slot.ticket is not None for slot in self._slots)
 
     def arrive(self, ticket: Ticket) -> None:
-        self._waiting.setdefault(ticket.key, deque()).append(ticket)
+        self._waiting.setdefault(ticket.key, []).append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """It ended, or its client went away while it waited."""
@@ -81,7 +91,10 @@ class Turns:
                 self._begin_turn(now_s)
             elif self.key not in self._waiting or self._is_overdue(now_s):
                 break  # the turn ends when its last request does
-            started += self._admit(self.num_slots - self.num_running)
+            admitted = self._admit(now_s)
+            if not admitted:
+                break  # only long ones wait, and one slot is not for them
+            started += admitted
         return started
 
     def _begin_turn(self, now_s: float) -> None:
@@ -97,15 +110,35 @@ class Turns:
             now_s - queue[0].arrived_s > self.longest_wait_s for key, queue in self._waiting.items() if key != self.key
         )
 
-    def _admit(self, most: int) -> list[Ticket]:
+    def _admit(self, now_s: float) -> list[Ticket]:
         queue = self._waiting[self.key]
+        running = [slot.ticket for slot in self._slots if slot.ticket is not None]
+        clients = Counter(ticket.client for ticket in running)
+        num_long = sum(ticket.long for ticket in running)
         admitted: list[Ticket] = []
-        while queue and len(admitted) < most:
-            ticket = queue.popleft()
+        while queue and len(running) < self.num_slots:
+            ticket = min(
+                queue,
+                key=lambda one: (
+                    clients[one.client],
+                    one.long and now_s - one.arrived_s < LONG_PATIENCE_S,
+                    one.arrived_s,
+                ),
+            )
+            if ticket.long and num_long >= max(1, self.num_slots - 1):
+                short = [one for one in queue if not one.long]
+                if not short:
+                    break
+                ticket = min(short, key=lambda one: (clients[one.client], one.arrived_s))
+            queue.remove(ticket)
             slot = self._choose(ticket)
             self._uses += 1
-            slot.key, slot.session, slot.used, slot.ticket = ticket.key, ticket.session, self._uses, ticket
-            ticket.slot = slot.number
+            ticket.slot, ticket.warm = slot.number, slot.client == ticket.client
+            slot.key, slot.session, slot.client = ticket.key, ticket.session, ticket.client
+            slot.used, slot.ticket = self._uses, ticket
+            running.append(ticket)
+            clients[ticket.client] += 1
+            num_long += ticket.long
             admitted.append(ticket)
         if not queue:
             del self._waiting[self.key]

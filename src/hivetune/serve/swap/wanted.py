@@ -6,8 +6,9 @@ their ids. What should be served is `desired` in hive.db; the other releases of 
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, UsageError
@@ -18,7 +19,8 @@ from hivetune.serve.experts.table import ExpertTable, read_table
 
 BASE = "base"
 ADAPTER_EXPORT = "gguf-adapter"
-MOST_RELEASES = 8  # of a name: each adapter costs memory, and only the newest are asked for
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: engine/score
+MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest are asked for
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Deployment:
 class Wanted:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
     served, in words. `taken`: the card that is trained on now, which no backend may keep. `experts`: of each shared
-    release that has some; `family`: each name that is or was an expert's, and its shared release."""
+    release that has some; `family`: each name that is or was an expert's, and its shared release. `generation`: the
+    settings each release was judged with, which a request without them gets; `withdrawn`: why, of each release that was
+    rolled back."""
 
     deployments: tuple[Deployment, ...] = ()
     champions: dict[str, str] = field(default_factory=dict)
@@ -58,6 +62,8 @@ class Wanted:
     taken: str = ""
     experts: dict[str, ExpertTable] = field(default_factory=dict)
     family: dict[str, str] = field(default_factory=dict)
+    generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    withdrawn: dict[str, str] = field(default_factory=dict)
 
 
 class Checks:
@@ -88,7 +94,8 @@ class Checks:
 def _identities(folder: Path) -> list[tuple[str, int, int]]:
     """Changes whenever one of its files does. Raises FileNotFoundError when one goes away meanwhile."""
     found = ((path, path.stat()) for path in sorted(folder.rglob("*")))
-    return [(str(path), status.st_size, status.st_mtime_ns) for path, status in found]
+    # The time of the inode too: nobody can set that back.
+    return [(str(path), status.st_size, status.st_mtime_ns + status.st_ctime_ns) for path, status in found]
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> Wanted:
@@ -107,19 +114,23 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
     strangers = _of_another_base(database, family)
     problems += strangers.values()
     served: dict[tuple[str, str], list[Served]] = {}
-    champions, candidates = {}, {}
+    champions, candidates, generation = {}, {}, {}
+    withdrawn: dict[str, str] = {}
     for name, version in desired(database).items():
         if (names and name not in names) or name in strangers:
             continue
-        known = [release for release in releases(database, name) if not release.pruned and not release.withdrawn]
+        every = releases(database, name)
+        withdrawn |= {release.label: release.withdrawn for release in every if release.withdrawn}
+        known = [release for release in every if not release.pruned and not release.withdrawn]
         usable: list[Release] = []
-        for release in sorted(known, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MOST_RELEASES]:
+        for release in sorted(known, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MAX_RELEASES]:
             try:
                 loadable = load_release(release, checks)
             except HivetuneError as error:
                 problems.append(error.message)
                 continue
             usable.append(release)
+            generation[release.label] = release.proof.get("generation", GREEDY)
             served.setdefault((release.model, release.model_sha256), []).append(loadable)
         champion = next((release for release in usable if release.version == version), None)
         champion = champion or next((release for release in usable if "previous" in release.aliases), None)
@@ -133,7 +144,8 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         for (model, sha256), loaded in sorted(served.items())
     )
     shared_of = {expert: shared for shared, names in family.items() for expert in names}
-    return Wanted(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
+    found = Wanted(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
+    return replace(found, generation=generation, withdrawn=withdrawn)
 
 
 def _tables(family: Mapping[str, Sequence[str]]) -> tuple[dict[str, ExpertTable], list[str]]:

@@ -1,9 +1,11 @@
 """Watches a new champion by its own answers, and asks for a rollback when it is worse than the one before.
 
-Three rates, each held against what the champion before had (alarm.py): answers that failed, answers that were slow
-(seconds a token above twice that champion's median, waiting for a slot aside), complaints. Speed is not judged while
-the machine has more to do than cores: then every release is slow. The counts of each release are kept in hive.db, so
-that a restarted gateway knows them.
+Three rates, each held against what the champion before had (alarm.py): answers that failed, answers that were slow,
+complaints. They are to tell of the release and not of its traffic. Slow is an answer whose tokens took more than twice
+the time of that champion's at the median in the same traffic: as many answers at once, as long a prompt, as much of
+others' prompts beside it; the time of the prompt itself is left out, and nothing is judged while the machine has more
+to do than cores. And where several clients ask, an alarm must stand without the client that it comes from most. The
+counts of each release are kept in hive.db, so that a restarted gateway knows them.
 """
 
 import math
@@ -12,22 +14,23 @@ import sqlite3
 import statistics
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hivetune.base.database import transaction
 from hivetune.errors import HivetuneError
 from hivetune.release.registry import Move, Release, history, releases
-from hivetune.serve.swap.alarm import Alarm, usual_rate
+from hivetune.serve.swap.alarm import FEWEST, Alarm, usual_rate
 
 _KINDS = ("errors", "slow", "complaints")
 FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
-KEPT_SPEEDS = 500
+KEPT_PACES = 500
 SAVE_EVERY_S = 10.0
 KEPT_COMPLAINTS = 10_000
-FEWEST_TOKENS = 8  # of shorter answers the prompt's time says more than the tokens'
+FEWEST_TOKENS = 8  # of an answer whose speed is judged
+FEWEST_PACES = 20  # of the champion before, in the same traffic
 
 
 def predecessor(moves: Sequence[Move]) -> tuple[int, int] | None:
@@ -83,7 +86,9 @@ class Watch:
     _before: dict[str, str] = field(default_factory=dict)
     _alarms: dict[str, dict[str, Alarm]] = field(default_factory=dict)
     _complained: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    _speeds: dict[str, deque[float]] = field(default_factory=dict)
+    _by_client: dict[str, dict[str, ReleaseCounts]] = field(default_factory=dict)  # of watched releases
+    _paces: dict[str, dict[Hashable, deque[float]]] = field(default_factory=dict)  # by release and traffic
+    _usual_paces: dict[str, dict[Hashable, float]] = field(default_factory=dict)  # of watched releases: medians
     _saved: tuple[float, int] = (-math.inf, 0)  # when, and how many answers and complaints there were
 
     def load(self) -> None:
@@ -118,27 +123,41 @@ class Watch:
                 continue
             self._champions[name] = label
             before = previous.get(label)
+            for memory in (self._alarms, self._by_client, self._usual_paces):
+                memory.pop(label, None)
             if before is None:
-                self._alarms.pop(label, None)
                 continue
             self._before[label] = before
             known = self.tallies.get(before, ReleaseCounts())
             self._alarms[label] = {
                 kind: Alarm(usual_rate(getattr(known, kind), known.answers, FLOORS[kind])) for kind in _KINDS
             }
+            self._by_client[label] = {}
+            paces = self._paces.get(before, {}).items()
+            self._usual_paces[label] = {
+                traffic: statistics.median(known) for traffic, known in paces if len(known) >= FEWEST_PACES
+            }
 
-    def answered(self, label: str, *, error: bool, seconds: float = 0.0, tokens: int = 0) -> None:
-        speed = seconds / tokens if tokens >= FEWEST_TOKENS and not self.busy() else None
-        slow = speed is not None and self._is_slow(label, speed)
-        tally = self.tallies.setdefault(label, ReleaseCounts())
-        tally.answers += 1
-        tally.errors += error
-        tally.slow += slow
-        if speed is not None:
-            self._speeds.setdefault(label, deque(maxlen=KEPT_SPEEDS)).append(speed)
-        self._add(label, errors=error, slow=slow, complaints=False)
+    def answered(
+        self,
+        label: str,
+        client: str = "",
+        *,
+        error: bool,
+        seconds: float = 0.0,
+        tokens: int = 0,
+        traffic: Hashable = None,
+    ) -> None:
+        """`seconds`: of its `tokens` alone, without the prompt's; `traffic`: what else the machine did meanwhile."""
+        slow = False
+        if tokens >= FEWEST_TOKENS and not self.busy():
+            pace = seconds / tokens
+            usual = self._usual_paces.get(label, {}).get(traffic)
+            slow = usual is not None and pace > SLOW_FACTOR * usual
+            self._paces.setdefault(label, {}).setdefault(traffic, deque(maxlen=KEPT_PACES)).append(pace)
+        self._add(label, client, answers=True, errors=error, slow=slow, complaints=False)
 
-    def complained(self, label: str, answer: str) -> None:
+    def complained(self, label: str, answer: str, client: str = "") -> None:
         """A thumb down for `answer`, counted once however often it is sent. The answer itself was counted as no
         complaint when it ended; this one more is."""
         if answer in self._complained:
@@ -146,22 +165,33 @@ class Watch:
         self._complained[answer] = None
         if len(self._complained) > KEPT_COMPLAINTS:
             self._complained.popitem(last=False)
-        self.tallies.setdefault(label, ReleaseCounts()).complaints += 1
-        self._add(label, complaints=True)
+        self._add(label, client, complaints=True)
 
-    def _is_slow(self, label: str, speed: float) -> bool:
-        known = self._speeds.get(self._before.get(label, label))
-        return known is not None and len(known) >= 20 and speed > SLOW_FACTOR * statistics.median(known)
-
-    def _add(self, label: str, **bad: bool) -> None:
+    def _add(self, label: str, client: str, *, answers: bool = False, **bad: bool) -> None:
+        tallies = [self.tallies.setdefault(label, ReleaseCounts())]
+        if label in self._by_client:
+            tallies.append(self._by_client[label].setdefault(client, ReleaseCounts()))
+        for tally in tallies:
+            tally.answers += answers
+            for kind, value in bad.items():
+                setattr(tally, kind, getattr(tally, kind) + value)
         alarms = self._alarms.get(label, {})
         for kind, value in bad.items():
             if kind not in alarms:
                 continue
             alarms[kind].add(value)
-            if value and alarms[kind].raised:
+            if value and alarms[kind].raised and self._is_everyones(label, kind, alarms[kind]):
                 self._raise(label, kind, alarms[kind])
                 return
+
+    def _is_everyones(self, label: str, kind: str, alarm: Alarm) -> bool:
+        """Whether an alarm stands without the client that it comes from most; always where only one asks often."""
+        often = [tally for tally in self._by_client[label].values() if tally.answers >= FEWEST]
+        if len(often) < 2:
+            return True
+        worst = max(often, key=lambda tally: getattr(tally, kind) / tally.answers)
+        answers, bad = alarm.answers - worst.answers, alarm.bad - getattr(worst, kind)
+        return Alarm(alarm.usual, alarm.alpha, answers - (worst.complaints if kind == "complaints" else 0), bad).raised
 
     def _raise(self, label: str, kind: str, alarm: Alarm) -> None:
         alarms = self._alarms.pop(label)

@@ -24,8 +24,10 @@ from hivetune.run.folder import EVALUATION, EVENTS
 from hivetune.serve.llama.backend import ServerSettings, open_backend
 from hivetune.serve.llama.prompts import prompt_of
 from hivetune.serve.llama.recorded import RECORDED_PROMPTS, record_answers
+from hivetune.serve.swap.wanted import GREEDY
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.release.prove import prove_export
+from hivetune.walk.release.voices import trained_prompt
 from hivetune.walk.verdict import judge_run, verdict_document
 
 
@@ -36,7 +38,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     """
     run = load_run(folder)
     require_adapter(folder)
-    proof = _prove(run)
+    proof = {**_prove(run), "generation": _generation(folder)}
     with closing(open_database()) as database:
         return register(database, run.folder, name, _about(run, proof), by=who())
 
@@ -95,6 +97,14 @@ def _prove(run: Run) -> dict[str, Any]:
         return {"export": proof, "answers": {SERVED_QUANT: answers}}
     except (UsageError, MachineNotFit) as error:
         return {"unserved": error.message}
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    """What the release is judged with and the gateway adds to a request without it: answers are greedy
+    (engine/score); `system`: the prompt that most rows were trained with, which the chat page sends."""
+    trained = trained_prompt("", folder)
+    usual = trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at
+    return {**GREEDY, **({"system": trained.text} if trained is not None and usual else {})}
 
 
 def _chats(run: Run) -> list[list[dict[str, Any]]]:

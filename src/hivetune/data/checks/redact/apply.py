@@ -1,5 +1,6 @@
 """Applies the rules to everything of a row that reaches tokens, and says what was found where."""
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -70,6 +71,16 @@ def _plain_text(example: Example) -> str | None:
 def redact_value(value: Any, rules: RuleSet) -> Any:
     """Every text inside a JSON value, redacted; the same object when nothing was found."""
     return _Walk(rules).value(value, "")
+
+
+def redacted_name(name: str) -> str:
+    """The name of a user or a session as the store keeps it: one that holds personal data or a secret is redacted like
+    a text, and keeps a hash by which it can be told from others and forgotten."""
+    clean = str(redact_value(redact_value(name, SECRETS), PERSONAL))
+    if clean == name:
+        return name
+    digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
+    return f"{clean} {digest}"
 
 
 def _told(notes: Sequence[str]) -> tuple[str, ...]:

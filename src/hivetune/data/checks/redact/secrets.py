@@ -31,6 +31,7 @@ PREFIXED: tuple[tuple[str, str, str, str], ...] = (
     ("langfuse", "Langfuse key", "sk-lf-", r"sk-lf-[\w-]{20,60}"),
     ("openai", "OpenAI key", "sk-", r"sk-(?:proj-|svcacct-|admin-|None-)[\w-]{24,300}"),
     ("openai", "API key", "sk-", r"sk-[A-Za-z0-9]{20,80}(?![\w-])"),
+    ("hivetune", "Hivetune token", "hive-", r"hive-[\w-]{43}(?![\w-])"),  # serve/gateway/clients.py; answers' ids: 24
     ("groq", "Groq key", "gsk_", r"gsk_[A-Za-z0-9]{40,80}"),
     ("xai", "xAI key", "xai-", r"xai-[A-Za-z0-9]{60,120}"),
     ("perplexity", "Perplexity key", "pplx-", r"pplx-[A-Za-z0-9]{32,80}"),

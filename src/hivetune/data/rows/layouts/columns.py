@@ -84,7 +84,7 @@ NOTES = frozenset(FACTS) | names(
     "skip_prompt_formatting trace span parent kind event level_name logger severity program benchmark contamination "
     "parent_run extra info prompt_name template task_name custom_id object system_fingerprint service_tier weight "
     "weights loss enable_thinking reasoning_effort tool_choice parallel_tool_calls response_format logprobs "
-    "answered_by rejected_answer latency_s subject synth type"
+    "answered_by client rejected_answer latency_s subject synth type"
 )
 # Beside another answer that does not say the same, that is the answer of a system under test.
 _TRUE_ANSWERS = names(

@@ -5,6 +5,7 @@ const element = (id) => document.getElementById(id);
 const newSession = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 let talk = { session: newSession(), messages: [], running: null };
+let defaults = {}; // of each model: what the gateway adds, and the system prompt that it was trained with
 let captured = false; // whether the gateway keeps answers, so that feedback has something to join
 
 async function start() {
@@ -13,7 +14,9 @@ async function start() {
   element("login").hidden = known;
   element("ask").hidden = element("new").hidden = element("pick").hidden = !known;
   if (!known) { element("token").focus(); return; }
-  const models = (await answer.json()).data.map((model) => model.id);
+  const served = (await answer.json()).data;
+  const models = served.map((model) => model.id);
+  defaults = Object.fromEntries(served.map((model) => [model.id, model.defaults || {}]));
   element("model").replaceChildren(...models.map((id) => new Option(id, id)));
   element("model").disabled = models.length === 0;
   const health = await (await fetch("/health")).json();
@@ -49,6 +52,8 @@ function show(running) {
 async function ask(text) {
   const mine = talk; // "New chat" may come while this is answered
   const question = { role: "user", content: text };
+  const trained = (defaults[element("model").value] || {}).system;
+  const first = trained ? [{ role: "system", content: trained }] : [];
   const asked = addTurn("user", text);
   const turn = addTurn("assistant", "");
   mine.running = new AbortController();
@@ -59,7 +64,7 @@ async function ask(text) {
     const response = await fetch("/v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Session-Id": mine.session },
-      body: JSON.stringify({ model: element("model").value, messages: [...mine.messages, question], stream: true }),
+      body: JSON.stringify({ model: element("model").value, messages: [...first, ...mine.messages, question], stream: true }),
       signal: mine.running.signal,
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
@@ -98,6 +103,7 @@ async function* events(body) {
     const blocks = (rest + value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
+      if (block.startsWith(":")) continue; // a comment
       const data = block.replace(/^data: /, "");
       if (data === "[DONE]") return;
       if (data) yield JSON.parse(data);

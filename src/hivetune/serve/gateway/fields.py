@@ -1,0 +1,240 @@
+"""The fields of a request: the documented ones, each with its type and range. Nothing else reaches the model server.
+
+llama.cpp reads about eighty fields. Some write before a block of its heap (`n_discard`, CVE-2026-21869), compile a
+grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). A field that is unknown,
+out of range, or can't be honoured is refused by its name: a client that is told nothing believes that it was obeyed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hivetune.errors import UsageError
+
+MAX_TOKENS = 1 << 20  # of an answer; its slot's context ends it before
+MAX_LOGPROBS = 20  # as OpenAI's API; 100,000 of a token gave an answer of 53 MB and held up the next one for 31 s
+MAX_STOPS, MAX_STOP_CHARS = 16, 1024
+MAX_BIASES = 1024
+MAX_TOOLS = 128
+MAX_PAIRS = 16  # of metadata, as OpenAI's API
+# llama.cpp makes a grammar of a schema, which grows with each repetition.
+SCHEMA_DEPTH, SCHEMA_VALUES, SCHEMA_REPEATS, SCHEMA_PATTERN_CHARS = 32, 2000, 1000, 256
+_REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_GENERIC = re.compile(r"(?:str|list\[.*|Literal\[.*|constrained-.*|function-.*|bool|int|float)\Z")
+
+
+class FieldRefused(UsageError):
+    """A field of a request that is unknown, out of range, or can't be honoured. `field`: its name, with its place."""
+
+    def __init__(self, field: str, why: str):
+        super().__init__(f"{field}: {why}", hint="docs/serve.md lists the fields and their ranges")
+        self.field = field
+
+
+def _bounded_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError for a JSON schema whose grammar would be large, or that refers to another document."""
+    waiting: list[tuple[Any, int]] = [(schema, 0)]
+    for count, (value, depth) in enumerate(waiting):  # grows while it is read
+        if depth > SCHEMA_DEPTH or count > SCHEMA_VALUES:
+            raise ValueError(f"a schema has at most {SCHEMA_DEPTH} levels and {SCHEMA_VALUES:,} values")
+        if isinstance(value, dict):
+            for key in _REPEATS:
+                if isinstance(value.get(key), int | float) and value[key] > SCHEMA_REPEATS:
+                    raise ValueError(f"{key} is at most {SCHEMA_REPEATS:,}")
+            if isinstance(value.get("pattern"), str) and len(value["pattern"]) > SCHEMA_PATTERN_CHARS:
+                raise ValueError(f"a pattern has at most {SCHEMA_PATTERN_CHARS} characters")
+            if isinstance(value.get("$ref"), str) and not value["$ref"].startswith("#"):
+                raise ValueError("a $ref stays inside the schema")
+            waiting += ((item, depth + 1) for item in value.values())
+        elif isinstance(value, list):
+            waiting += ((item, depth + 1) for item in value)
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_bounded_schema)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Name = Annotated[str, Field(max_length=256)]
+
+
+class _Fields(BaseModel):
+    """No type is guessed from another; null means that a field was not sent."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class TextPart(_Fields):
+    type: Literal["text"]
+    text: str
+
+
+class Called(_Fields):
+    name: Name
+    arguments: str = ""
+
+
+class Call(_Fields):
+    id: Name | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+    function: Called
+
+
+class Turn(_Fields):
+    """A message. What the official client's own message objects hold beside it is null here."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: Name | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: Name | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: list[None] | None = Field(default=None, max_length=0)
+
+
+class Function(_Fields):
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class Tool(_Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class _NamedFunction(_Fields):
+    name: Name
+
+
+class NamedTool(_Fields):
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+class _NamedSchema(_Fields):
+    name: Name | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Schema = Field(alias="schema")
+
+
+class Form(_Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _NamedSchema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Form":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema goes with the type json_schema")
+        return self
+
+
+class _StreamOptions(_Fields):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class _Common(_Fields):
+    """What chat and completions share. `n`, `store`, `service_tier`: only the value that says what is done anyway."""
+
+    model: Name | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.1, le=2)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,7}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    metadata: Annotated[dict[Name, str | int | float | bool], Field(max_length=MAX_PAIRS)] | None = None
+    n: Literal[1] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+
+class ChatFields(_Common):
+    """Of /v1/chat/completions."""
+
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Form | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class TextFields(_Common):
+    """Of /v1/completions."""
+
+    prompt: str
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+
+
+class FeedbackFields(_Fields):
+    """Of /v1/feedback."""
+
+    id: Name
+    rating: Literal["up", "down"] | None = None
+    correction: str | None = None
+    reason: Annotated[str, Field(max_length=10_000)] | None = None
+
+
+# What the gateway itself obeys, or what says only what is done anyway.
+_NOT_SENT = ("model", "user", "metadata", "n", "store", "service_tier", "modalities", "best_of", "echo")
+
+
+def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `body` that were sent, in JSON's types. Raises FieldRefused, which names the first wrong one."""
+    try:
+        found = fields.model_validate(body)
+    except ValidationError as error:
+        # Of the branches of a union the one that came farthest is what was meant.
+        wrong = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+        unknown = wrong["type"] == "extra_forbidden"
+        why = "no field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
+        raise FieldRefused(_place(wrong["loc"]), why) from None
+    sent = found.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
+    for number, turn in enumerate(sent.get("messages", ())):
+        if "content" not in turn and not turn.get("tool_calls"):
+            raise FieldRefused(f"messages[{number}].content", "a message has a content or tool_calls")
+    return sent
+
+
+def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, Any]:
+    """What of the checked fields the model server gets. Raises FieldRefused for tools that its template can't say."""
+    if not takes_tools:
+        if sent.get("tools"):
+            raise FieldRefused("tools", "the chat template of this model has no place for tools")
+        if sent.get("tool_choice") not in (None, "none", "auto"):
+            raise FieldRefused("tool_choice", "the chat template of this model has no place for tools")
+    forwarded = {key: value for key, value in sent.items() if key not in _NOT_SENT}
+    if "max_completion_tokens" in forwarded:
+        forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")
+    return forwarded
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content`, without the names of the types that pydantic tried."""
+    parts = [part for part in location if isinstance(part, int) or not _GENERIC.match(part)]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")

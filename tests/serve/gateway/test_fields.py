@@ -1,0 +1,220 @@
+"""Which fields of a request reach the model server: those that docs/serve.md lists, each within its range."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from serve.gateway.stage import QUESTION, Stage
+
+from hivetune.serve.gateway.fields import ChatFields, TextFields
+
+# Each was passed on to llama.cpp by an earlier gateway, or dropped without a word.
+NEVER = {
+    "n_discard": -1,  # CVE-2026-21869: a write before the heap's block
+    "grammar": 'root ::= "a"',
+    "json_schema": {"type": "string"},
+    "lora": [{"id": 0, "scale": 1}],
+    "id_slot": 0,
+    "cache_prompt": False,
+    "n_probs": 100_000,
+    "n_predict": 10,
+    "chat_template": "{{ x }}",
+    "chat_template_kwargs": {"a": 1},
+    "return_tokens": True,
+    "n_cmpl": 2,
+    "samplers": ["top_k"],
+    "t_max_predict_ms": 1,
+    "functions": [],
+}
+OUT_OF_RANGE = [
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "0"),
+    ("temperature", True),
+    ("top_p", 1.5),
+    ("top_k", -2),
+    ("n", 2),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 10**9),
+    ("max_tokens", 2.5),
+    ("top_logprobs", 21),
+    ("seed", 2**70),
+    ("stop", ["x"] * 17),
+    ("stop", 5),
+    ("stop", ["x" * 2000]),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"1": 1000}),
+    ("logit_bias", {str(token): 1 for token in range(5000)}),
+    ("stream", "yes"),
+    ("tool_choice", "all"),
+    ("user", 5),
+    ("metadata", {str(key): "x" for key in range(40)}),
+    ("response_format", {"type": "xml"}),
+    ("modalities", ["audio"]),
+    ("store", True),
+]
+ODD_MESSAGES = [
+    ("messages", "hello"),
+    ("messages", []),
+    ("messages[0].role", [{"role": "admin", "content": "x"}]),
+    ("messages[0].role", [{"role": 5, "content": "x"}]),
+    ("messages[0].content", [{"role": "user", "content": 5}]),
+    ("messages[0].content", [{"role": "user"}]),
+    ("messages[0].content[0].type", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+    ("messages[0].tool_calls[0].function", [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}]),
+    ("messages[0].unknown", [{"role": "user", "content": "x", "unknown": 1}]),
+]
+
+
+async def refused(stage: Stage, field: str, **fields: Any) -> None:
+    answer = await stage.ask(**fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field), answer.text
+    assert field in error["message"] and error["type"] == "invalid_request_error"
+
+
+def test_fields_that_nobody_documented_are_refused_by_their_name() -> None:
+    async def scene(stage: Stage) -> None:
+        for field, value in NEVER.items():
+            await refused(stage, field, **{field: value})
+        assert stage.asked == []
+
+    Stage().play(scene)
+
+
+def test_a_value_out_of_its_range_is_refused_by_its_field() -> None:
+    async def scene(stage: Stage) -> None:
+        for field, value in OUT_OF_RANGE:
+            answer = await stage.ask(**{field: value})
+            assert answer.status_code == 400, (field, value, answer.text)
+            assert answer.json()["error"]["param"].startswith(field), answer.text
+        for field, messages in ODD_MESSAGES:
+            await refused(stage, field, messages=messages)
+        assert stage.asked == []
+
+    Stage().play(scene)
+
+
+def test_what_is_documented_arrives_as_it_was_sent() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+    sent: dict[str, Any] = {
+        "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "find it"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+            {"role": "tool", "tool_call_id": "c1", "content": "found"},
+        ],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "seed": 1,
+        "max_completion_tokens": 7,
+        "stop": ["\n"],
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1,
+        "repeat_penalty": 1.1,
+        "logit_bias": {"5": -100},
+        "logprobs": True,
+        "top_logprobs": 3,
+        "tools": [tool],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "response_format": {"type": "json_object"},
+    }
+
+    async def scene(stage: Stage) -> None:
+        said = {"n": 1, "user": "ann", "metadata": {"agent": "x"}, "store": False, "model": "helpdesk"}
+        answer = await stage.post({**sent, **said})
+        assert answer.status_code == 200, answer.text
+        _, arrived = stage.asked[0]
+        expected = {**sent, "max_tokens": 7}
+        del expected["max_completion_tokens"]
+        expected["messages"][2] = {"role": "assistant", "tool_calls": [call]}
+        assert {key: arrived[key] for key in expected} == expected
+        own = {"lora", "id_slot", "cache_prompt", "reasoning_format", "stream"}
+        assert arrived.keys() - expected.keys() <= own, arrived
+
+    Stage(live_settings={"takes_tools": True}).play(scene)
+
+
+def test_tools_without_a_template_for_them_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "find"}}
+
+    async def scene(stage: Stage) -> None:
+        await refused(stage, "tools", tools=[tool])
+        await refused(stage, "tools", tools=[tool], tool_choice="required")
+        await refused(stage, "tool_choice", tool_choice="required")
+        assert (await stage.ask(tools=[], tool_choice="none")).status_code == 200
+
+    Stage(live_settings={"takes_tools": False}).play(scene)
+
+
+def test_schemas_are_bounded() -> None:
+    """llama.cpp makes a grammar of them, whose size grows with every repetition (ggml-org/llama.cpp#22234)."""
+
+    def nested(depth: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "string"}
+        for _ in range(depth):
+            schema = {"type": "array", "items": schema}
+        return schema
+
+    hostile = [
+        nested(200),
+        {"type": "array", "items": {"type": "string"}, "maxItems": 10**6},
+        {"type": "string", "minLength": 10**6},
+        {"anyOf": [{"const": number} for number in range(10_000)]},
+        {"type": "string", "pattern": "a{1000000}" * 100},
+        {"$ref": "https://example.com/schema.json"},
+    ]
+
+    async def scene(stage: Stage) -> None:
+        for schema in hostile:
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            answer = await stage.ask(response_format=form)
+            assert answer.status_code == 400 and "response_format" in answer.text, schema
+            answer = await stage.ask(tools=[{"type": "function", "function": {"name": "x", "parameters": schema}}])
+            assert answer.status_code == 400 and "tools[0]" in answer.text, schema
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(5)}}
+        assert (await stage.ask(response_format=form)).status_code == 200
+        assert stage.asked[0][1]["response_format"] == form
+
+    Stage(live_settings={"takes_tools": True}).play(scene)
+
+
+@pytest.mark.parametrize("extra", [{"logprobs": 5}, {"n": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 3}])
+def test_completions_refuse_what_they_can_not_honour(extra: dict[str, Any]) -> None:
+    async def scene(stage: Stage) -> None:
+        answer = await stage.post({"prompt": "one two", **extra}, "/v1/completions")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(extra))), answer.text
+        assert (await stage.post({"messages": []}, "/v1/completions")).status_code == 400
+        ok = await stage.post({"prompt": "one two", "n": 1, "max_tokens": 3}, "/v1/completions")
+        assert ok.status_code == 200 and stage.asked[0][1]["prompt"] == "one two"
+
+    text = {"choices": [{"index": 0, "text": "three", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
+    Stage(lambda path, body: httpx2.Response(200, json=text)).play(scene)
+
+
+def test_every_field_stands_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
+    table = set(re.findall(r"`(\w+)`", page))
+    assert (set(ChatFields.model_fields) | set(TextFields.model_fields)) - table == set()
+
+
+def test_lone_surrogates_and_numbers_that_are_none_end_no_check() -> None:
+    async def scene(stage: Stage) -> None:
+        raw = json.dumps({**QUESTION, "messages": [{"role": "user", "content": "\ud800 x"}]})
+        headers = {"Authorization": "Bearer token-a"}
+        answer = await stage.client.post("/v1/chat/completions", content=raw, headers=headers)
+        assert answer.status_code == 200
+        for number in ("NaN", "Infinity", "-Infinity", "1e999"):
+            raw = json.dumps(QUESTION)[:-1] + f', "temperature": {number}}}'
+            answer = await stage.client.post("/v1/chat/completions", content=raw, headers=headers)
+            assert answer.status_code == 400, number
+
+    Stage().play(scene)
