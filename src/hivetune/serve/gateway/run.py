@@ -27,6 +27,7 @@ from hivetune.serve.gateway import page
 from hivetune.serve.gateway.app import Gateway
 from hivetune.serve.gateway.capture import Capture, label_of
 from hivetune.serve.gateway.clients import client_of
+from hivetune.serve.gateway.connections import limited_protocol, raise_file_limit
 from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
 from hivetune.serve.gateway.metrics import Metrics
@@ -88,6 +89,7 @@ def run_gateway(
     with closing(open_database()) as database:
         wanted(database, settings.names)
     with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
+        raise_file_limit()
         tell = partial(tell_loaded, settings.names)
         tell(())
         port = listening.getsockname()[1]
@@ -109,7 +111,7 @@ def run_gateway(
             guarded(gateway, settings, port, additions),
             log_level="warning",
             access_log=False,
-            http="h11",
+            http=limited_protocol(),
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
             server_header=False,

@@ -7,8 +7,9 @@ long, the adapter whose last turn is longest ago is next, else that of the oldes
 adapter starts, once it is overdue, after at most one batch of each other adapter.
 
 Of those that wait for one adapter the client with the fewest running requests is next, then a short prompt before a
-long one, then who came first. A long one never takes the last slot, and counts as short when it has waited for
-`LONG_PATIENCE_S`. So one client's thousand requests, or its prompts of a whole context, hold up no other client.
+long one, then who came first. While other clients ask, the long prompts of one client have at most a quarter of the
+slots; and a long one that has waited for `LONG_PATIENCE_S` comes like a short one. So one client's thousand requests,
+or its prompts of a whole context, hold up no other client.
 
 A slot keeps the tokens of its last request. A session gets its own slot again where it can, else one of its adapter.
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 Key = Hashable
 SessionKey = Hashable
 LONG_PATIENCE_S = 10.0
+OTHERS_S = 60.0  # since the last request of another client
 
 
 @dataclass(eq=False)
@@ -57,6 +59,7 @@ class Turns:
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
     _turns: dict[Key, int] = field(default_factory=dict)
+    _asked: dict[str, float] = field(default_factory=dict)  # client -> when it asked last
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self.num_slots)]
@@ -70,6 +73,7 @@ class Turns:
         return sum(slot.ticket is not None for slot in self._slots)
 
     def arrive(self, ticket: Ticket) -> None:
+        self._asked[ticket.client] = ticket.arrived_s
         self._waiting.setdefault(ticket.key, []).append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
@@ -93,7 +97,7 @@ class Turns:
                 break  # the turn ends when its last request does
             admitted = self._admit(now_s)
             if not admitted:
-                break  # only long ones wait, and one slot is not for them
+                break  # only long ones of clients that have their share
             started += admitted
         return started
 
@@ -114,22 +118,22 @@ class Turns:
         queue = self._waiting[self.key]
         running = [slot.ticket for slot in self._slots if slot.ticket is not None]
         clients = Counter(ticket.client for ticket in running)
-        num_long = sum(ticket.long for ticket in running)
+        long = Counter(ticket.client for ticket in running if ticket.long)
+        self._asked = {client: at_s for client, at_s in self._asked.items() if now_s - at_s < OTHERS_S}
+        most_long = max(1, self.num_slots // 4) if len(self._asked) > 1 else self.num_slots
         admitted: list[Ticket] = []
-        while queue and len(running) < self.num_slots:
+        while len(running) < self.num_slots:
             ticket = min(
-                queue,
+                (one for one in queue if not one.long or long[one.client] < most_long),
                 key=lambda one: (
                     clients[one.client],
                     one.long and now_s - one.arrived_s < LONG_PATIENCE_S,
                     one.arrived_s,
                 ),
+                default=None,
             )
-            if ticket.long and num_long >= max(1, self.num_slots - 1):
-                short = [one for one in queue if not one.long]
-                if not short:
-                    break
-                ticket = min(short, key=lambda one: (clients[one.client], one.arrived_s))
+            if ticket is None:
+                break
             queue.remove(ticket)
             slot = self._choose(ticket)
             self._uses += 1
@@ -138,7 +142,7 @@ class Turns:
             slot.used, slot.ticket = self._uses, ticket
             running.append(ticket)
             clients[ticket.client] += 1
-            num_long += ticket.long
+            long[ticket.client] += ticket.long
             admitted.append(ticket)
         if not queue:
             del self._waiting[self.key]
