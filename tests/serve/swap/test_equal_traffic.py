@@ -84,9 +84,10 @@ def test_an_equal_release_is_withdrawn_in_at_most_one_life_of_a_hundred(kind: st
 
 def test_a_worse_release_is_still_noticed() -> None:
     """Three times slower, failing, complained about by everybody."""
+    before = Traffic(fails=(0.01, 0.01))
     for change in (Traffic(fails=(0.2, 0.2)), Traffic(complains=(0.2, 0.2))):
-        assert all(withdrawn(seed, Traffic(fails=(0.01, 0.01)), change) for seed in range(20))
-    assert all(withdrawn(seed, USUAL, USUAL, factor=3.0) for seed in range(20))
+        assert sum(withdrawn(seed, before, change) for seed in range(20)) >= 19, change
+    assert sum(withdrawn(seed, USUAL, USUAL, factor=3.0) for seed in range(20)) >= 19
 
 
 def test_the_old_measure_would_have_withdrawn_it() -> None:

@@ -27,7 +27,7 @@ def waits(seed: int, hostile: str = "", adapters: int = 1) -> list[float]:
     for client in range(15):
         arrive(f"client-{client}", draw.uniform(0, THINK_S), False)
     for _ in range(100 if hostile else 0):
-        arrive("hostile", 0.0, hostile == "long")
+        arrive("hostile", 60.0, hostile == "long")
     while events and events[0][0] < LIFE_S:
         now_s, _, kind, ticket = heapq.heappop(events)
         if kind == "arrive":

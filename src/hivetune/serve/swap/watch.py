@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hivetune.base.database import transaction
 from hivetune.errors import HivetuneError
 from hivetune.release.registry import Move, Release, history, releases
-from hivetune.serve.swap.alarm import FEWEST, Alarm, usual_rate
+from hivetune.serve.swap.alarm import Alarm, usual_rate
 
 _KINDS = ("errors", "slow", "complaints")
 FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
@@ -30,6 +30,7 @@ KEPT_PACES = 500
 SAVE_EVERY_S = 10.0
 KEPT_COMPLAINTS = 10_000
 FEWEST_TOKENS = 8  # of an answer whose speed is judged
+MAIN_SHARE = 0.9  # of the answers: who asks for that many is everybody
 FEWEST_PACES = 20  # of the champion before, in the same traffic
 
 
@@ -185,13 +186,14 @@ class Watch:
                 return
 
     def _is_everyones(self, label: str, kind: str, alarm: Alarm) -> bool:
-        """Whether an alarm stands without the client that it comes from most; always where only one asks often."""
-        often = [tally for tally in self._by_client[label].values() if tally.answers >= FEWEST]
-        if len(often) < 2:
+        """Whether an alarm stands without the client that it comes from most. While the others have asked too little to
+        say so it waits for them, except where they hardly ask at all."""
+        worst = max(self._by_client[label].values(), key=lambda tally: int(getattr(tally, kind)))
+        bad = getattr(worst, kind)
+        num_worst = worst.answers + (bad if kind == "complaints" else 0)  # a complaint is one look more at its answer
+        if num_worst >= MAIN_SHARE * alarm.answers:
             return True
-        worst = max(often, key=lambda tally: getattr(tally, kind) / tally.answers)
-        answers, bad = alarm.answers - worst.answers, alarm.bad - getattr(worst, kind)
-        return Alarm(alarm.usual, alarm.alpha, answers - (worst.complaints if kind == "complaints" else 0), bad).raised
+        return Alarm(alarm.usual, alarm.alpha, alarm.answers - num_worst, alarm.bad - bad).raised
 
     def _raise(self, label: str, kind: str, alarm: Alarm) -> None:
         alarms = self._alarms.pop(label)
