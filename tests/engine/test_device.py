@@ -45,9 +45,21 @@ def test_a_new_run_takes_the_backends_that_were_proven(monkeypatch: pytest.Monke
     write_profile(profile.with_proof("cpu", Proof(0.0, "job", "float32", best)))
     chosen = device.complete("cpu", "auto", NO_CHOICES)
     assert (chosen.dtype, chosen.kernels, chosen.attention) == ("float32", "torch", "eager")
-    assert device.complete("cpu", "bfloat16", NO_CHOICES).kernels is None  # not proven, not refused
+    assert device.complete("cpu", "bfloat16", NO_CHOICES).kernels in ("native", "torch")  # not proven, not refused
     assert device.complete("cpu", "auto", Choices(dtype="float32")).kernels is None
     assert device.complete("cpu", "auto", Choices(kernels="native")).kernels == "native"
+
+
+def test_a_run_keeps_the_kernels_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were no choice: resumed without a compiler, a run went on with other roundings, and said nothing."""
+    monkeypatch.setattr(device, "why_no_kernels", lambda: "")
+    begun = device.complete("cpu", "float32", NO_CHOICES)
+    assert (begun.kernels, begun.kernels_why) == ("native", None)
+    monkeypatch.setattr(device, "why_no_kernels", lambda: "no C++ compiler")
+    assert device.complete("cpu", "float32", begun) == begun
+    plain = device.complete("cpu", "float32", NO_CHOICES)
+    assert (plain.kernels, plain.kernels_why) == ("torch", "no C++ compiler")
+    assert device.complete("cpu", "float64", NO_CHOICES).kernels_why is None
 
 
 def test_a_precision_that_was_proven_wrong_is_refused_in_the_proofs_words() -> None:

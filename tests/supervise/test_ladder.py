@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hivetune.machine.faults import catalogue
-from hivetune.supervise.ladder import RUNGS, Bounds, Failure, effects_of, next_action
+from hivetune.supervise.ladder import RUNGS, Bounds, Failure, arithmetic_changes, effects_of, next_action
 
 HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"graphs", "kernels"}))  # torch's kernels, one by one
 FAULT = "device-memory-fault"
@@ -13,6 +13,23 @@ FAULT = "device-memory-fault"
 
 def at(step: int, durable: int = 0, fault: str = FAULT, **more: object) -> Failure:
     return Failure(fault, step, durable, **more)  # type: ignore[arg-type]
+
+
+def test_a_change_of_arithmetic_is_told_with_its_reason() -> None:
+    """Two kills at one step ended in another adapter, and nobody was told."""
+    events = [
+        {"event": "failure", "fault": "killed", "step": 4},
+        {"event": "action", "action": "again", "why": "once may be chance", "rungs": [], "tried": ""},
+        {"event": "failure", "fault": "killed", "step": 4},
+        {"event": "action", "action": "change", "why": RUNGS["micro"].says, "rungs": ["micro"], "tried": "micro"},
+        {"event": "attempt", "number": 3},
+    ]
+    assert arithmetic_changes(events[:2], ()) == []
+    (told,) = arithmetic_changes(events, ("micro", "sdma-off"))  # the second one is exact
+    assert (told.rung, told.step) == ("micro", 4)
+    assert RUNGS["micro"].says in told.words and "step 4" in told.words
+    (remembered,) = arithmetic_changes([], ("threads",))
+    assert "an earlier run here" in remembered.words
 
 
 def test_once_is_chance_and_costs_no_waiting() -> None:

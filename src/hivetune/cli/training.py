@@ -12,9 +12,11 @@ from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy
 from hivetune.process.launch import Ahead
 from hivetune.report.targets import what_is_missing
+from hivetune.run.choices import read_resolved
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
 from hivetune.supervise.attempt import Terms
+from hivetune.supervise.ladder import ArithmeticChange
 from hivetune.walk.before.probe import probe_run
 from hivetune.walk.before.proof import proof_is_due, prove_again
 from hivetune.walk.open import Run, open_run
@@ -71,6 +73,8 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
         say(f"exports: {what_can_be_exported(one)}")
     for variable in variables:
         say(f"for the worker: {variable.words}")
+    if why := read_resolved(run.folder)[1].kernels_why:
+        say(f"the slow path: a step takes about four times as long by torch alone as by the C++ kernels. {why}")
     with progress("training", "steps") as report:
         return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), start=ahead.launch))
 
@@ -115,7 +119,8 @@ def show_training(summary: dict[str, Any]) -> None:
         ],
     )
     if summary.get("dtype"):  # a run of an older version did not tell
-        say(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path")
+        by = f", {summary['kernels']} kernels" if summary.get("kernels") and summary["path"] == "fast" else ""
+        say(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path{by}")
     parts = [f"{name.replace('_', ' ')} {count}" for name, count in rows.items() if isinstance(count, int)]
     parts += [
         f"{name.replace('_', ' ')} {sum(counts.values())}" for name, counts in rows.items() if isinstance(counts, dict)
@@ -123,4 +128,8 @@ def show_training(summary: dict[str, Any]) -> None:
     say("rows: " + ", ".join(parts))
     for place in summary["quarantined"]:
         say(f"quarantined: {place}")
+    if changes := summary.get("arithmetic_changes"):
+        say("arithmetic changed, so this adapter differs in rounding from that of an undisturbed run:")
+        for change in changes:
+            say(f"  {ArithmeticChange(**change).words}")
     say(f"loss curve: {Path(summary['run']) / LOSS_CURVE}")

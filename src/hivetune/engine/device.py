@@ -11,6 +11,8 @@ import torch
 
 from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
+from hivetune.engine.model.fast.kernels.build import why_no_kernels
+from hivetune.engine.model.fast.kernels.signatures import KERNEL_SUFFIXES
 from hivetune.engine.model.products import at_hand, chosen_products
 from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import CORES_A_WORKER, read_machine
@@ -66,7 +68,17 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
         if precision in ("float32", "bfloat16") and place.type == "cpu" and choices.products is None:
             decided = profile.decided_products(name, precision)
             choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
+        if place.type == "cpu" and choices.kernels is None:
+            choices = with_kernels(choices, DTYPES[precision])
     return replace(choices, device=name, threads=choices.threads or default_threads())
+
+
+def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
+    """The kernels of a run that begins on a processor: it must not go on with others in silence."""
+    if dtype not in KERNEL_SUFFIXES:
+        return replace(choices, kernels="torch")
+    why = why_no_kernels()
+    return replace(choices, kernels="torch" if why else "native", kernels_why=why or None)
 
 
 def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:

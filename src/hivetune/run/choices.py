@@ -26,8 +26,9 @@ class Choices:
     `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
     `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
-    `kernels`: our own in C++ ("native") or in Triton, or "torch". `products`: what multiplies on a CPU, a library
-    or our own kernel (engine/model/products.py). `attention`: as transformers names it.
+    `kernels`: our own in C++ ("native") or in Triton, or "torch"; `kernels_why`: why not our own, on a processor.
+    `products`: what multiplies on a CPU, a library or our own kernel (engine/model/products.py). `attention`: as
+    transformers names it.
     `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
     `streamed`: so many layers, from the first on, whose frozen weights do not stay on the device, and where they come
     from (`stream_from`); the bits are the same.
@@ -47,6 +48,7 @@ class Choices:
     path: Literal["fast", "general"] | None = None
     path_why: str | None = None
     kernels: Literal["native", "torch", "triton"] | None = None
+    kernels_why: str | None = None
     products: Literal["torch", "onednn", "native"] | None = None
     attention: str | None = None
     halvings: int | None = None

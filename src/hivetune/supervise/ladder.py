@@ -8,7 +8,7 @@ go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
 from hivetune.machine.faults import Fault
@@ -311,6 +311,36 @@ def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
     if not last.tried or not no_help or fault_of(last.fault).domain == "memory":
         return last.rungs
     return tuple(name for name in last.rungs if name != last.tried)
+
+
+@dataclass(frozen=True)
+class ArithmeticChange:
+    """A rung in effect that rounds otherwise than an undisturbed run. `fault`: the title of what it answers, after it
+    came twice in `step`; both empty where an earlier run of this model on this machine needed the rung."""
+
+    rung: str
+    says: str
+    fault: str = ""
+    step: int | None = None
+
+    @property
+    def words(self) -> str:
+        began = f"from step {self.step} on" if self.step is not None else "from the first step on"
+        why = f"it ended there again and again: {self.fault}" if self.fault else "an earlier run here needed it"
+        return f"{began} it computed with {self.says} ({why})"
+
+
+def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[ArithmeticChange]:
+    """Of `rungs`, those that are not exact, with why each was taken, by the run's events."""
+    failure: Mapping[str, Any] = {}
+    taken: dict[str, ArithmeticChange] = {}
+    for event in events:
+        if event["event"] == "failure":
+            failure = event
+        if event["event"] == "action" and event["tried"] in RUNGS:
+            title, step = fault_of(failure["fault"]).title, failure["step"]
+            taken[event["tried"]] = ArithmeticChange(event["tried"], event["why"], title, max(0, step))
+    return [taken.get(name, ArithmeticChange(name, RUNGS[name].says)) for name in rungs if not RUNGS[name].exact]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:

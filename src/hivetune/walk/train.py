@@ -12,6 +12,7 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVENTS
 from hivetune.run.status import hold_run
 from hivetune.supervise.attempt import Terms
+from hivetune.supervise.ladder import arithmetic_changes
 from hivetune.supervise.room import write_when_there_is_room
 from hivetune.supervise.supervisor import supervise_run
 from hivetune.walk.open import Run, load_run, update_record
@@ -32,6 +33,7 @@ REPORTED = (
     "prediction",
     "path",
     "why",
+    "kernels",
     "device",
     "dtype",
 )
@@ -64,6 +66,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
         "restarts": sum(entry["event"] == "attempt" and entry["number"] > 1 for entry in events),
         "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
         "rungs": list(outcome.rungs),
+        "arithmetic_changes": [asdict(change) for change in arithmetic_changes(events, outcome.rungs)],
         "useful_share": outcome.useful_share,
         "environment": dict(read_resolved(run.folder)[1].environment or {}),
         "quarantined": quarantined_rows(run),

@@ -10,6 +10,7 @@ from engine.runs import write_snapshot
 
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
+from hivetune.engine.device import DTYPES
 from hivetune.engine.measure.agreement import ROWS, TOKENS, check_documents, right_choices
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
@@ -17,17 +18,24 @@ from hivetune.run.choices import Choices
 
 
 class Loader:
-    """Loads the model of `folder`; the fast path computes with one weight off under the choices in `wrong`."""
+    """Loads the model of `folder`; the fast path computes with one weight off under the choices in `wrong`.
 
-    def __init__(self, folder: Path, dtype: torch.dtype, wrong: tuple[Choices, ...] = ()):
-        self.folder, self.dtype, self.wrong = folder, dtype, wrong
+    `noise`: what some of transformers' weights are multiplied by in the precision of the run.
+    """
+
+    def __init__(self, folder: Path, dtype: torch.dtype, wrong: tuple[Choices, ...] = (), noise: float = 1.0):
+        self.folder, self.dtype, self.wrong, self.noise = folder, dtype, wrong, noise
         self.asked: list[Choices] = []
 
     def __call__(self, changes: Choices) -> LoraModel:
         self.asked.append(changes)
+        dtype = DTYPES[changes.dtype] if changes.dtype else self.dtype
         model = load_model(
-            self.folder, LoraConfig(r=4), method="lora", dtype=self.dtype, device=torch.device("cpu"), choices=changes
+            self.folder, LoraConfig(r=4), method="lora", dtype=dtype, device=torch.device("cpu"), choices=changes
         )
+        if changes == Choices(path="general"):
+            with torch.no_grad():
+                model.module.model.layers[0].mlp.down_proj.base.weight.mul_(self.noise)  # type: ignore[attr-defined]
         if changes in self.wrong:
             model.weights.layers[0].qkv.weight_NRK[:8] *= -1.0  # type: ignore[attr-defined]
         return model
@@ -49,6 +57,23 @@ def test_a_right_fast_path_agrees(folder: Path, dtype: torch.dtype, most: float)
     assert told.agreement is not None and set(told.made()) == {"agreement"}
     assert told.agreement["loss"] < most and told.agreement["gradient"] < most
     assert load.asked == [Choices(), Choices(path="general")]
+
+
+def test_a_noisy_transformers_is_not_the_truth(folder: Path) -> None:
+    """It was: of a mixture of experts in bfloat16 the fast path was nearer to float64, and refused."""
+    load = Loader(folder, torch.bfloat16, noise=1.6)
+    assert right_choices(load, some_documents()).path == "general"
+    told = right_choices(load, some_documents(), truth_dtype="float64")
+    assert set(told.made()) == {"agreement"} and told.agreement is not None
+    assert told.agreement["truth"] == "float64" and told.agreement["theirs"]["gradient"] > 0.15
+    assert told.agreement["gradient"] < 0.1
+
+
+def test_a_wrong_fast_path_is_wrong_beside_float64_too(folder: Path) -> None:
+    load = Loader(folder, torch.bfloat16, (Choices(), Choices(kernels="torch")))
+    assert right_choices(load, some_documents(), truth_dtype="float64").path == "general"
+    kernels = Loader(folder, torch.bfloat16, (Choices(),), noise=1.6)
+    assert right_choices(kernels, some_documents(), truth_dtype="float64").kernels == "torch"
 
 
 @pytest.mark.parametrize("right", [True, False])

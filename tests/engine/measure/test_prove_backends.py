@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.measure import faulty_backend
+from engine.over_read import AmxProducts
 from torch import Tensor
 
 from hivetune.base.journal import read_journal
@@ -15,6 +16,7 @@ from hivetune.engine.measure import prove, rates
 from hivetune.engine.measure.parts import PARTS, Computing, Sizes, backend_of, make, reference
 from hivetune.engine.model.fast.ops import TorchOps
 from hivetune.engine.model.fast.spec import spec_from_config
+from hivetune.engine.model.products import by_torch_anew
 from hivetune.machine.doctor.prove import ProofJob, ProofLimits, ProvenDevice, prove_device, prover
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import MeasureRates, Outcome, Prove
@@ -81,6 +83,18 @@ def with_fault(**parts: object) -> Callable[..., tuple[Computing, str]]:
     """Plain float32 with one thing replaced."""
     right, name = backend_of(Choices(kernels="torch"), CPU, torch.float32)
     return lambda *_: (replace(right, **parts), name)
+
+
+@pytest.mark.parametrize(("multiply", "wrong"), [(torch.mm, True), (by_torch_anew, False)])
+def test_products_that_read_beside_a_slice_are_asked(tmp_path: Path, multiply: object, wrong: bool) -> None:
+    """As on a processor with AMX: torch's own product fails beside NaN, the engine's does not."""
+    right, name = backend_of(Choices(kernels="torch"), CPU, torch.bfloat16)
+    backend = replace(right, multiply=multiply)  # type: ignore[arg-type]
+    job = task(tmp_path, calls=2, dtype="bfloat16")
+    with AmxProducts():
+        told = prove.prove_set(job, Heartbeat(None), backend_for=lambda *_: (backend, name))
+    assert bool(told["wrong"]) == wrong
+    assert all("of a slice" in problem and "not finite" in problem for problem in told["wrong"])
 
 
 def test_zeros_above_some_rows_are_seen(tmp_path: Path) -> None:

@@ -295,8 +295,38 @@ def test_without_a_compiler_the_plain_forms_run_and_say_so(
     model = load(write_model(tmp_path / "model"))
     assert model.kernels.startswith("torch (") and compiler in model.kernels
     assert float(model.backward(documents(), 1.0)) > 0
-    with pytest.raises(MachineNotFit, match="cannot build the CPU kernels"):
+    with pytest.raises(MachineNotFit, match="cannot have the CPU kernels"):
         load(tmp_path / "model", kernels="native")
+
+
+def test_a_library_that_is_there_needs_no_compiler(
+    fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler was asked for its version each time, and without one the run took other kernels."""
+    fresh_build.mkdir()
+    monkeypatch.setattr(build, "_compile", lambda compiler, path: pytest.fail("compiled"))
+    monkeypatch.setattr(build, "is_whole", lambda path: True)
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda path: path)
+    for compiler in (None, "/nowhere/g++"):
+        monkeypatch.setattr(build.shutil, "which", lambda name: None)
+        monkeypatch.setenv("CXX", compiler) if compiler else monkeypatch.delenv("CXX", raising=False)
+        build.library.cache_clear()
+        assert Path(str(build.library())).parent == fresh_build
+
+
+def test_a_disk_that_runs_no_programs_is_said(
+    fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    folder = write_model(tmp_path / "model")
+    monkeypatch.setattr(build, "is_whole", lambda path: True)
+    monkeypatch.setattr(build.ctypes, "CDLL", refuse)
+    assert "failed to map segment" in build.why_no_kernels()
+    with pytest.raises(MachineNotFit, match="failed to map segment") as caught:
+        load(folder, kernels="native")
+    assert "HIVETUNE_KERNELS" in caught.value.hint
 
 
 def test_a_library_is_whole_when_it_ends_with_its_hash(tmp_path: Path) -> None:

@@ -67,7 +67,13 @@ class _Given:
         return numbers.to(self.backend.device, self._dtype(wide))
 
     def empty(self, *shape: int, wide: bool = False) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype(wide), device=self.backend.device)
+        """A buffer to write to, NaN before and behind it: nothing may come of what was not written."""
+        rows = torch.full((shape[0] + 1, *shape[1:]), torch.nan, dtype=self._dtype(wide), device=self.backend.device)
+        return rows[: shape[0]]
+
+    def empty_like(self, tensor: Tensor) -> Tensor:
+        """As `empty`, in the dtype of products."""
+        return self.empty(*tensor.shape)
 
     def _dtype(self, wide: bool) -> torch.dtype:
         return wide_of(self.backend.dtype) if wide else self.backend.dtype
@@ -122,7 +128,7 @@ def _rotation(given: _Given, sizes: Sizes) -> Compute:
     angle_TH = given("angle", sizes.tokens, half, wide=True)
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
     before_TN = given("q", sizes.tokens, spec.q_width)
-    turned_TN, back_TN = torch.empty_like(before_TN), torch.empty_like(before_TN)
+    turned_TN, back_TN = given.empty_like(before_TN), given.empty_like(before_TN)
 
     def run() -> tuple[Tensor, ...]:
         turned_TN.copy_(before_TN)
@@ -137,7 +143,7 @@ def _rotation(given: _Given, sizes: Sizes) -> Compute:
 def _gate(given: _Given, sizes: Sizes) -> Compute:
     spec, ops = sizes.spec, given.backend.ops
     gate_up_TF, dh_TF = given("gate_up", sizes.tokens, 2 * spec.ffn), given("dh", sizes.tokens, spec.ffn)
-    h_TF, again_TF, dgate_up_TF = torch.empty_like(dh_TF), torch.empty_like(dh_TF), torch.empty_like(gate_up_TF)
+    h_TF, again_TF, dgate_up_TF = given.empty_like(dh_TF), given.empty_like(dh_TF), given.empty_like(gate_up_TF)
 
     def run() -> tuple[Tensor, ...]:
         ops.glu(gate_up_TF, h_TF, spec.activation)
@@ -154,7 +160,7 @@ def _loss(given: _Given, sizes: Sizes) -> Compute:
     before_CV = given("logits", rows, spec.vocab)
     target_C = (torch.arange(rows) * 7919 % spec.vocab).to(before_CV.device)
     count_C = (torch.arange(rows) % 3).to(before_CV.device, wide_of(before_CV.dtype))
-    logits_CV, nll_C = torch.empty_like(before_CV), given.empty(rows, wide=True)
+    logits_CV, nll_C = given.empty_like(before_CV), given.empty(rows, wide=True)
 
     def run() -> tuple[Tensor, ...]:
         logits_CV.copy_(before_CV)
@@ -192,12 +198,13 @@ def _adapter(given: _Given, sizes: Sizes) -> Compute:
     d_down_RK, d_up_NR = given.empty(rank, hidden, wide=True), given.empty(hidden, rank, wide=True)
     member = Member("one", 0, hidden, d_down_RK=d_down_RK, d_up_NR=d_up_NR, scaled_up_RN=given("up", rank, hidden))
     group = Group(given.empty(hidden + columns, hidden), (member,), None, hidden, (member,), d_downs_RK=d_down_RK)
-    y_before_TW, dy_before_TW = given("y", tokens, hidden + columns), given("dy", tokens, hidden + columns)
-    x_TK, y_TW, dy_TW = given("x", tokens, hidden), torch.empty_like(y_before_TW), torch.empty_like(dy_before_TW)
+    y_before_TW, dy_before_TN = given("y", tokens, hidden + columns), given("dy", tokens, hidden)
+    x_TK, y_TW, dy_TW = given("x", tokens, hidden), given.empty_like(y_before_TW), given.empty_like(y_before_TW)
 
     def run() -> tuple[Tensor, ...]:
         y_TW.copy_(y_before_TW)
-        dy_TW.copy_(dy_before_TW)
+        dy_TW[:, :hidden].copy_(dy_before_TN)
+        dy_TW[:, hidden:].fill_(torch.nan)  # as in a step, nothing is there yet
         for gradient in (d_down_RK, d_up_NR):
             gradient.zero_()
         ops.adapt(y_TW, group, adapter=True)

@@ -17,6 +17,7 @@ import torch
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import complete, device_name, peak_memory_bytes, reset_peak_memory, start_with, with_threads
+from hivetune.engine.measure.agreement import TOKENS as COMPARED_TOKENS
 from hivetune.engine.measure.agreement import check_documents, layers_compared, right_choices
 from hivetune.engine.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.engine.measure.rates import canary_rates, own_canary
@@ -95,6 +96,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
             first,
             documents,
             lambda model: measure(model, first.setup, work, snapshot, rows, heartbeat),
+            truth_dtype(first.setup, target.limit_bytes(memory_share)),
         )
     heartbeat.beat(Beat.MEASURED)
     settled = measured.changes.over(settled)
@@ -243,6 +245,7 @@ def _measure_right(
     first: plan_choose.Choice,
     documents: Sequence[Document],
     timed: Callable[[LoraModel], Measured],
+    truth: str | None,
 ) -> Measured:
     """Steps of the model that computes right. Which one that is comes afterwards, so that a second model in this
     process is in no measured peak. On a card steps are replayed where that is right, and faster here. A model that has
@@ -261,7 +264,7 @@ def _measure_right(
 
     plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
     on_card = settled.graphs is None and not layers and str(settled.device).startswith("cuda")
-    changes = right_choices(load, documents, graphs=on_card)
+    changes = right_choices(load, documents, graphs=on_card, truth_dtype=truth)
     if layers and changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "first_layers": layers})
     if changes.graphs is not None:
@@ -271,6 +274,22 @@ def _measure_right(
     elif changes.made().keys() - {"agreement"}:
         measured = timed(_load(task, config, changes.over(settled), first))
     return replace(measured, changes=changes)
+
+
+def truth_dtype(setup: TrainingSetup, limit_bytes: int) -> str | None:
+    """The widest precision in which the general path can compute the rows that are compared, within `limit_bytes`; None
+    for a base in four bits, or one that is streamed."""
+    if setup.quantized or setup.streamed:
+        return None
+    plain = replace(setup, path="general", products=None)
+    return next(
+        (
+            dtype
+            for dtype in ("float64", "float32")
+            if predict_peak(replace(plain, dtype=dtype), COMPARED_TOKENS).bytes <= limit_bytes
+        ),
+        None,
+    )
 
 
 def _seconds(measured: Measured) -> float:

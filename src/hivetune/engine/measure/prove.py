@@ -20,6 +20,8 @@ from hivetune.engine.measure.canary import Product, cut_outputs, wrong_products
 from hivetune.engine.measure.parts import A_LAYER, PARTS, Compute, Computing, Sizes, backend_of, make, reference
 from hivetune.engine.measure.rates import best_s
 from hivetune.engine.model.fast.spec import ModelSpec, spec_from_config
+from hivetune.engine.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
+from hivetune.engine.model.memory import INNER_BLOCK
 from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Prove
@@ -137,14 +139,16 @@ def parts_at(proving: Proving, tokens: int) -> Iterator[StepPart]:
 def check_products(proving: Proving, tokens: int) -> None:
     """The job's products, each read as steps read it."""
     backend = proving.backend
-    for layout, products in products_of(proving, tokens).items():
+    asked = [(layout, products, False) for layout, products in products_of(proving, tokens).items()]
+    asked += [(layout, products, True) for layout, products in slices_of(proving, tokens).items()]
+    for layout, products, sliced in asked:
 
-        def wrong(layout: Transposed = layout, products: tuple[Product, ...] = products) -> str:
+        def wrong(layout: Transposed = layout, products: tuple[Product, ...] = products, sliced: bool = sliced) -> str:
             found = wrong_products(
                 products,
                 dtype=backend.dtype,
                 device=backend.device,
-                multiply=lambda a, b: backend.multiply(*_laid_out(a, b, layout)),
+                multiply=lambda a, b: backend.multiply(*_laid_out(a, b, layout, sliced=sliced)),
             )
             proving.calls += len(products)
             if not found:
@@ -152,7 +156,7 @@ def check_products(proving: Proving, tokens: int) -> None:
             (m, n, k), what = found[0].product, found[0].what
             return f"m {m} n {n} k {k}: {what}; {len(found)} of {len(products)} products are wrong"
 
-        proving.note(f"product ({layout})", tokens, wrong)
+        proving.note(f"product ({layout}{', of a slice' if sliced else ''})", tokens, wrong)
 
 
 def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
@@ -165,6 +169,18 @@ def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product
     backward = {Product(tokens, k, cut_outputs(n, k)) for k, n in whole} | {Product(tokens, n, rank) for _, n in sizes}
     weights = {Product(rank, k, tokens) for k, _ in sizes} | {Product(n, rank, tokens) for _, n in sizes}
     return {"nt": tuple(sorted(forward)), "nn": tuple(sorted(backward)), "tn": tuple(sorted(weights))}
+
+
+def slices_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
+    """Those whose left factor is columns of a wider buffer, whatever lies in the others: the adapters' own, and with
+    dropout the base's backward (fast/linear.py)."""
+    rank = proving.task.rank
+    sizes = {(linear.inputs, linear.outputs) for linear in proving.architecture.linears}
+    inside = {(k, n) for k, n in sizes if n % INNER_BLOCK}  # the others read no further than their rows
+    backward = {Product(tokens, n, rank) for _, n in sizes} | {Product(tokens, k, cut_outputs(n, k)) for k, n in inside}
+    weights = {Product(rank, k, tokens) for k, _ in sizes} | {Product(n, rank, tokens) for _, n in sizes}
+    forward = {Product(tokens, rank, n) for _, n in sizes}
+    return {"nn": tuple(sorted(backward)), "nt": tuple(sorted(forward)), "tn": tuple(sorted(weights))}
 
 
 def repeat(proving: Proving) -> None:
@@ -260,11 +276,23 @@ def _spoil(results: Sequence[Tensor]) -> None:
         tensor.fill_(torch.nan)
 
 
-def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Transposed) -> tuple[Tensor, Tensor]:
-    """The same factors, with the second ("nt") or the first ("tn") stored transposed."""
+def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Transposed, *, sliced: bool = False) -> tuple[Tensor, Tensor]:
+    """The same factors, with the second ("nt") or the first ("tn") stored transposed; `sliced`: the first as columns of
+    a wider buffer that holds NaN everywhere else."""
     if layout == "nt":
-        return a_MK, b_KN.t().contiguous().t()
-    return (a_MK.t().contiguous().t(), b_KN) if layout == "tn" else (a_MK, b_KN)
+        b_KN = b_KN.t().contiguous().t()
+    if layout == "tn":
+        return _columns(a_MK.t(), sliced=sliced).t(), b_KN
+    return _columns(a_MK, sliced=sliced), b_KN
+
+
+def _columns(x_TN: Tensor, *, sliced: bool) -> Tensor:
+    if not sliced:
+        return x_TN.contiguous()
+    rows, columns = x_TN.shape
+    wider = x_TN.new_full((rows, columns + RANK_COLUMNS_MULTIPLE), torch.nan)
+    wider[:, :columns] = x_TN
+    return wider[:, :columns]
 
 
 if __name__ == "__main__":

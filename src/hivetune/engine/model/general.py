@@ -7,6 +7,7 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 """
 
 import functools
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from hivetune.engine.model.adapter import allocate, same_views, scaling
 from hivetune.engine.model.experts import LoraExperts, Switch
 from hivetune.engine.model.fast.weights.nf4 import BLOCK, require_bitsandbytes
 from hivetune.engine.model.linears import find_linears
+from hivetune.engine.model.memory import PADDED_DEVICES, TILE
 from hivetune.engine.model.preference import judged_documents, preference_loss, units
 from hivetune.engine.model.protocol import Document, Streamed, halved
 from hivetune.engine.model.strict import refuse_invented
@@ -93,7 +95,8 @@ class GeneralModel:
         master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=master_dtype, device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
-        self.switch = Switch(scaling(lora), lora.dropout, choices.rank_multiple or 1)
+        tile = TILE if self.device.type in PADDED_DEVICES else 1  # no factor is narrower than what a kernel reads
+        self.switch = Switch(scaling(lora), lora.dropout, math.lcm(choices.rank_multiple or 1, tile))
         self._place_adapters()
         _recompute_layers(module, choices.recompute or 0)
         self._chunked = _head_is_plain(module)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hivetune.engine.model.fast.kernels.build import NoKernels
 from hivetune.engine.model.fast.kernels.signatures import KERNEL_SUFFIXES, kernels_for, product_arguments
+from hivetune.engine.model.memory import left_factor, mm, unwritten
 
 # a [M, K] times b [K, N] into the third one; rows may be strided.
 Multiply = Callable[[Tensor, Tensor, Tensor], None]
@@ -29,7 +30,12 @@ SAVED_BESIDE = 0.05
 
 
 def by_torch(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    torch.mm(a_MK, b_KN, out=out_MN)
+    mm(a_MK, b_KN, out_MN)
+
+
+def by_torch_anew(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """To a tensor of its own."""
+    return torch.mm(left_factor(a_MK), b_KN)
 
 
 def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
@@ -57,12 +63,12 @@ def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor
 
     def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
         if a_MK.stride(1) != 1:
-            return torch.mm(a_MK, b_KN)
-        out_MN = a_MK.new_empty(len(a_MK), b_KN.shape[1])
+            return by_torch_anew(a_MK, b_KN)
+        out_MN = unwritten(len(a_MK), b_KN.shape[1], dtype=a_MK.dtype)
         by_native(a_MK, b_KN, out_MN)
         return out_MN
 
-    return product if kernels == products == "native" else torch.mm
+    return product if kernels == products == "native" else by_torch_anew
 
 
 def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:

@@ -8,6 +8,7 @@ import gc
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,11 @@ def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
 
 
 def choices_of(adapter: Path | None) -> Choices:
-    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in."""
+    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in; by the
+    kernels of this machine, which need not be those of the run."""
     if adapter is None or not (adapter / CONFIG).is_file():
         return Choices()
-    return read_resolved(adapter)[1]
+    return replace(read_resolved(adapter)[1], kernels=None, kernels_why=None)
 
 
 def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from hivetune.config import RunConfig
 from hivetune.engine.model.fast.kernels.update import native_adamw, native_norm
 from hivetune.engine.model.fast.workspace import to_device
+from hivetune.engine.model.memory import unwritten
 
 
 class AdamW:
@@ -29,10 +30,11 @@ class AdamW:
         self._native = kernels == "native"
         self.exp_avg_N = torch.zeros_like(master_N)
         self.exp_avg_sq_N = torch.zeros_like(master_N)
-        self._scratch_N = torch.empty_like(master_N[:0] if self._native else master_N)
+        scratch = 0 if self._native else len(master_N)
+        self._scratch_N = unwritten(scratch, dtype=master_N.dtype, device=master_N.device)
         # Shares of the new gradient and of the old square, the square root's correction, decay, rate: of this update,
         # of one that changes nothing, and of the one that is made.
-        self._own, self._made = torch.empty(2, 5, dtype=master_N.dtype, device=master_N.device)
+        self._own, self._made = unwritten(2, 5, dtype=master_N.dtype, device=master_N.device)
         self._idle = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=master_N.dtype, device=master_N.device)
         self._whole = torch.ones((), dtype=torch.float64, device=master_N.device)
         self._ok, self._bad = (torch.ones((), dtype=torch.bool, device=master_N.device) for _ in "12")

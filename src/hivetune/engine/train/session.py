@@ -318,6 +318,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         ),
         "path": session.model.path,
         "why": session.model.why,
+        "kernels": session.model.kernels,
         "device": str(session.model.device),
         "dtype": str(session.model.dtype).removeprefix("torch."),
     }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.workspace import to_device
+from hivetune.engine.model.memory import unwritten
 from hivetune.engine.train.optimizer import AdamW
 
 Repeat = Callable[[str, Callable[[], None]], None]
@@ -52,7 +53,7 @@ class Updater:
         self._grad_N, self._optimizer, self._clip = grad_N, optimizer, clip
         self._loss_scale, self._repeat = loss_scale, repeat
         device = grad_N.device
-        self._tokens = torch.empty(1, dtype=torch.float64, device=device)
+        self._tokens = unwritten(1, dtype=torch.float64, device=device)
         self._told = torch.zeros(NUM_TOLD, dtype=torch.float64, device=device)
         self._sum, self._shrink = (torch.zeros((), dtype=torch.float64, device=device) for _ in "12")
         self._finite = torch.zeros((), dtype=torch.bool, device=device)

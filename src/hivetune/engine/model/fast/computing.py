@@ -35,8 +35,9 @@ def choose_ops(
         return NativeOps(dtype, None if products == "native" else multiply), "native"
     except NoKernels as reason:
         if wanted == "native":
-            hint = "install g++, or start a new run: this one began with them"
-            raise MachineNotFit(f"cannot build the CPU kernels: {reason}", hint=hint) from None
+            hint = "install g++, or set HIVETUNE_KERNELS to a folder on a disk that runs programs; or start a new run: "
+            hint += "this one began with these kernels, and others round differently"
+            raise MachineNotFit(f"cannot have the CPU kernels: {reason}", hint=hint) from None
         return TorchOps(multiply=multiply), f"torch ({reason})"
 
 

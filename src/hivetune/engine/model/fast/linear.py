@@ -9,11 +9,11 @@ dropout each adapted module sees an input of its own, and its thin products are 
 Shapes: T tokens, K inputs, N outputs, R rank columns, W = N + R.
 """
 
-import torch
 from torch import Tensor
 
 from hivetune.engine.model.fast.ops import Drop, Ops
 from hivetune.engine.model.fast.weights.matrices import Group, Member
+from hivetune.engine.model.memory import mm
 
 
 def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
@@ -55,11 +55,11 @@ def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: fl
 
 
 def _thin(x: Tensor, out: Tensor, matrix: Tensor) -> None:
-    torch.mm(x, matrix, out=out)
+    mm(x, matrix, out)
 
 
 def _across(a_TR: Tensor, b_TK: Tensor, out: Tensor) -> None:
-    torch.mm(a_TR.t(), b_TK, out=out)
+    mm(a_TR.t(), b_TK, out)
 
 
 def _dropped(ops: Ops, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:

@@ -267,8 +267,9 @@ class FastModel:
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
         walk = self._walk(self._ready(make_layout([everything], share=False)), adapter=adapter)
         x_TD, delta_TD = self._passes.forward_only(walk)
-        y_TD, rstd_T = torch.empty_like(delta_TD), torch.empty_like(x_TD[:, 0])
-        walk.ops.add_norm(x_TD, delta_TD, torch.empty_like(x_TD), self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
+        y_TD, sum_TD = walk.buffer("y", *x_TD.shape), walk.buffer("final", *x_TD.shape, wide=True)
+        rstd_T = walk.buffer("final_rstd", len(x_TD), wide=True)
+        walk.ops.add_norm(x_TD, delta_TD, sum_TD, self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
         logits_TV = y_TD @ self.weights.head_VD.t()
         cap = self.spec.logit_softcap
         return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)

@@ -44,8 +44,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
     if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             size = columns.stop - columns.start if spec.family.wide_norms else spec.head_dim
-            inner[name] = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
-            normed_TN = walk.buffer("normed", len(qkv_TW), columns.stop - columns.start)
+            inner[name], normed_TN = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
             walk.ops.rowwise(Tensor.copy_, qkv_TW[:, columns], normed_TN)
     if rope is not None:
         both = qkv_TW[:, : spec.q_width + spec.kv_width]
@@ -75,8 +74,8 @@ def sandwich(
         walk.ops.rowwise(Tensor.mul_, delta_SD, other=walk.spec.delta_scale)
     if name not in walk.spec.family.norms:
         return delta_SD
-    inner[name] = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
-    return walk.buffer("normed", *delta_SD.shape)
+    inner[name], normed_SD = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
+    return normed_SD
 
 
 def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
@@ -98,15 +97,18 @@ def _multiply(x: Tensor, out: Tensor, factor: float) -> None:
     torch.mul(x, factor, out=out)
 
 
-def _inner_norm(walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str) -> tuple[Tensor, Tensor]:
-    """Norm of each `size` columns of x into the buffer "normed"; its input and rstd, kept for backward."""
+def _inner_norm(
+    walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Norm of each `size` columns of x: its input and rstd, kept for backward, and the result in the buffer "normed"
+    in the shape of x."""
     rows = x_TN.numel() // size
     x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
     walk.ops.rowwise(Tensor.copy_, x_nE.view(x_TN.shape), x_TN)
     rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
     y_nE = walk.buffer("normed", rows, size)
     walk.ops.add_norm(x_nE, None, x_nE, walk.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
-    return x_nE, rstd_n
+    return (x_nE, rstd_n), y_nE.view(x_TN.shape)
 
 
 def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, kept: Kept) -> Tensor:

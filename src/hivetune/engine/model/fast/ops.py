@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hivetune.engine.model.fast.weights.matrices import Group
 from hivetune.engine.model.fast.workspace import Workspace
+from hivetune.engine.model.memory import left_factor, mm
 from hivetune.engine.model.products import Multiply, by_torch
 
 LOW = 0xFFFFFFFF
@@ -200,7 +201,7 @@ class TorchOps:
         for member in group.adapted if adapter else ():
             start = group.outputs + member.rank_at
             up_RN = _up(member.scaled_up_RN)
-            y_TW[:, member.start : member.stop].addmm_(y_TW[:, start : start + len(up_RN)], up_RN)
+            y_TW[:, member.start : member.stop].addmm_(left_factor(y_TW[:, start : start + len(up_RN)]), up_RN)
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
         """The rank columns of dy become dS = dY B', the padding zero: the next product reads all columns."""
@@ -208,7 +209,7 @@ class TorchOps:
         for member in group.adapted:
             start = group.outputs + member.rank_at
             up_RN = _up(member.scaled_up_RN)
-            torch.mm(dy_TW[:, member.start : member.stop], up_RN.t(), out=dy_TW[:, start : start + len(up_RN)])
+            mm(dy_TW[:, member.start : member.stop], up_RN.t(), dy_TW[:, start : start + len(up_RN)])
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         """dB += scale * dY^T S for each member."""
@@ -268,6 +269,7 @@ class TorchOps:
         logits_CV.copy_(dz_CV * count_C[:, None])
 
     def _wide_product(self, a: Tensor, b: Tensor) -> Tensor:
+        a = left_factor(a)
         return torch.mm(a, b, out_dtype=torch.float32) if self._wide_products else torch.mm(a, b)
 
 

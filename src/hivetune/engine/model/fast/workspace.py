@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hivetune.engine.model.memory import memory_for, poison, slack_values
+
 
 class Workspace:
     def __init__(self, device: torch.device, forget: Callable[[], None] = lambda: None):
@@ -24,19 +26,20 @@ class Workspace:
         """A view of the buffer `name`, grown if need be. What is in it is undefined."""
         view = self._views.get(name)  # mostly what it was the last time
         if view is not None and view.shape == shape and view.dtype == dtype:
-            return view
+            return poison(view)
         size = math.prod(shape) * dtype.itemsize
+        needed = size + slack_values(shape, self.device) * dtype.itemsize
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < size:
+        if buffer is None or buffer.numel() < needed:
             self._buffers.pop(name, None)
             self._views.pop(name, None)
             del buffer, view
             self._forget()
-            buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
+            buffer = memory_for(needed, self.device)
             self._buffers[name] = buffer
             self.moves += 1
         view = self._views[name] = buffer[:size].view(dtype).view(shape)
-        return view
+        return poison(view)
 
     @property
     def size_bytes(self) -> int:

@@ -4,8 +4,9 @@ The library ends with its own SHA-256, which the loader of programs ignores: a f
 disk is compiled again, not loaded (a truncated one would end the process with SIGBUS).
 
 Three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than the
-home's `kernels`. Without a compiler, without room on the disk and outside of Linux the plain kernels
-in torch run.
+home's `kernels`. A compiler is needed only where there is no such file yet, and no part of its name: a run goes on with
+the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no programs,
+another system than Linux) the plain kernels in torch run.
 """
 
 import ctypes
@@ -53,18 +54,27 @@ def library() -> ctypes.CDLL:
     if sys.platform != "linux":
         raise NoKernels(f"unsupported on {sys.platform}")
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        raise NoKernels("no C++ compiler (apt-get install g++)")
     try:
         folder = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels")
-        path = folder / f"{_fingerprint(compiler)}.so"
+        path = folder / f"{_fingerprint()}.so"
         if not is_whole(path):
+            if compiler is None:
+                raise NoKernels("no C++ compiler (apt-get install g++)")
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
         raise NoKernels(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:500]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoKernels(str(error)) from error
+
+
+def why_no_kernels() -> str:
+    """Why there is no library here; empty where there is one."""
+    try:
+        library()
+    except NoKernels as reason:
+        return str(reason)
+    return ""
 
 
 def is_whole(path: Path) -> bool:
@@ -76,11 +86,10 @@ def is_whole(path: Path) -> bool:
     return len(content) > HASH_BYTES and hashlib.sha256(content[:-HASH_BYTES]).digest() == content[-HASH_BYTES:]
 
 
-def _fingerprint(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
+def _fingerprint() -> str:
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     processor = [line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))][:2]
-    digest = hashlib.sha256(version)
+    digest = hashlib.sha256()
     for part in (*FLAGS, *processor, platform.machine(), *map(str, _openmp())):
         digest.update(part.encode())
     for source in sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h")):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.engine.model.fast.weights.matrices import ExpertMlps, Group, Layer, Weights, groups_of, stacks_of
+from hivetune.engine.model.memory import padded_zeros
 from hivetune.models.architecture import Linear
 from hivetune.models.peft_names import names_of, parameter_names
 
@@ -60,7 +61,8 @@ def _bind_group(group: Group, flat: _Flat, adapter: dict[str, Tensor], rank: int
     for member in group.adapted:
         member.up_NR, member.d_up_NR = flat.take(member.size, rank)
         adapter[parameter_names(member.name)[1]] = member.up_NR
-        member.scaled_up_RN = group.weight_NRK.new_zeros(columns, member.size)
+        weight = group.weight_NRK
+        member.scaled_up_RN = padded_zeros(columns, member.size, dtype=weight.dtype, device=weight.device)
 
 
 def _bind_experts(mlp: ExpertMlps, flat: _Flat, adapter: dict[str, Tensor], rank: int, columns: int) -> None:
@@ -74,7 +76,10 @@ def _bind_experts(mlp: ExpertMlps, flat: _Flat, adapter: dict[str, Tensor], rank
         )
         stack.down_ERK, d_down_ERK = (half.view(experts, rank, -1) for half in (adapter[a_name], d_a))
         stack.up_NRE, stack.d_up_NRE = (half.view(-1, rank, experts) for half in (adapter[b_name], d_b))
-        stack.scaled_up_ERN = stack.weight_EWK.new_zeros(experts, columns, linear.outputs)
+        # What is read behind the factor of one expert is that of the next.
+        size, weight = (experts * columns, linear.outputs), stack.weight_EWK
+        ups_RN = padded_zeros(*size, dtype=weight.dtype, device=weight.device)
+        stack.scaled_up_ERN = ups_RN.view(experts, columns, linear.outputs)
         groups = [part.gate_up if stack is mlp.stacks[0] else part.down for part in mlp.each]
         for expert, group in enumerate(groups):
             (member,) = group.adapted

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hivetune.engine.model.memory import memory_for
+
 # A point in the device's work that others can wait for and that has a time: an event of a card, seconds on a processor.
 Stamp = Any
 
@@ -51,7 +53,7 @@ class StreamingProcessor:
     """Copies are made by the thread that asks for them."""
 
     def empty(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        return memory_for(size_bytes, torch.device("cpu"))
 
     def pinned(self, size_bytes: int) -> list[Tensor]:
         return _pieces(size_bytes, pin=False)
@@ -83,7 +85,7 @@ class StreamingCard:
         self._copies = torch.cuda.Stream(device)
 
     def empty(self, size_bytes: int) -> Tensor:
-        memory_n = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
+        memory_n = memory_for(size_bytes, self._device)
         memory_n.record_stream(self._copies)  # when it is freed, the allocator waits for the copies too
         return memory_n
 

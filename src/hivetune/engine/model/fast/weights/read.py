@@ -26,6 +26,7 @@ from hivetune.engine.model.fast.weights.stream import (
     Streaming,
     ThroughMemory,
 )
+from hivetune.engine.model.memory import memory_for, slack_values
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import GroupName, Width
 from hivetune.models.targets import match_targets
@@ -107,13 +108,14 @@ def read_weights(
     packed = [PackedImage(image) for image in plain] if streaming.packed else []
     images: Sequence[LayerImage] = packed or plain
     streamed, stream_device = images[: streaming.layers], device_of(device)
-    turns = [stream_device.empty(_largest(streamed)) for _ in range(min(STREAM_PLACES, len(streamed)))]
+    behind = reader.slack_bytes()
+    turns = [stream_device.empty(_largest(streamed) + behind) for _ in range(min(STREAM_PLACES, len(streamed)))]
     places = [
         turns[index % STREAM_PLACES] if index < len(streamed) else reader.resident(image)
         for index, image in enumerate(images)
     ]
     if packed:
-        plain_n = stream_device.empty(_largest(plain))
+        plain_n = stream_device.empty(_largest(plain) + behind)
         weights.packed = PackedLayers(packed, places, plain_n, dtype)
         places = [plain_n] * len(plain)
     weights.layers += [reader.layer(index, image, places[index]) for index, image in enumerate(plain)]
@@ -149,9 +151,14 @@ class _Reader:
 
     def resident(self, image: LayerImage) -> Tensor:
         """The image in memory of its own on the device, rank rows zero."""
-        image_n = torch.zeros(image.size_bytes, dtype=torch.uint8)
+        image_n = memory_for(image.size_bytes + self.slack_bytes(), torch.device("cpu")).zero_()
         image.read(self.checkpoint, image_n, self.dtype)
         return image_n.to(self.device)
+
+    def slack_bytes(self) -> int:
+        """Behind the matrices of a layer: as much as is read past the last rows of any."""
+        inputs = max(self.spec.hidden, self.spec.q_width, self.spec.ffn)
+        return slack_values((1, inputs), self.device) * int(self.dtype.itemsize)
 
     def outline(self, index: int) -> Image:
         """Where the matrices of a layer lie in its image, and what they are read from."""

@@ -1,0 +1,83 @@
+"""Memory that operands of products lie in: what is in it before it is written, and what lies behind it.
+
+Libraries read past operands. On processors with AMX, torch 2.13 reads past each row of a bfloat16 left factor that is a
+slice and multiplies what lies there by zero: NaN beside the slice becomes NaN in the result (oneDNN issue 5717).
+Kernels for Radeon cards of gfx12 read an operand that is 8 or 16 wide as if it were 64 wide, and fault where nothing is
+mapped behind it (ROCm/rocm-libraries#11714). So a slice is copied where its rows end inside a block, and on cards
+operands have slack behind them.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Inner values of a left factor that AMX multiplies at a time (two rows of 64 bytes in bfloat16).
+INNER_BLOCK = 32
+# Rows and columns of the widest tile that a card's library reads at a time.
+TILE = 64
+# Where operands have slack behind them.
+PADDED_DEVICES = frozenset({"cuda"})
+# For developers: what was allocated and not yet written is NaN, so that whoever reads it is seen on any machine.
+POISON_VARIABLE = "HIVETUNE_POISON"
+POISONED = os.environ.get(POISON_VARIABLE) == "1"
+
+
+def unwritten(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Memory to write to, as torch.empty; NaN with HIVETUNE_POISON=1."""
+    return poison(torch.empty(shape, dtype=dtype, device=device))
+
+
+def poison(memory: Tensor) -> Tensor:
+    """`memory`, filled with NaN where HIVETUNE_POISON=1. Bytes become 255: NaN in each floating type."""
+    if POISONED and memory.is_floating_point():
+        memory.fill_(torch.nan)
+    elif POISONED and memory.dtype == torch.uint8:
+        memory.fill_(255)
+    return memory
+
+
+def memory_for(size_bytes: int, device: torch.device) -> Tensor:
+    """Bytes that are not written yet; zero where kernels may read behind what will be written."""
+    memory_n = allocate(size_bytes, device)
+    if device.type in PADDED_DEVICES:
+        memory_n.zero_()
+    return poison(memory_n)
+
+
+def allocate(size_bytes: int, device: torch.device) -> Tensor:
+    """Bytes of the device. A test puts memory in its place that ends where nothing is mapped."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+
+def slack_values(shape: Sequence[int], device: torch.device) -> int:
+    """Values to keep behind a matrix of this shape: up to the end of the tiles that its last row lies in."""
+    if device.type not in PADDED_DEVICES:
+        return 0
+    row_values: int = math.prod(shape[1:])
+    return -shape[0] % TILE * row_values + TILE
+
+
+def padded_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An operand of zeros, with its slack behind it."""
+    values = math.prod(shape)
+    size = (values + slack_values(shape, device)) * dtype.itemsize
+    return memory_for(size, device)[: values * dtype.itemsize].view(dtype).view(shape).zero_()
+
+
+def left_factor(a_MK: Tensor) -> Tensor:
+    """`a_MK`, or a copy with zeros behind each row of a slice whose rows end inside a block of AMX."""
+    rows, inner = a_MK.shape
+    missing = -inner % INNER_BLOCK
+    whole = a_MK.dtype.itemsize != 2 or not missing or a_MK.device.type != "cpu"
+    if whole or a_MK.stride() in ((inner, 1), (1, rows)):
+        return a_MK
+    return F.pad(a_MK, (0, missing))[:, :inner]
+
+
+def mm(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    """out = a b, for factors that may be slices."""
+    torch.mm(left_factor(a_MK), b_KN, out=out_MN)

@@ -1,0 +1,89 @@
+"""A training step whose operands end where nothing is mapped, by products that read whole tiles.
+
+`guarded.py MODEL SLACK DROPOUT`. The products read 64 rows and columns of an operand, however few it has, as
+ROCm/rocm-libraries#11714 describes it of gfx12. It prints how often they read past an operand; a read of the guard page
+ends the process with SIGSEGV.
+"""
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from engine.models import documents, random_adapter
+from engine.over_read import LEFT
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hivetune.config import LoraConfig
+from hivetune.engine.model import memory
+from hivetune.engine.model.load import load_model
+from hivetune.engine.model.memory import TILE
+from hivetune.run.choices import Choices
+
+PROT_NONE, ALIGN = 0, 8
+_guarded: list[tuple[int, int, mmap.mmap]] = []
+
+
+def allocate(size_bytes: int, device: torch.device) -> Tensor:
+    """As memory.allocate, with its end at the beginning of an unmapped page."""
+    size_bytes = -(-size_bytes // ALIGN) * ALIGN
+    page = mmap.PAGESIZE
+    whole = -(-size_bytes // page) * page
+    mapped = mmap.mmap(-1, whole + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(start + whole), page, PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    _guarded.append((start, start + whole, mapped))
+    return torch.frombuffer(mapped, dtype=torch.uint8, count=size_bytes, offset=whole - size_bytes)
+
+
+class WholeTiles(TorchDispatchMode):
+    """`past`: how many operands were read past their last value."""
+
+    past = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in LEFT:
+            for operand in args[LEFT[func] :][:2]:
+                self._read(operand)
+        return func(*args, **(kwargs or {}))
+
+    def _read(self, operand: Tensor) -> None:
+        """The last value of the tiles that it lies in."""
+        first = operand.data_ptr()
+        if not any(start <= first < stop for start, stop, _ in _guarded):
+            return
+        sizes = list(zip(operand.shape[-2:], operand.stride()[-2:], strict=True))
+        last, tiles = (sum((-(-size // to) * to - 1) * step for size, step in sizes) for to in (1, TILE))
+        self.past += tiles > last
+        ctypes.string_at(first + tiles * operand.element_size(), operand.element_size())
+
+
+def main(folder: str, slack: str, dropout: str) -> None:
+    torch.set_num_threads(1)
+    memory.allocate = allocate
+    memory.PADDED_DEVICES = frozenset({"cpu"} if slack == "1" else ())
+    model = load_model(
+        Path(folder),
+        LoraConfig(r=5, alpha=15, dropout=float(dropout)),
+        method="lora",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        choices=Choices(kernels="torch", products="torch", token_multiple=TILE),
+    )
+    random_adapter(model)
+    with WholeTiles() as products:
+        for rows in (documents(), documents()[:4]):
+            model.backward(rows, 1.0)
+    if not bool(torch.isfinite(model.grad_N).all()):
+        raise SystemExit("the gradient is not finite")
+    print(products.past)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
