@@ -29,6 +29,8 @@ RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
 # 30 of entries, 326 MB; float32 0.6 MB for each of a step's eight products; MKL nothing. A micro-batch has two counts:
 # its tokens, and those with a loss.
 COMPILED_BYTES = 5_500_000
+# Of a checkpoint, for each trained parameter: its value and AdamW's two moments in float32.
+STATE_BYTES = 12
 # The general path (any transformers model) keeps what autograd keeps: norms, products and masks too.
 GENERAL_FACTOR = 2.3
 # As a share of the inputs and outputs of all products, where they were counted: the same for Llama's shapes.
@@ -151,11 +153,15 @@ def weight_bytes(setup: TrainingSetup) -> int:
     return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
 
 
-def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2) -> Peak:
+def predict_peak(
+    setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2, saves: bool = True
+) -> Peak:
     """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`.
 
     A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32, and 2 more where products
     read a half-precision copy. `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
+    `saves`: on a CPU a run keeps a copy of its state, which is written beside it (engine/train/saver.py); a probe has
+    none.
     """
     n = setup.adapter_parameters
     copy = 0 if setup.value_bytes == 4 else setup.value_bytes
@@ -171,6 +177,8 @@ def predict_peak(setup: TrainingSetup, tokens: int, correction: Affine | None = 
     }
     if setup.kind == "cpu" and compiles_products(setup.dtype, setup.products):
         parts["compiled products"] = row_counts * COMPILED_BYTES
+    if saves and setup.kind == "cpu":
+        parts["saved state"] = n * STATE_BYTES
     if correction is None:
         return Peak(parts, UNKNOWN_ERROR if is_unknown(setup.architecture) else FORMULA_ERROR)
     parts["measured beyond the formula"] = round(correction(tokens))
@@ -190,7 +198,7 @@ def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> A
     corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
     """
     residuals = [
-        (tokens, peak - predict_peak(setup, tokens, row_counts=2 * (number + 1)).bytes)
+        (tokens, peak - predict_peak(setup, tokens, row_counts=2 * (number + 1), saves=False).bytes)
         for number, (tokens, peak) in enumerate(points)
     ]
     fitted = fit_affine(residuals)
@@ -230,6 +238,7 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
         + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
         "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
         "runtime": "Python, torch and its kernels",
+        "saved state": "a copy of adapters and optimizer, which is written while the next steps are computed",
         "compiled products": "code that oneDNN keeps for each row count of bfloat16 products",
         "measured beyond the formula": "difference between two measured steps and the formula",
     }
@@ -240,8 +249,8 @@ def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
     """What a run needs on disk: `keep` checkpoints (three newest and one being written), the best, adapter, export."""
     n, a = setup.adapter_parameters, setup.architecture
     return {
-        "checkpoints": keep * 12 * n,
-        "best checkpoint": 12 * n,
+        "checkpoints": keep * STATE_BYTES * n,
+        "best checkpoint": STATE_BYTES * n,
         "adapter": 4 * n,
         "export": 2 * 2 * a.parameters,  # merged safetensors and a 16-bit GGUF
     }

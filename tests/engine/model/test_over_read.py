@@ -117,15 +117,10 @@ def test_an_operand_ends_in_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(behind) >= (TILE - 8) * 48 + TILE and not behind.any()
 
 
-@pytest.mark.parametrize("slack", [True, False])
-def test_whole_tiles_are_read_up_to_a_guard_page(slack: bool, tmp_path: Path) -> None:
+def test_whole_tiles_are_read_up_to_a_guard_page(tmp_path: Path) -> None:
     """Products that read 64 columns and rows of operands 5 wide: with the slack they see memory of ours, without it
     they fault, in a process of their own."""
-    folder = write_model(tmp_path / "model")
-    command = [sys.executable, guarded.__file__, str(folder), str(int(slack)), "0.1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if slack:
-        assert ended.returncode == 0, ended.stderr
-        assert int(ended.stdout.split()[-1]) > 100, "reads past an operand"
-    else:
-        assert ended.returncode == -signal.SIGSEGV, ended.stderr
+    command = [sys.executable, guarded.__file__, str(write_model(tmp_path / "model"))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    without, past = map(int, ended.stdout.split())
+    assert without == -signal.SIGSEGV and past > 100, ended.stderr

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -119,6 +120,22 @@ def load(folder: Path) -> TrainState:
     if f"{state.step:06d}" != folder.name:
         raise ValueError(f"{folder}: holds step {state.step}")
     return state
+
+
+def load_parameters(folder: Path) -> dict[str, Tensor]:
+    """The adapter in one checkpoint folder, without the optimizer's state. Raises as `load`."""
+    if problems := checkpoints.problems_of(folder):
+        raise ValueError(f"{folder}: {'; '.join(problems)}")
+    prefix = "param/"
+    try:
+        with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
+            names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (it is no mapping)
+            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{folder / TENSORS}: {error}") from error
+    if bad := [name for name, tensor in found.items() if not is_finite(tensor)]:
+        raise ValueError(f"{folder / TENSORS}: {bad[0]} is not finite")
+    return found
 
 
 def load_newest_good(run: Path, *, disk: Disk = DISK) -> tuple[TrainState | None, list[str]]:

@@ -26,7 +26,7 @@ from hivetune.engine.measure.probe import compare_with_prediction
 from hivetune.engine.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.engine.model.load import load_model
 from hivetune.engine.model.protocol import LoraModel
-from hivetune.engine.train.checkpoint import TrainState, load, load_newest_good
+from hivetune.engine.train.checkpoint import TrainState, load_newest_good, load_parameters
 from hivetune.engine.train.crew import open_exchange, with_packs
 from hivetune.engine.train.optimizer import AdamW
 from hivetune.engine.train.saver import Saver
@@ -271,6 +271,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     """
     compare_products(session, progress.step, every_s=0)
     save_now(session, progress)
+    session.saver.release()  # what is read and written below takes its place in memory
     done = progress.stopped_early or progress.step == session.num_steps
     if done and not progress.updates:
         raise DataRefused(
@@ -282,7 +283,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         adapter, adapter_step = session.model.adapter, progress.step
         if progress.best is not None and progress.best["step"] != progress.step:
             try:
-                adapter = load(checkpoints.folder_of(session.folder, progress.best["step"])).param
+                adapter = load_parameters(checkpoints.folder_of(session.folder, progress.best["step"]))
                 adapter_step = progress.best["step"]
             except (OSError, ValueError) as error:
                 text = f"the best step can't be read, the last is kept: {error}"

@@ -7,12 +7,11 @@ adapter belong to the model, are conversations tokenized as they are trained. Ke
 import hashlib
 import importlib.metadata
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_file, write_json
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.architecture import Linear, read_architecture
 from hivetune.release.dry import write_dry_export
@@ -56,17 +55,12 @@ def dry_export(run: Run) -> DryExport:
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     path = home() / _FOLDER / f"{key}.json"
-    work = home() / _FOLDER / f".{key}.tmp"
-    with lock(path.parent):
-        if path.is_file():
-            return DryExport(**read_json(path))
-        shutil.rmtree(work, ignore_errors=True)
-        try:
-            found = _try(run, linears, work)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        if not found.unserved:  # a machine that was too busy to load it may do so the next time
-            write_json(path, asdict(found))
+    if path.is_file():
+        return DryExport(**read_json(path))
+    with scratch_folder(path.parent) as work:  # of its own: another training may try the same at this moment
+        found = _try(run, linears, work / "export")
+    if not found.unserved:  # a machine that was too busy to load it may do so the next time
+        write_json(path, asdict(found))
     return found
 
 
