@@ -74,7 +74,10 @@ def test_no_two_programs_claim_one_record() -> None:
     programs = [one for one in all_formats() if one.unit == "record" and one.rank == 0]
     for sample in (path for path in SAMPLES if path.suffix == ".jsonl"):
         for line in sample.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # samples of damaged files
+                continue
             claims = [one.name for one in programs if isinstance(record, dict) and one.recognise(record)]
             assert len(claims) <= 1, f"{sample.name}: {claims}"
 

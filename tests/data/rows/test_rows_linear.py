@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.checks.placeholders import LONGEST_CHARS, placeholder_in
+from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.reasons import RowRefused
@@ -18,7 +19,6 @@ from hivetune.data.rows.find.talk.rounds import ended_rounds
 from hivetune.data.rows.formats import text_lines
 from hivetune.data.rows.layouts.columns import stands_in
 from hivetune.data.rows.read import RawRow, read_example
-from hivetune.data.rows.sessions.opencode import opencode_rows
 from hivetune.data.rows.sessions.servers import server_rows
 
 # What a text begins with, what comes again and again in it, and what it ends with.

@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,6 +16,7 @@ NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log d
 NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
 BYTE_ORDER_MARK = "\ufeff"
 MAX_PYTHON_CHARS = 1 << 20
+MAX_VALUES = 200  # looked at inside one list or object
 _PYTHON = re.compile(r"\s*(?:\[\s*)*(?:\{\s*)?'")
 Tools = tuple[Mapping[str, Any], ...]
 
@@ -227,3 +228,17 @@ def no_role(said: str) -> RowRefused:
     if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", said.lower())):
         return RowRefused("unknown-role", f"role {said!r}: use system, user, assistant or tool")
     return RowRefused("preference-row", f"a turn of {said!r}: put the two answers in columns chosen and rejected")
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """The strings in a value, at most MAX_VALUES, without keys."""
+    stack, seen = [value], 0
+    while stack and seen < MAX_VALUES:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list):
+            stack += item

@@ -16,6 +16,7 @@ from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.judged.failures import most_tokens_in
 from hivetune.data.pieces.markup import without_markup
+from hivetune.data.pieces.said import texts_in
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.asking.advice import Line, advised, as_option, lines_for
 from hivetune.data.rows.find.leaves import nodes
@@ -29,7 +30,7 @@ from hivetune.data.rows.find.per_file import (
     pair_columns,
     readings,
 )
-from hivetune.data.rows.layouts.columns import looks_like_content, texts_in
+from hivetune.data.rows.layouts.columns import looks_like_content
 from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
 from hivetune.records import Example, Message
 

@@ -12,7 +12,6 @@ from hivetune.data.pieces.spans import joined_by_id
 from hivetune.data.pieces.turns import ROLE_KEYS
 from hivetune.data.rows.api.recorded import METHOD_KEY, NOCK_KEY, RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
-from hivetune.data.rows.sessions.claude_code import claude_code_rows
 from hivetune.data.rows.traces.agent_spans import agent_runs
 from hivetune.data.rows.traces.agents import ADK_KEY, CREW_KEY, adk_cases, crew_tasks
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
@@ -34,7 +33,6 @@ KEYS = (
 )
 _MODEL_SPANS = ("llmSpans", "llm_spans")  # the model's calls of a trace that lists each kind of step apart
 _ALSO = (
-    "loglines",
     "post",
     "child_runs",
     "resourceLogs",
@@ -85,9 +83,6 @@ _OF_SPANS = ("spans", "resourceSpans", "batches")
 
 
 def _listed(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    if objects(record.get("loglines")) is not None:  # a session of Claude Code as one object
-        lines = (json.dumps(event) for event in record["loglines"])
-        return [json.loads(text) for _, text in claude_code_rows(iter(enumerate(lines, 1))) if isinstance(text, str)]
     if "instruction" in record and objects(record.get("instances")) is not None:  # self-instruct
         return [{**record, "instances": None, **instance} for instance in record["instances"]]
     if (sent := _sent_runs(record) or _kept_whole(record)) is not None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hivetune.data.pieces.answers import is_response
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.rendered import goes_on, without_end
-from hivetune.data.pieces.said import Row, all_texts, names, parsed
+from hivetune.data.pieces.said import Row, all_texts, names, parsed, texts_in
 from hivetune.data.pieces.turns import is_conversation, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.find.given import (
@@ -45,7 +45,7 @@ from hivetune.data.rows.find.names import (
 )
 from hivetune.data.rows.find.talk.turn_lists import TALK, both_sides
 from hivetune.data.rows.find.written import Written
-from hivetune.data.rows.layouts.columns import looks_like_content, stands_in, texts_in
+from hivetune.data.rows.layouts.columns import looks_like_content, stands_in
 from hivetune.data.rows.layouts.pairs import LABELS, spoken_prompt
 from hivetune.records import Message
 

@@ -5,7 +5,7 @@ since a name means the same in every row of a file; a value is looked at only un
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from hivetune.data.pieces.fields import (
     USER,
     plain_name,
 )
-from hivetune.data.pieces.said import Conversation, Row, RowLayout, first_of, names, parsed
+from hivetune.data.pieces.said import Conversation, Row, RowLayout, first_of, names, parsed, texts_in
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -110,7 +110,6 @@ _NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", r
 MIN_WORDS = 3
 MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
-MAX_VALUES = 200  # looked at inside one list or object
 
 
 def plain_row(row: Row) -> Row:
@@ -259,20 +258,6 @@ def says_none(value: Any) -> bool:
 def names_document(text: str) -> bool:
     """Whether a text only names a document that stands elsewhere: `page_12`, `guides/returns.txt`."""
     return _NAMED_DOCUMENT.fullmatch(text.strip()) is not None
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """The strings in a value, at most MAX_VALUES, without keys."""
-    stack, seen = [value], 0
-    while stack and seen < MAX_VALUES:
-        item = stack.pop()
-        seen += 1
-        if isinstance(item, str):
-            yield item
-        elif isinstance(item, dict):
-            stack += item.values()
-        elif isinstance(item, list):
-            stack += item
 
 
 def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:

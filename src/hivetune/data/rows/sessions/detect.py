@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hivetune.data.formats import file_format, file_rows, is_file_format
+from hivetune.data.formats import claude_code, codex, file_format, file_rows, is_file_format, pi
 from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import PlacedRow, write_rows
 from hivetune.data.rows.api.printed import PRINTED_CALL, printed_rows
@@ -13,37 +13,25 @@ from hivetune.data.rows.find.names import CONTENT_ORDER
 from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
-from hivetune.data.rows.sessions.claude_code import claude_code_rows, is_claude_code
-from hivetune.data.rows.sessions.codex import codex_rows, is_codex
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
-from hivetune.data.rows.sessions.opencode import OPENCODE_HEAD, opencode_rows
-from hivetune.data.rows.sessions.pi import is_pi, pi_rows
 from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
 from hivetune.data.rows.traces.exchanges import exchange_rows, is_exchange_log
 from hivetune.data.rows.traces.run_lines import is_run_log, run_rows
-from hivetune.data.rows.traces.steps import is_step, step_rows
 
 Lines = Iterator[tuple[int, str]]
 READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
     "callback-log": callback_rows,
-    "claude-code": claude_code_rows,
-    "codex": codex_rows,
     "exchange-log": exchange_rows,
-    "opencode": opencode_rows,
-    "pi": pi_rows,
     "printed-log": printed_rows,
     "run-log": run_rows,
     "server-log": server_rows,
-    "steps": step_rows,
 }
 _MESSAGES = "message-log"  # its name may say that it is a conversation
-_AGENTS = (("claude-code", is_claude_code), ("codex", is_codex), ("pi", is_pi), ("steps", is_step))  # by one line
 _LOGS = (("callback-log", is_callback_log), ("exchange-log", is_exchange_log), ("run-log", is_run_log))  # by many
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
-_CODEX_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
 _JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 _OF_EVENTS = tuple(
     f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind", "role", "user", "assistant")
@@ -73,10 +61,6 @@ def _printed_by(head: bytes) -> str | None:
 
 def _agent(head: bytes, name: str) -> str | None:
     """The coding agent that wrote this, or a chat application with one message a line."""
-    if OPENCODE_HEAD.match(head):
-        return "opencode"
-    if _CODEX_LINE.match(head):
-        return "codex"
     found: list[dict[str, Any]] = []
     for line in head.split(b"\n")[:_NUM_LINES]:
         try:
@@ -85,8 +69,6 @@ def _agent(head: bytes, name: str) -> str | None:
             continue
         if isinstance(event, dict):
             found.append(event)
-            if (agent := next((name for name, fits in _AGENTS if fits(event)), None)) is not None:
-                return agent
     if (known := file_format(Head(name, head, found))) is not None:
         return known.name
     if (log := next((name for name, fits in _LOGS if fits(found)), None)) is not None:
@@ -136,4 +118,4 @@ def is_session(known: str) -> bool:
 
 def is_session_line(row: Any) -> bool:
     """Whether a row is one line of a session, read without the others."""
-    return isinstance(row, dict) and (is_claude_code(row) or is_codex(row) or is_pi(row))
+    return isinstance(row, dict) and any(program.is_line(row) for program in (claude_code, codex, pi))

@@ -1,9 +1,14 @@
-"""Sessions (rollouts) of Codex: items of OpenAI's Responses, one a line, with events of the program between them."""
+"""Sessions (rollouts) of Codex: items of OpenAI's Responses, one a line, with events of the program between them.
 
+https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs (`RolloutItem`)
+"""
+
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost
 from hivetune.data.pieces.provider_tools import (
     HIDDEN_CALLS,
@@ -11,17 +16,15 @@ from hivetune.data.pieces.provider_tools import (
     unlearn_answer,
     unlearn_what_rests_on_hidden_calls,
 )
-from hivetune.data.pieces.said import NOT_HELD, parsed
+from hivetune.data.pieces.said import NOT_HELD, parsed, texts_in
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.columns import texts_in
 
+_FIRST_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
 _LINE_TYPES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _ITEM_TYPES = (
     *("message", "reasoning", "function_call", "function_call_output", "custom_tool_call"),
     *("custom_tool_call_output", "local_shell_call", "web_search_call"),
 )
-
-
 _LONG_TEXT = 40  # characters; that many stand in another text only where it repeats them
 _TOLD = "hivetune_told"  # marks words that an event tells; mostly an item says them too
 # What an event says that somebody said, and where it says it.
@@ -50,14 +53,19 @@ class _Session:
     size: int = 0
 
 
-def is_codex(row: dict[str, Any]) -> bool:
+def is_line(row: dict[str, Any]) -> bool:
     """Whether an object is a line of such a session: today's form, or the first one, bare items after a header."""
     if row.get("type") in _LINE_TYPES:
         return isinstance(row.get("payload"), dict)
     return "instructions" in row and "timestamp" in row and "id" in row and "messages" not in row and "git" in row
 
 
-def codex_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def recognise(head: Head) -> bool:
+    """The first line may be longer than the head: it holds all that the agent was told."""
+    return _FIRST_LINE.match(head.data) is not None or any(map(is_line, head.events))
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each stretch of a session between compactions."""
     session = _Session()
     for number, event, text in events(lines):
@@ -203,3 +211,6 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
     facts = {"session_id": session.name, "timestamp": session.time}
     yield from conversation("codex", session.place, [*given, *items], session.left_out, **facts)
+
+
+FORMAT = Format("codex", recognise, rows, "file")

@@ -1,11 +1,14 @@
 """Sessions of pi and of OpenClaw, which is built on it: a tree of entries, one a line, of which the kept branch is
 read. A compaction begins a new row: its summary stands for what came before.
+
+https://github.com/badlogic/pi-mono/blob/main/packages/coding-agent/docs/session.md
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
 from hivetune.data.reasons import RowRefused
 
@@ -32,7 +35,7 @@ class _Session:
     size: int = 0
 
 
-def is_pi(event: Mapping[str, Any]) -> bool:
+def is_line(event: Mapping[str, Any]) -> bool:
     """Whether an object is a line of such a session."""
     if event.get("type") == "session":
         return all(name in event for name in ("cwd", "timestamp")) and ("version" in event or "modelId" in event)
@@ -42,7 +45,11 @@ def is_pi(event: Mapping[str, Any]) -> bool:
     return message.get("role") in _ROLES and ("parentId" in event or isinstance(message.get("timestamp"), int))
 
 
-def pi_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def recognise(head: Head) -> bool:
+    return any(map(is_line, head.events))
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     session = _Session()
     for number, event, text in events(lines):
         if event is None:
@@ -152,3 +159,6 @@ def _part(part: Any) -> Any:
     if isinstance(part, dict) and part.get("type") == "toolCall":
         return {"type": "tool_use", "id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
     return part
+
+
+FORMAT = Format("pi", recognise, rows, "file")

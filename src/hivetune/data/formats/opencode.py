@@ -3,6 +3,8 @@ calls of an answer behind its words.
 
 Nothing in a transcript divides a thought from the words behind it. Only a thought of one paragraph in front of a call
 is told apart; any other answer with a thought is read and not learned.
+
+https://opencode.ai/docs/tui/#export
 """
 
 import json
@@ -11,10 +13,11 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
 from hivetune.data.reasons import RowRefused
 
-OPENCODE_HEAD = re.compile(rb"\A# [^\n]*\n+\*\*Session ID:\*\* ses_\w+ *\n\*\*Created:\*\* ")
+_HEAD = re.compile(rb"\A# [^\n]*\n+\*\*Session ID:\*\* ses_\w+ *\n\*\*Created:\*\* ")
 _ID = re.compile(r"^\*\*Session ID:\*\* (\S+)", re.MULTILINE)
 # A heading, or a place where a result begins or may end.
 _MARK = re.compile(
@@ -28,7 +31,11 @@ _HIDDEN = {"role": "assistant", "content": [{"type": "tool that was exported wit
 _THOUGHT = "_Thinking:_"
 
 
-def opencode_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def recognise(head: Head) -> bool:
+    return _HEAD.match(head.data) is not None
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     text, place = "", 1
     for _, line in lines:
         text += f"{line}\n"
@@ -86,3 +93,6 @@ def _answer(said: str) -> list[dict[str, Any]]:
             content = shown[result.end() :].removesuffix(_RESULT_ENDS)
             results.append({"role": "tool", "tool_call_id": str(number), "content": content})
     return [turn if tools else {**turn, "tool_calls": None}, *results]
+
+
+FORMAT = Format("opencode", recognise, rows, "file")

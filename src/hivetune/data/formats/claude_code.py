@@ -2,6 +2,8 @@
 
 A line holds one block of an answer; lines with one message id are one answer. A rewound or edited prompt leaves a
 branch that was given up; a subagent and what follows a compaction are trees of their own.
+
+https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`)
 """
 
 import json
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
 from hivetune.data.reasons import RowRefused
 
@@ -56,7 +59,7 @@ class _Session:
     size: int = 0
 
 
-def is_claude_code(row: dict[str, Any]) -> bool:
+def is_line(row: dict[str, Any]) -> bool:
     """Whether an object is a line of such a session."""
     if row.get("type") in (*_SPOKEN, _ASKER):
         message = row.get("message")
@@ -69,7 +72,11 @@ def is_claude_code(row: dict[str, Any]) -> bool:
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
 
 
-def claude_code_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def recognise(head: Head) -> bool:
+    return any(map(is_line, head.events))
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Each tree of a session as one row. Sessions of one file may stand behind or between each other: a line belongs
     where its parent is; without one to the session that it names; else to that of the line before it.
     """
@@ -314,3 +321,6 @@ def _has_rejection(turn: dict[str, Any]) -> bool:
 def _is_mark(turn: dict[str, Any]) -> bool:
     """A turn that only says that the user interrupted."""
     return turn["role"] == "user" and _text(turn).startswith(INTERRUPTED) and len(turn["content"]) == 1
+
+
+FORMAT = Format("claude-code", recognise, rows, "file")
