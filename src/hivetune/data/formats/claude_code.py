@@ -13,6 +13,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
+from hivetune.data.pieces.said import Row
 from hivetune.data.reasons import RowRefused
 
 _SPOKEN = ("user", "assistant")
@@ -59,7 +60,7 @@ class _Session:
     size: int = 0
 
 
-def is_line(row: dict[str, Any]) -> bool:
+def is_line(row: Row) -> bool:
     """Whether an object is a line of such a session."""
     if row.get("type") in (*_SPOKEN, _ASKER):
         message = row.get("message")
@@ -157,7 +158,7 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
     session.size += size
 
 
-def _role(event: dict[str, Any]) -> str | None:
+def _role(event: Row) -> str | None:
     """Who speaks in a line; one that lost its `type` says it in its message."""
     message = event.get("message")
     block = str(event.get("type"))
@@ -167,7 +168,7 @@ def _role(event: dict[str, Any]) -> str | None:
     return "user" if kind == _ASKER else kind if kind in _SPOKEN else None
 
 
-def _block(event: dict[str, Any]) -> dict[str, Any] | None:
+def _block(event: Row) -> dict[str, Any] | None:
     """The message of a line that is a call or a result itself."""
     kind = event.get("type")
     if isinstance(event.get("message"), dict) or not isinstance(

@@ -16,7 +16,7 @@ from hivetune.data.pieces.provider_tools import (
     unlearn_answer,
     unlearn_what_rests_on_hidden_calls,
 )
-from hivetune.data.pieces.said import NOT_HELD, parsed, texts_in
+from hivetune.data.pieces.said import NOT_HELD, Row, parsed, texts_in
 from hivetune.data.reasons import RowRefused
 
 _FIRST_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
@@ -53,7 +53,7 @@ class _Session:
     size: int = 0
 
 
-def is_line(row: dict[str, Any]) -> bool:
+def is_line(row: Row) -> bool:
     """Whether an object is a line of such a session: today's form, or the first one, bare items after a header."""
     if row.get("type") in _LINE_TYPES:
         return isinstance(row.get("payload"), dict)
