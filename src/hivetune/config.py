@@ -42,6 +42,9 @@ class DataConfig(Section):
     )
     validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
     test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
+    split: Literal["content", "time"] = Field(
+        default="content", description="which rows are held out: drawn by their content, or the newest"
+    )
     group_by: Literal["auto", "session", "user", "none"] = Field(
         default="auto",
         description="kept on one side beside what says the same; auto: sessions and users that are not too large",

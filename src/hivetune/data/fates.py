@@ -67,6 +67,7 @@ class Decisions:
     files: dict[str, Counter[str]] = field(default_factory=dict)  # file: rows of each layout
     synthetic: dict[str, int] = field(default_factory=dict)  # usable rows that a maker made, and the others
     groups: dict[str, int] = field(default_factory=dict)  # what was kept together, see split.Sides
+    nearest: dict[str, Any] | None = None  # how near test rows are to training rows, see nearest.Nearest
     tied: Sequence[int] = ()  # a row of each row's group
     lessons: Lessons = field(default_factory=Lessons)
     corrections: int = 0

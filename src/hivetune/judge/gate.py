@@ -132,10 +132,20 @@ def _not_finite_field(value: Any, field: str) -> str:
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
-    """What a `deploy` does not rest on: a lower loss alone does not say that a single answer is right."""
-    if _answer_pairs(evaluation, "success"):
-        return ()
-    return ("no answer was checked: neither the held-out rows nor eval.checker name a checker",)
+    """What a `deploy` does not rest on: a lower loss alone does not say that a single answer is right, and what was
+    nearly trained is no evidence.
+    """
+    reasons: list[str] = []
+    if not _answer_pairs(evaluation, "success"):
+        reasons.append("no answer was checked: neither the held-out rows nor eval.checker name a checker")
+    nearest = evaluation.get("nearest") or {}
+    if nearest.get("above"):
+        share = nearest["above"] / nearest["test_rows"]
+        reasons.append(
+            f"{share:.0%} of the test rows ({nearest['above']:,} of {nearest['test_rows']:,}) have at least "
+            f"{nearest['bound']:.0%} of their words in common with a training row"
+        )
+    return tuple(reasons)
 
 
 def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:

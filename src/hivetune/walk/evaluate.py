@@ -32,7 +32,12 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     Raises what `compare_pair` does.
     """
     require_adapter(run.folder)
-    about = {"run": str(run.folder), "model": run.config.model, "adapter_sha256": adapter_hash(run.folder)}
+    about = {
+        "run": str(run.folder),
+        "model": run.config.model,
+        "adapter_sha256": adapter_hash(run.folder),
+        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
+    }
     if run.config.eval.baseline == BASELINE:
         evaluation = _beside_base(run, about, progress)
     else:

@@ -55,6 +55,7 @@ def search(*conversations: Sequence[Message], threshold: float = 0.85) -> Near:
     rows = Rows(
         lesson=lambda row: lesson_of(conversations[row]),
         question=lambda row: hash(question(conversations[row])),
+        read=lambda row: hash(question(conversations[row])),
         rank=lambda row: (float(row),),
     )
     return near_copies(memoryview(sketches), threshold, rows)
@@ -195,6 +196,7 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
         about = Rows(
             lesson=lambda row: lesson_of(rows[numbers[row]]),
             question=lambda row: hash(question(rows[numbers[row]])),
+            read=lambda row: hash(question(rows[numbers[row]])),
             rank=lambda row: (float(numbers[row]),),
         )
         near = near_copies(memoryview(sketches), 0.7, about)

@@ -116,10 +116,13 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the search asks about row i of the sketches. `rank`: of two copies the row with the lower one stays."""
+    """What the search asks about row i of the sketches. `question`: its hash without system prompts; `read`: the hash
+    of all that is read. `rank`: of two copies the row with the lower one stays.
+    """
 
     lesson: Callable[[int], Lesson]
     question: Callable[[int], int]
+    read: Callable[[int], int]
     rank: Callable[[int], tuple[float, ...]]
 
 
@@ -193,12 +196,13 @@ class _Search:
             self._add(sorted(bucket, key=rank))
             return
         self._remember_crowd(bucket)
-        questions: dict[int, list[int]] = {}
-        for row in bucket:
-            questions.setdefault(self._rows.question(row), []).append(row)
-        for same in questions.values():
-            if len(same) > 1:
-                self._add(sorted(same, key=rank))
+        for key in (self._rows.question, self._rows.read):  # one question may be asked about many documents
+            groups: dict[int, list[int]] = {}
+            for row in bucket:
+                groups.setdefault(key(row), []).append(row)
+            for same in groups.values():
+                if len(same) > 1:
+                    self._add(sorted(same, key=rank))
 
     def pairs(self) -> Iterator[Pair]:
         """Candidates whose estimate is high enough, also when what their crowd shares is left out."""

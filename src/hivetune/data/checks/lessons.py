@@ -25,8 +25,9 @@ Triple = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One row in words of lower case: what is only read (without the system prompt), and what is trained."""
+    """One row in words of lower case: system prompts and tools, what else is only read, and what is trained."""
 
+    given: Sequence[str]
     asked: Sequence[str]
     learned: Sequence[str]
     calls: tuple[str, ...]  # JSON of each trained call
@@ -35,7 +36,11 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """Shares of word triples in common (Jaccard, 0 to 1), and whether the difference is a matter of a few words."""
+    """Shares of word triples in common (Jaccard, 0 to 1), and whether the difference is a matter of a few words.
+
+    `asked`: of all that is read, the lower one of the system prompts' share and of the rest's: two documents in two
+    system prompts make two lessons of one question.
+    """
 
     asked: float
     learned: float
@@ -55,10 +60,13 @@ class Likeness:
         return min(self.asked, self.learned)
 
 
-def lesson_of(messages: Sequence[Message]) -> Lesson:
+def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Lesson:
     asked, learned, calls = texts_of(messages)
     numbers = tuple(sorted(_NUMBER.findall(f"{asked}\n{learned}")))
-    return Lesson(words_of(asked), words_of(learned), calls, numbers)
+    given = [message.content.lower() for message in messages if message.role == "system"]
+    if tools:
+        given.append(_plain([dict(tool) for tool in tools]))
+    return Lesson(words_of("\n".join(given)), words_of(asked), words_of(learned), calls, numbers)
 
 
 def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
@@ -97,8 +105,12 @@ def compare(one: Lesson, other: Lesson, shared: frozenset[Triple] = frozenset())
     )
     learned = triples_of(one.learned), triples_of(other.learned)
     edits = max(_longest_edit(*asked), _longest_edit(*learned))
+    likeness = _jaccard(*asked)
+    if one.given != other.given:
+        given = triples_of(one.given), triples_of(other.given)
+        likeness, edits = min(likeness, _jaccard(*given)), max(edits, _longest_edit(*given))
     return Likeness(
-        _jaccard(*asked),
+        likeness,
         _jaccard(*learned),
         edits <= LONGEST_EDIT_TRIPLES,
         one.calls == other.calls and one.numbers == other.numbers,

@@ -78,6 +78,7 @@ def write_snapshot(
         },
         "model": report["model"],
         "max_length": report["max_length"],
+        "nearest": report["nearest"],
     }
     write_manifest(folder, extra)
     return digest.hexdigest()

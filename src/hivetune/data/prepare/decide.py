@@ -3,6 +3,7 @@
 Reads the results of all chunks in order and keeps about 60 bytes a row in flat arrays, never rows.
 """
 
+import json
 import math
 import mmap
 import shutil
@@ -36,6 +37,7 @@ from hivetune.data.fates import (
 )
 from hivetune.data.judged.pick import judge_rows
 from hivetune.data.leave_out import read_leave_out
+from hivetune.data.prepare.nearest import Nearest
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
 from hivetune.data.synthetic import cap_synthetic
@@ -44,10 +46,10 @@ from hivetune.records import Progress
 CACHED_LESSONS = 500
 ADDRESS_SPACE = 1 << 64
 _QUERY = (
-    "SELECT source, layout, reason, hash64, read64, question64, session64, user64, lesson64, time, length, agent,"
-    " category FROM rows ORDER BY n"
+    "SELECT source, layout, reason, hash64, read64, question64, session64, user64, texts64, lesson64, time, length,"
+    " agent, category FROM rows ORDER BY n"
 )
-_BODY = "SELECT messages, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
+_BODY = "SELECT messages, tools, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
 
 
 @dataclass
@@ -89,6 +91,10 @@ def decide_rows(
     cap_synthetic(results, decisions, columns.hash64, data.synthetic_share)
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate == TRAIN))
     found = sides(rows, columns.ties, alike, data)
+    nearest = Nearest()
+    if data.near_duplicates > 0 and any(found.side):
+        nearest.read(results, decisions, found.side, columns.hash64)
+        found = sides(rows, columns.ties, alike, data, nearest.twins())
     decisions.tied = found.group
     for row in rows:
         decisions.fate[row] = found.side[row]
@@ -100,6 +106,7 @@ def decide_rows(
         "broken_up": found.broken_up,
         "too_large": found.too_large,
     }
+    decisions.nearest = nearest.report(found.side)
     if data.balance != "none":
         _balance(decisions, columns.label, columns.hash64)
     if data.leave_out is not None:
@@ -115,8 +122,8 @@ def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions,
     for path in results:
         decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, layout, reason, hash64, *ties, lesson, time, length, agent, category in database.execute(
-                _QUERY
+            for source, layout, reason, hash64, *ties, texts, lesson, time, length, agent, category in (
+                database.execute(_QUERY)
             ):
                 row = decisions.num_rows
                 name = source.rpartition(":")[0] or source
@@ -127,6 +134,9 @@ def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions,
                     label = (agent if data.balance == "agent" else category) or NO_VALUE
                     columns.label.append(labels.setdefault(label, len(labels)))
                 _append(columns, hash64, length, ties, lesson, time)
+                if texts is not None:
+                    columns.ties.texts.frombytes(texts)
+                    columns.ties.text_rows.extend([row] * (len(texts) // 8))
                 decisions.stays.append(row)
                 decisions.fate.append(TRAIN if reason is None else REFUSED)
                 if reason is not None:
@@ -212,6 +222,7 @@ def _drop_near(
         about = Rows(
             lesson=lambda i: lesson(rows[i]),
             question=lambda i: ties.question[rows[i]],
+            read=lambda i: ties.read[rows[i]],
             rank=lambda i: (ties.time[rows[i]], -columns.length[rows[i]], columns.hash64[rows[i]]),
         )
         skipped = bytes(decisions.fate[row] != TRAIN for row in rows)
@@ -224,8 +235,8 @@ def _drop_near(
 
 
 def _lesson(bodies: RowLookup, row: int) -> Lesson:
-    text, kind = bodies.find(row)
-    lesson = lesson_of(messages_from(text))
+    text, tools, kind = bodies.find(row)
+    lesson = lesson_of(messages_from(text), json.loads(tools) if tools else ())
     return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson  # no copy of a good one
 
 

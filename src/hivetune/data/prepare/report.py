@@ -103,6 +103,7 @@ def make_report(results: Sequence[Path], decisions: Decisions, *, model: str | N
         "beginnings": decisions.count(BEGINNING),
         "near_duplicates": decisions.count(NEAR_DUPLICATE),
         "groups": decisions.groups,
+        "nearest": decisions.nearest,
         "problems": problems[:MAX_PROBLEMS],
         "problems_left_out": max(
             0, sum(counts["rejected"].values()) + sum(counts["set_aside"].values()) - MAX_PROBLEMS

@@ -1,15 +1,16 @@
 """Which rows are trained and which are held out: rows that belong together are one group, and a group has one side.
 
-Rows are tied by what they say (the same question, or nearly the same row), by their session and by their user; a group
-is a connected component of these ties. The side of a group is a function of the hash of its oldest row's session (or
+Rows are tied by what they say (the same question, or nearly the same row), by their session, by a long text that they
+share (an answer, a document) or most of their words, and by their user; a group is a connected component of these ties. The side of a group is a function of the hash of its oldest row's session (or
 question), so that no state is kept, the order of the input does not matter, and shares are exact only on average.
 docs/decisions/0012 says which promise gives way to which.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hivetune.data.checks.dedupe import Table
@@ -22,12 +23,28 @@ if TYPE_CHECKING:  # each worker would start with pydantic: 0.3 s and its memory
 SALT = b"hivetune split 1"
 SCALE = 1 << 64
 NONE = 0  # the hash of a session or user that a row does not name
-# Ties in the order in which groups grow: what rows say always counts.
-READ, SAID, SESSION, USER = range(4)
+READ, SAID, SESSION, TEXT, USER = range(5)
 # With few users the side of one would decide the verdict: `auto` keeps a user together only up to this share of what is
 # held out (2 % of the rows by default).
 USERS_SHARE = 0.1
-LEVELS = {"none": (SAID, READ), "session": (SESSION,), "user": (USER,), "auto": (USER, SESSION, SAID, READ)}
+# The ties in the order in which groups grow: what rows say always counts. A row is in its largest group of a level in
+# WANTED that may be held out, and in that of the last one else.
+GROWTH = {
+    "none": (READ, SAID, TEXT),
+    "session": (READ, SAID, SESSION, TEXT),
+    "user": (READ, SAID, SESSION, USER, TEXT),
+    "auto": (READ, SAID, SESSION, TEXT, USER),
+}
+WANTED = {
+    "none": (TEXT, SAID, READ),
+    "session": (TEXT, SESSION),
+    "user": (TEXT, USER),
+    "auto": (USER, TEXT, SESSION, SAID, READ),
+}
+# What is long enough to be known again: an answer of 20 words, a paragraph of 50.
+LONG_ANSWER_CHARS, LONG_CONTEXT_CHARS, MAX_CONTEXTS = 120, 300, 8
+# A text that more rows share is an instruction or a stock answer, no document: up to this share of what is held out.
+TEXTS_SHARE, FEW_ROWS = 0.25, 8
 
 
 def question(messages: Sequence[Message]) -> str:
@@ -51,6 +68,17 @@ def tie_hashes(example: Example) -> tuple[int, int, int, int]:
     )
 
 
+def text_hashes(messages: Sequence[Message]) -> array:  # type: ignore[type-arg]
+    """64 bits of the last answer and of each paragraph that is read, where they are long."""
+    answer = " ".join(messages[-1].content.split()).casefold()
+    found = [f"answer:{answer}"] if messages[-1].role == "assistant" and len(answer) >= LONG_ANSWER_CHARS else []
+    for message in messages:
+        if message.role != "assistant" and len(message.content) >= LONG_CONTEXT_CHARS:
+            lines = (line for line in message.content.split("\n") if len(line) >= LONG_CONTEXT_CHARS)
+            found += [f"context:{' '.join(line.split()).casefold()}" for line in lines]
+    return array("Q", map(group_hash, dict.fromkeys(found[: MAX_CONTEXTS + 1])))
+
+
 def read_hash(messages: Sequence[Message]) -> int:
     """64 bits of all that is read in a conversation, its answers aside."""
     read = [f"{m.role} {m.content}" for m in messages if m.role != "assistant"]
@@ -72,13 +100,18 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """What ties rows, one entry a row of the input. `time`: seconds since 1970, infinite where unknown."""
+    """What ties rows, one entry a row of the input. `time`: seconds since 1970, infinite where unknown.
+
+    `texts`: hashes of long texts; the row of each stands at the same place in `text_rows`, ascending.
+    """
 
     read: array  # type: ignore[type-arg]
     question: array  # type: ignore[type-arg]
     session: array  # type: ignore[type-arg]
     user: array  # type: ignore[type-arg]
     time: array  # type: ignore[type-arg]
+    text_rows: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
+    texts: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +127,31 @@ class Sides:
     too_large: int  # that are trained because their group is larger than all that may be held out
 
 
-def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], data: "DataConfig") -> Sides:
-    """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same.
+def sides(
+    rows: Sequence[int],
+    ties: Ties,
+    alike: Iterable[tuple[int, int]],
+    data: "DataConfig",
+    twins: Iterable[tuple[int, int]] = (),
+) -> Sides:
+    """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same;
+    `twins`: pairs that have most of their words in common.
 
     A group that is larger than validation and test together can't be held out. `auto` then keeps only smaller groups
     together (the session, else the question, else what is read in all: one question about many documents, one greeting
     before many conversations); where that is still too large, or data.group_by asks for it, the group is trained.
     """
     num_rows = len(ties.time)
-    wanted = LEVELS[data.group_by]
+    wanted = WANTED[data.group_by]
     limit = (data.validation + data.test) * len(rows)
     group, level_of, fits = array("I", bytes(4 * num_rows)), bytearray(num_rows), bytearray(num_rows)
     roots, sizes = _tied(rows, alike, num_rows), array("I")
-    for level, tie in enumerate((ties.read, ties.question, ties.session, ties.user)[: wanted[0] + 1]):
-        _join_equal(roots, rows, tie)
+    equal = {READ: ties.read, SAID: ties.question, SESSION: ties.session, USER: ties.user}
+    for level in GROWTH[data.group_by]:
+        if level == TEXT:
+            _join_texts(roots, rows, ties, twins, max(FEW_ROWS, int(TEXTS_SHARE * limit)))
+        else:
+            _join_equal(roots, rows, equal[level])
         if level not in wanted:
             continue
         sizes = _sizes(rows, roots)
@@ -117,12 +161,64 @@ def sides(rows: Sequence[int], ties: Ties, alike: Iterable[tuple[int, int]], dat
                 group[row], level_of[row], fits[row] = roots[row], level, sizes[roots[row]] <= largest
     kept = _sizes(rows, group)
     broken_up = sum(kept[group[row]] != sizes[roots[row]] for row in rows)
-    anchors = _anchors(rows, ties, group, level_of, data.group_by)
     side = bytearray(num_rows)
-    for row in rows:
-        if fits[row]:
-            side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
+    if data.split == "time":
+        _hold_out_newest(side, [row for row in rows if fits[row]], ties.time, group, data, len(rows))
+    else:
+        anchors = _anchors(rows, ties, group, level_of, data.group_by)
+        for row in rows:
+            if fits[row]:
+                side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
     return Sides(side, group, sum(map(bool, kept)), max(kept, default=0), broken_up, len(rows) - sum(fits))
+
+
+def _hold_out_newest(
+    side: bytearray,
+    rows: Sequence[int],
+    time: array,  # type: ignore[type-arg]
+    group: array,  # type: ignore[type-arg]
+    data: "DataConfig",
+    num_rows: int,
+) -> None:
+    """Write the sides of a split by time: the newest groups are the test, those before them the validation. A group is
+    as old as its oldest row; one with a row that has no time is trained.
+    """
+    oldest: dict[int, float] = {}
+    members: dict[int, list[int]] = {}
+    for row in rows:
+        root = group[row]
+        members.setdefault(root, []).append(row)
+        oldest[root] = min(oldest.get(root, time[row]), time[row]) if time[row] != float("inf") else -1.0
+    taken, counts = 0, (data.test * num_rows, (data.test + data.validation) * num_rows)
+    for root in sorted(members, key=lambda root: (-oldest[root], root)):
+        taken += len(members[root])
+        if oldest[root] < 0 or taken > counts[1] + 1e-9:
+            break
+        for row in members[root]:
+            side[row] = SPLITS.index("test" if taken <= counts[0] + 1e-9 else "validation")
+
+
+def _join_texts(
+    roots: array,  # type: ignore[type-arg]
+    rows: Sequence[int],
+    ties: Ties,
+    twins: Iterable[tuple[int, int]],
+    max_rows: int,
+) -> None:
+    """Join the groups of rows that share a long text which at most `max_rows` have, and those of twins."""
+    member = bytearray(len(ties.time))
+    for row in rows:
+        member[row] = 1
+    places = sorted((i for i, row in enumerate(ties.text_rows) if member[row]), key=ties.texts.__getitem__)
+    for _, same in groupby(places, key=ties.texts.__getitem__):
+        first, *others = (ties.text_rows[i] for i in same)
+        if len(others) < max_rows:
+            for other in others:
+                _join(roots, first, other)
+    for one, other in twins:
+        _join(roots, one, other)
+    for row in rows:
+        roots[row] = _root(roots, row)
 
 
 def _tied(rows: Sequence[int], alike: Iterable[tuple[int, int]], num_rows: int) -> array:  # type: ignore[type-arg]
@@ -179,7 +275,7 @@ def _anchors(
     anchors = array("Q", [SCALE - 1]) * len(group)
     for row in rows:
         key = ties.user[row] if group_by == "user" else NONE
-        if level_of[row] >= SESSION:
+        if level_of[row] >= SESSION and group_by != "none":
             key = key or ties.session[row]
         key = key or (ties.question if level_of[row] >= SAID else ties.read)[row]
         root, time = group[row], ties.time[row]

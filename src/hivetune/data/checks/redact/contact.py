@@ -4,7 +4,14 @@ import ipaddress
 import re
 
 from hivetune.data.checks.redact.checksums import digits_of
-from hivetune.data.checks.redact.numbers import OTHER_NUMBER, begins, named_rule
+from hivetune.data.checks.redact.numbers import (
+    NO_WORD_BEFORE,
+    NO_WORD_BEHIND,
+    OTHER_NUMBER,
+    UNSPACED,
+    begins,
+    named_rule,
+)
 from hivetune.data.checks.redact.rules import Check, Rule
 
 # RFC 2606 and RFC 6761: names that documentation uses; files such as icon@2x.png; mail of machines.
@@ -68,6 +75,8 @@ FREE_FORMS: tuple[tuple[str, str], ...] = (
     ("trunk", r"\(?0[1-9]\d{1,4}\)?[ /-]{1,3}\d{6,8}"),
     ("trunk", r"\(?0[1-9]\d{0,3}\)?[ /-]{1,2}\d{2,4}[ -]\d{2,5}(?:[ -]\d{2,4}){0,2}"),
     ("de", r"0(?:1[5-7]\d)(?:[ /-]\d\d){4}"),
+    # China, where a mobile number stands between words without spaces
+    ("cn", r"1[3-9]\d[- ]?\d{4}[- ]?\d{4}"),
     # Brazil, Russia, India
     ("br", r"\([1-9]\d\) ?9?\d{4}-\d{4}"),
     ("ru", r"8 ?\(?9\d\d\)? ?\d{3}[- ]\d\d[- ]\d\d"),
@@ -79,10 +88,10 @@ PHONE_WORDS = (
     "mobiltelefon|cell|cellphone|cellulare|celular|handy|handynummer|rufnummer|fax|whatsapp|gsm|portable|numéro|móvil|"
     "telemóvel|tlf|tlf.|puh|puh.|puhelin|puhelinnumero|telefonisch|erreichen|anrufen|rufen|ruf mich|call|ring|text me|"
     "contact|reach me|hotline|meine nummer|my number|appelez|joindre|llámame|chiama|bel me|zadzwoń|zadzwon|ring meg|"
-    "numer|cep|cep telefonum|телефон|тел.|τηλέφωνο|phone_number|"
+    "numer|komórka|komorka|cep|cep telefonum|телефон|тел.|τηλέφωνο|phone_number|"
     "κινητό|נייד|電話|電話番号|携帯|手机|手機|电话|휴대폰|전화|טלפון"
 )
-NAMED_PHONE = rf"(?<![\w.])(\(?\+?\d{SEPARATED % (6, 14)}(?:x\d{{1,5}})?)(?![\w]|[.,]\d)"
+NAMED_PHONE = rf"{NO_WORD_BEFORE}(\(?\+?\d{SEPARATED % (6, 14)}(?:x\d{{1,5}})?){NO_WORD_BEHIND}(?![.,]\d)"
 DATE_FIRST = re.compile(r"(?:19|20)\d\d[-./]\d\d?[-./]\d|\d\d?[-./]\d\d?[-./](?:19|20)\d\d|(?:19|20)\d\d-(?:19|20)\d\d")
 VERSION_GROUPS = re.compile(r"(?!0\d\.)\d{1,4}(?:\.\d{1,3}){2,4}")
 
@@ -127,6 +136,13 @@ def _is_free_phone(text: str, start: int, end: int) -> bool:
     return begins(text, start) and text[start - 1 : start] != "/" and is_phone(text, start, end)
 
 
+def _is_chinese_mobile(text: str, start: int, end: int) -> bool:
+    """Beside a character of a script without spaces, and not behind the word for an order or a serial number."""
+    front = text[max(0, start - 4) : start]
+    beside = front[-1:] >= UNSPACED or text[end : end + 1] >= UNSPACED
+    return beside and not re.search("单号|订单|编号|訂單|番号", front) and _is_free_phone(text, start, end)
+
+
 def _is_trunk(text: str, start: int, end: int) -> bool:
     digits = len(digits_of(text[start:end]))
     front = text[max(0, start - 40) : start].lower()
@@ -143,7 +159,7 @@ POINTED_PHONE = re.compile(r"\+?\(?\d{2,4}\)?(?:[. ]\d{2,4}){2,5}(?:x\d{1,5})?")
 
 
 def _phone(form: str, holds: Check) -> Rule:
-    guarded = re.compile(rf"(?:{form})(?![\w-]|[.,/:]\w|[ ]\d)")
+    guarded = re.compile(rf"(?:{form}){NO_WORD_BEHIND}(?!-|[.,/:]\w|[ ]\d)")
     return Rule("phone", "phone number", "[PHONE]", guarded, gate="number", holds=holds)
 
 
@@ -222,8 +238,32 @@ def is_mac(text: str, start: int, end: int) -> bool:
     return ":" in value or (any(c.isalpha() for c in plain) and any(c.isdigit() for c in plain))
 
 
+# "anna dot schmidt at posteo dot de"
+SPOKEN_EMAIL = (
+    r"(?<![\w.])([a-z][\w.+-]{0,40}(?: dot [\w+-]{1,30}){0,3} at [a-z][\w-]{1,40}(?: dot [a-z]{2,20}){0,2} dot (?:[a-z]{2}|com|org|net|edu|info))(?![\w-])"
+)
+MAIL_PROVIDERS = re.compile(r" at (?:gmail|googlemail|gmx|web|posteo|mailbox|outlook|hotmail|live|yahoo|icloud|proton\w*|aol) ")
+
+
+def _is_spoken_email(text: str, start: int, end: int) -> bool:
+    """With a name of two parts, or of a provider that many people have: "look at the dot com" is none."""
+    value = text[start:end].lower()
+    name = value.partition(" at ")[0]
+    return " dot " in name or MAIL_PROVIDERS.search(value) is not None
+
+
 CONTACT_RULES: tuple[Rule, ...] = (
     Rule("email", "e-mail address", "[EMAIL]", re.compile(EMAIL), ("@", "%40", "(at)", "[at]"), holds=is_email),
+    Rule(
+        "email",
+        "e-mail address",
+        "[EMAIL]",
+        re.compile(SPOKEN_EMAIL),
+        (" dot ",),
+        group=1,
+        folded=True,
+        holds=_is_spoken_email,
+    ),
     Rule("ip", "IP address", "[IP]", re.compile(IPV4, re.ASCII), gate="address", group=1, holds=is_personal_ipv4),
     Rule(
         "ip",
@@ -248,6 +288,9 @@ PHONE_RULES: tuple[Rule, ...] = (
         gate="number",
         holds=is_international,
     ),
-    *(_phone(form, _is_trunk if country == "trunk" else _is_free_phone) for country, form in FREE_FORMS),
+    *(
+        _phone(form, {"trunk": _is_trunk, "cn": _is_chinese_mobile}.get(country, _is_free_phone))
+        for country, form in FREE_FORMS
+    ),
     named_rule("phone", "phone number", "[PHONE]", PHONE_WORDS, NAMED_PHONE, _is_named_phone),
 )

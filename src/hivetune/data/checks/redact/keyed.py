@@ -19,13 +19,13 @@ from hivetune.data.checks.redact.values import (
 )
 
 QUOTES = r"[\"'`\\]{0,4}"
-IS = r"(?:is|was|are|ist|war|lautet|est|es|era|é|e|jest|è|er|är)"
+IS = r"(?:is|was|are|ist|war|lautet|c['\u2019]est|est|es|era|é|e|jest|è|er|är)"
 # name="value", name: value, name := value, name => value, <name>value, value="...", "name", "value", name is value
 ASSIGNED = (
     rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
 )
 LONG_VALUE = r"([\w+/=.~-]{20,300})"
-GENERATED = r"([^\s\"'`<>,;&\\]{12,300})"
+GENERATED = r"(&?[^\s\"'`<>,;&\\]{12,300})"
 VALUE = r"([^\s\"'`<>,;\\]{%d,300})"
 # A name that ends so; what stands in front of it is read by `_generated`.
 KEY_WORDS = (
@@ -150,6 +150,13 @@ def _behind(*words: str, check: Check = _any) -> Check:
         return any(word in front for word in words) and check(text, start, end)
 
     return holds
+
+
+def _aws_secret(text: str, start: int, end: int) -> bool:
+    """40 characters of base64 as AWS makes them: both cases, digits, no hash."""
+    value = text[start:end]
+    mixed = any(c.islower() for c in value) and any(c.isupper() for c in value) and any(c.isdigit() for c in value)
+    return mixed and entropy_bits(value) >= 4 and not is_placeholder(value)
 
 
 def _url_password(text: str, start: int, end: int) -> bool:
@@ -282,6 +289,13 @@ KEYED_RULES: tuple[Rule, ...] = (
     _rule("password", "password", SHORT_PASS_WORDS, PASS_QUOTED, _quoted, "behind-word"),
     _rule("password", "password", PASS_WORDS, PASS_NEXT, _strong),
     _rule("password", "password", SHORT_PASS_WORDS, PASS_NEXT, _strong, "behind-word"),
+    _rule(
+        "aws-secret",
+        "AWS secret key",
+        ("aws", "amazon"),
+        r"[^\n]{0,80}?(?<![\w/+])([a-z0-9/+]{40})(?![\w/+=])",
+        _aws_secret,
+    ),
     # Short codes
     _rule(
         "pin",

@@ -163,6 +163,12 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
         "personalausweis|ausweisnummer|id-nummer",
         r"[A-Za-z]{0,3}\d{6,13}",
     ),
+    (
+        "national-id",
+        "identity card number",
+        "personalausweis|personalausweisnummer|ausweisnummer|ausweis-nr",
+        r"[cfghjklmnprtvwxyz][cfghjklmnprtvwxyz\d]{8}\d?",
+    ),
     ("ein", "US tax number", "ein|tax id|taxpayer", r"\d\d-\d{7}"),
     ("cn-id", "Chinese identity number", "身份证|身份證|id card|identity card", r"\d{17}[\dXx]"),
     ("rrn", "Korean resident number", "주민등록번호|주민번호", r"\d{6}[- ]?\d{7}"),
@@ -214,7 +220,7 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
     (
         "medical-record",
         "medical record number",
-        "mrn|medical record|patient id|patient number|patient no",
+        "mrn|medical record|patient id|patient number|patient no|patientennr|patientennummer|patienten-nr|patienten-id",
         r"[A-Z]{0,3}\d{5,10}",
     ),
     ("vin", "vehicle identification number", "vin|vehicle identification|fahrgestellnummer", r"[A-HJ-NPR-Z\d]{17}"),
@@ -236,12 +242,12 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
         "driving licence number",
         "driver's license|driver license|driving licence|driving license|drivers license|licence no|"
         "license no|führerschein|permis de conduire|carnet de conducir",
-        r"[A-Za-z]{1,2}[ -]?\d{5,12}|[A-Z]{5}\d{6}[A-Z\d]{5}|[A-Z]\d{3}-\d{4}-\d{4}",
+        r"[A-Za-z]{1,2}[ -]?\d{5,12}|[A-Z]\d{2}[A-Z\d]{8}|[A-Z]{5}\d{6}[A-Z\d]{5}|[A-Z]\d{3}-\d{4}-\d{4}",
     ),
     (
         "health-insurance",
         "insurance number",
-        "versichertennummer|krankenversicherungsnummer|insurance number|insurance no|policy number|policy no",
+        "versichertennummer|krankenversichertennummer|kvnr|krankenversicherungsnummer|insurance number|insurance no|policy number|policy no",
         r"[A-Za-z]{0,3}\d{6,12}",
     ),
 )
@@ -266,12 +272,16 @@ BORN = (
 )
 
 
+UNSPACED = "\u2e80"  # scripts behind it (Chinese, Japanese, Korean) put no space between a word and a number
+NO_WORD_BEFORE, NO_WORD_BEHIND = r"(?<![^\W\u2e80-\uffff]|\.)", r"(?![^\W\u2e80-\uffff])"
+
+
 def begins(text: str, start: int) -> bool:
     """Not in the middle of a longer number, word, version or table. (A look behind in the pattern would be tried at
     every character; here it costs nothing where the pattern does not match.)
     """
     before = text[start - 1 : start]
-    if before.isalnum() or (before in ("_", ".", "+", "-") and before):
+    if (before.isalnum() and before < UNSPACED) or (before in ("_", ".", "+", "-") and before):
         return False
     return not (before in (" ", ",") and text[start - 2 : start - 1].isdigit())
 
@@ -296,9 +306,13 @@ def _has_digits(text: str, start: int, end: int) -> bool:
     return sum(c.isdigit() for c in text[start:end]) >= 2
 
 
+def _is_upper(text: str, start: int, end: int) -> bool:
+    return text[start:end].isupper()
+
+
 def _named(name: str, title: str, words: str, pattern: str) -> Rule:
     number = pattern.lower()
-    return named_rule(name, title, _upper(name), words, rf"(?<![\w.])({number})(?![\w-]|[.,]\d)", _has_digits)
+    return named_rule(name, title, _upper(name), words, rf"{NO_WORD_BEFORE}({number}){NO_WORD_BEHIND}(?!-|[.,]\d)", _has_digits)
 
 
 def named_rule(name: str, title: str, placeholder: str, words: str, pattern: str, holds: Check | None) -> Rule:
@@ -317,5 +331,23 @@ NUMBER_RULES: tuple[Rule, ...] = (
     Rule("card", "card number", "[CARD]", re.compile(CARD, re.ASCII), gate="number", holds=is_card),
     *(_free(*one) for one in FREE),
     *(_named(*one) for one in NAMED),
+    named_rule(
+        "number-plate",
+        "number plate",
+        "[NUMBER-PLATE]",
+        "car|vehicle|registration|reg|van|parked|plate",
+        rf"{NO_WORD_BEFORE}([a-z]{{2}}\d\d ?[a-z]{{3}}){NO_WORD_BEHIND}",
+        _is_upper,
+    ),
+    Rule(
+        "birth-date",
+        "date of birth",
+        "[DATE_OF_BIRTH]",
+        re.compile(r"\*\s?(\d{1,2}\.\d{1,2}\.(?:19|20)\d\d)(?!\d)"),
+        ("*",),
+        "number",
+        "at-marker",
+        1,
+    ),
     named_rule("birth-date", "date of birth", "[DATE_OF_BIRTH]", BORN, rf"(?<![\w.])({DATE})(?!\d)", None),
 )

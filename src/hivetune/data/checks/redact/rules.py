@@ -89,8 +89,7 @@ class RuleSet:
         places: _Places = {}
         for i in sorted(wanted):
             rule = self.rules[i]
-            for match in _matches(rule, lower if rule.folded else text, places):
-                start, end = match.span(rule.group)
+            for start, end in _matches(rule, lower if rule.folded else text, places):
                 if start < end and (rule.holds is None or rule.holds(text, start, end)):
                     spans.put(start, end, rule)
         return spans.finds
@@ -252,9 +251,10 @@ def _spaced_markers(rules: Sequence[Rule]) -> tuple[tuple[str, str, tuple[int, .
 _Places = dict[tuple[bool, tuple[str, ...]], list[tuple[int, int]]]
 
 
-def _matches(rule: Rule, text: str, places: _Places) -> Iterator[re.Match[str]]:
+def _matches(rule: Rule, text: str, places: _Places) -> Iterator[tuple[int, int]]:
+    """Where what a rule may replace begins and ends."""
     if rule.tried == "anywhere":
-        yield from rule.pattern.finditer(text)
+        yield from (match.span(rule.group) for match in rule.pattern.finditer(text))
         return
     key = rule.folded, rule.markers
     if key not in places:
@@ -263,7 +263,25 @@ def _matches(rule: Rule, text: str, places: _Places) -> Iterator[re.Match[str]]:
         if rule.tried != "behind-word" or _is_word(text, place, end):
             match = rule.pattern.match(text, place if rule.tried == "at-marker" else end)
             if match:
-                yield match
+                yield match.span(rule.group)
+            elif rule.tried == "at-marker" and (span := _over_two_lines(rule, text, place)):
+                yield span
+
+
+LINE_BREAK = re.compile(r"\\?\r?\n[ \t]{0,40}")
+MAX_BROKEN, MIN_PIECE = 300, 8  # characters: of a secret that is looked for over two lines, of its part on each line
+
+
+def _over_two_lines(rule: Rule, text: str, place: int) -> tuple[int, int] | None:
+    """Where a secret that begins at `place` ends on the next line."""
+    line_break = LINE_BREAK.search(text, place, place + MAX_BROKEN)
+    if line_break is None or line_break.start() < place + MIN_PIECE:
+        return None
+    front = text[max(0, place - 1) : line_break.start()]
+    match = rule.pattern.match(front + text[line_break.end() : place + MAX_BROKEN], min(place, 1))
+    if match is None or match.end() < len(front) + MIN_PIECE:
+        return None
+    return place, line_break.end() + match.end() - len(front)
 
 
 def _places_of(markers: Sequence[str], text: str) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,7 @@ Sources: the makers' documentation of their tokens and what they tell secret sca
 characters that no word begins with, and the rest a minimal length, so that no entropy has to be guessed.
 """
 
+import base64
 import re
 
 from hivetune.data.checks.redact.rules import Rule, Tried
@@ -285,6 +286,19 @@ SECRET_RULES: tuple[Rule, ...] = (
     *(_secret(*one, tried="anywhere") for one in INSIDE),
     *(_secret(*one, tried="anywhere", group=1) for one in PLACED),
 )
+ENCODED = r"(?<![\w+/=-])([A-Za-z0-9+/]{20,2000}+={0,2})(?![\w+/=])"
+NAMED_SECRET = re.compile(rb"(?i)(?:pass|pwd|secret|token|key)[\w-]{0,20}[\"']?\s{0,2}[=:]\s{0,2}\S{6}")
+
+
+def _is_encoded(text: str, start: int, end: int) -> bool:
+    """Base64 of a line that names a secret, as in a config map: DB_PASSWORD=..."""
+    try:
+        plain = base64.b64decode(text[start:end], validate=True)
+    except ValueError:
+        return False
+    return NAMED_SECRET.search(plain) is not None and plain.isascii() and plain.decode().replace("\n", " ").isprintable()
+
+
 # Behind all others: they know more about what they find.
 LAST_RULES: tuple[Rule, ...] = (
     Rule(
@@ -295,5 +309,14 @@ LAST_RULES: tuple[Rule, ...] = (
         gate="mixed-word",
         group=1,
         holds=_is_generated,
+    ),
+    Rule(
+        "encoded",
+        "encoded secret",
+        "[SECRET:encoded]",
+        re.compile(ENCODED, re.ASCII),
+        gate="long-word",
+        group=1,
+        holds=_is_encoded,
     ),
 )

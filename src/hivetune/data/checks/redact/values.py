@@ -4,43 +4,15 @@ import math
 import re
 from itertools import pairwise
 
+# What stands for a value however it goes on.
 PLACEHOLDER_STARTS = (
-    *("your", "my_", "my-", "my.", "example", "xxx", "***", "...", "•••", "changeme", "change_me", "change-me", "none"),
-    *(
-        "null",
-        "true",
-        "false",
-        "undefined",
-        "os.",
-        "env",
-        "process.",
-        "self.",
-        "config",
-        "settings",
-        "secrets.",
-        "vault",
-    ),
-    *(
-        "$",
-        "%",
-        "<",
-        "{",
-        "[",
-        "(",
-        "/",
-        "./",
-        "~/",
-        "@",
-        "&",
-        "*",
-        "#{",
-        "get",
-        "fake",
-        "dummy",
-        "sample",
-        "test-",
-        "test_",
-    ),
+    *("your", "my_", "my-", "my.", "example", "xxx", "***", "...", "•••", "changeme", "change_me", "change-me"),
+    *("<", "{", "[", "#{", "./", "~/"),
+)
+# What stands for a value where only words follow: env.PASSWORD, $DB_PASSWORD, getPassword. A password may begin so too.
+SOURCE_STARTS = (
+    *("none", "null", "true", "false", "undefined", "os.", "env", "process.", "self.", "config", "settings", "secrets."),
+    *("vault", "get", "fake", "dummy", "sample", "test-", "test_", "$", "%", "(", "/", "@", "&", "*"),
 )
 PLACEHOLDER_PARTS = (
     *("example", "placeholder", "redacted", "changeme", "your_", "your-", "xxxx", "****", "....", "_here", "-here"),
@@ -122,12 +94,25 @@ def is_placeholder(value: str) -> bool:
     lower = value.lower()
     if lower.startswith(PLACEHOLDER_STARTS) or lower.strip(".,!?:") in PLACEHOLDER_WORDS:
         return True
+    if lower.startswith(SOURCE_STARTS) and (is_wordy(value) or "/" in value.strip("/")):
+        return True
     return any(part in lower for part in PLACEHOLDER_PARTS) or len(set(lower)) <= 3
+
+
+def is_wordy(value: str) -> bool:
+    """Words of letters with signs between them, and at most two digits behind a word."""
+    parts = re.split(r"[\W_]+", value)
+    return all(re.fullmatch(r"[^\W\d_]*\d{0,2}", part) and not _is_scrambled(part) for part in parts)
+
+
+def has_code_signs(value: str) -> bool:
+    """Whether a value is a piece of code: brackets, a path of attributes. A lone bracket may begin a password."""
+    return CODE_SIGNS.search(value.removeprefix("(") if ")" not in value else value) is not None
 
 
 def looks_random(value: str) -> bool:
     """A generated value: letters and digits of high entropy; not a word, path, variable or placeholder."""
-    if not has_digit_and_letter(value) or is_placeholder(value) or CODE_SIGNS.search(value):
+    if not has_digit_and_letter(value) or is_placeholder(value) or has_code_signs(value):
         return False
     if _WORDS.fullmatch(value):
         return False
@@ -141,13 +126,15 @@ CAPITAL = re.compile("(?<=[a-z])(?=[A-Z])")
 def _is_scrambled(value: str) -> bool:
     """Letters only, with capitals where no words begin, or in front of what is no word."""
     steps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
+    if steps < 3:
+        return False
     no_words = sum(VOWEL.search(part) is None for part in CAPITAL.split(value))
-    return steps >= 3 and (len(value) / steps < 3.5 or no_words >= 3)
+    return len(value) / steps < 3.5 or no_words >= 3
 
 
 def looks_chosen(value: str) -> bool:
     """A password that a person chose: letters and digits, or digits alone (six or more), or mixed with signs."""
-    if is_placeholder(value) or CODE_SIGNS.search(value):
+    if is_placeholder(value) or has_code_signs(value):
         return False
     digits, letters = sum(c.isdigit() for c in value), sum(c.isalpha() for c in value)
     signs = len(value) - digits - letters

@@ -10,7 +10,7 @@ from hivetune.data.checks.lessons import lesson_hashes
 from hivetune.data.checks.policies import is_vouched
 from hivetune.data.judged.answers import with_worse
 from hivetune.data.prepare.examine.stages import ExaminedRow, TooLong, num_chars
-from hivetune.data.prepare.split import tie_hashes
+from hivetune.data.prepare.split import text_hashes, tie_hashes
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.renderer import RenderedView
 from hivetune.data.rows.read import RawRow, judged_hash
@@ -22,6 +22,7 @@ CREATE TABLE rows (
   n INTEGER PRIMARY KEY, source TEXT NOT NULL, layout TEXT, reason TEXT, hint TEXT, changed TEXT,
   id TEXT, hash64 INTEGER,            -- of the content
   read64 INTEGER, question64 INTEGER, session64 INTEGER, user64 INTEGER,  -- what ties the row to others; 0: names none
+  texts64 BLOB,                       -- of its long texts (array "Q")
   lesson64 INTEGER, earlier BLOB,     -- its last lesson, and those before it (array "Q"); lessons.py
   length INTEGER,                     -- of its longest view
   num_tokens INTEGER, trained INTEGER,  -- of all its views
@@ -39,7 +40,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 29, 12
+ROW_COLUMNS, BODY_COLUMNS = 30, 12
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # a bad answer is no copy of a good one
 TableRow = tuple[Any, ...]
 
@@ -47,7 +48,7 @@ TableRow = tuple[Any, ...]
 def refused_rows(raw: RawRow, error: RowRefused) -> tuple[TableRow, TableRow]:
     """What both tables say of a refused row, without its number."""
     length = error.length if isinstance(error, TooLong) else None
-    row = (storable(raw.source), None, error.reason, storable(error.hint), *[None] * 9, length, *[None] * 14)
+    row = (storable(raw.source), None, error.reason, storable(error.hint), *[None] * 10, length, *[None] * 14)
     return row, (*[None] * (BODY_COLUMNS - 2), raw.payload)
 
 
@@ -66,6 +67,7 @@ def usable_rows(found: ExaminedRow, *, keep_raw: bool) -> tuple[TableRow, TableR
         example.id,
         _signed(hash64 ^ BAD_MARK if bad else hash64),
         *map(_signed, tie_hashes(example)),
+        text_hashes(example.messages).tobytes() or None,
         _signed(lessons[-1]) if lessons else None,
         lessons[:-1].tobytes() if len(lessons) > 1 and "cut" not in found.changed else None,
         max((len(r.tokens) for r in rendered), default=num_chars(example.messages)),

@@ -1,0 +1,130 @@
+"""How near held-out rows are to training rows in their words, in whatever order these stand.
+
+Two rows are twins when most of their words are the same, the rarer the more it counts: names were changed, a third of
+the words was replaced. Word triples, by which near copies are found (checks/dedupe.py), are few in such pairs.
+"""
+
+import heapq
+import math
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from hivetune.data.checks.lessons import texts_of, words_of
+from hivetune.data.fates import TRAIN, Decisions, open_result
+from hivetune.data.snapshot import SPLITS, messages_from
+
+# Where a third of the words is replaced two thirds stay, which is half of all words of the two rows; unrelated rows of
+# one subject have less than 0.2 in common.
+TWIN = 0.4
+MIN_WORDS = 8  # shorter rows have their words in common by chance
+MAX_HELD_OUT, MAX_TRAINING = 2000, 200_000  # rows that are looked at, drawn by their content: 50 MB
+RAREST, MAX_ROWS, CANDIDATES = 24, 500, 8  # words by which a row is looked for, rows that have one, rows compared
+WORDS_MASK = (1 << 20) - 1
+TEST = SPLITS.index("test")
+
+
+class Nearest:
+    """The words of held-out rows and of training rows, and which rows of the two kinds have most of them in common."""
+
+    def __init__(self) -> None:
+        self._held_out: dict[int, array[int]] = {}
+        self._rows, self._starts, self._words = array("I"), array("Q", [0]), array("I")
+        self._similar: dict[int, list[tuple[float, int]]] = {}
+
+    def read(self, results: Sequence[Path], decisions: Decisions, side: bytearray, hash64: Sequence[int]) -> None:
+        """Read the words of the rows that are held out by `side`, and of those that are trained, and compare them."""
+        usable = [row for row, fate in enumerate(decisions.fate) if fate == TRAIN]
+        held_out = set(heapq.nsmallest(MAX_HELD_OUT, (row for row in usable if side[row]), key=hash64.__getitem__))
+        training = [row for row in usable if not side[row]]
+        if len(training) > MAX_TRAINING:
+            training = heapq.nsmallest(MAX_TRAINING, training, key=hash64.__getitem__)
+        counts = array("I", bytes(4 * (WORDS_MASK + 1)))
+        for row, words in _words(results, decisions, held_out.union(training)):
+            for word in words:
+                counts[word] += 1
+            if len(words) < MIN_WORDS:
+                continue
+            if row in held_out:
+                self._held_out[row] = words
+            else:
+                self._rows.append(row)
+                self._words.extend(words)
+                self._starts.append(len(self._words))
+        self._compare(counts, len(held_out) + len(training), hash64)
+
+    def _compare(self, counts: Sequence[int], num_rows: int, hash64: Sequence[int]) -> None:
+        rarest = {
+            row: heapq.nsmallest(RAREST, (w for w in words if 1 < counts[w] <= MAX_ROWS), key=lambda w: (counts[w], w))
+            for row, words in self._held_out.items()
+        }
+        postings: dict[int, list[int]] = {word: [] for words in rarest.values() for word in words}
+        for place in range(len(self._rows)):
+            for word in self._of(place):
+                if word in postings:
+                    postings[word].append(place)
+        for row, words in self._held_out.items():
+            shared = Counter(place for word in rarest[row] for place in postings[word])
+            mine = set(words)
+            likeliest = heapq.nsmallest(
+                CANDIDATES,
+                shared,
+                key=lambda place, shared=shared: (-shared[place], hash64[self._rows[place]]),  # type: ignore[misc]
+            )
+            weighed = [
+                (_likeness(mine, set(self._of(place)), counts, num_rows), self._rows[place]) for place in likeliest
+            ]
+            self._similar[row] = sorted(weighed, reverse=True)
+
+    def _of(self, place: int) -> "array[int]":
+        return self._words[self._starts[place] : self._starts[place + 1]]
+
+    def twins(self) -> Iterator[tuple[int, int]]:
+        """Pairs of a held-out row and a training row that have most of their words in common."""
+        for row, similar in self._similar.items():
+            yield from ((row, other) for share, other in similar if share >= TWIN)
+
+    def report(self, side: bytearray) -> dict[str, Any] | None:
+        """`test_rows` that were looked at, how many of them are `above` the `bound` to a training row, and the `median`
+        of their greatest likeness; None where there are none.
+        """
+        best = [
+            max((share for share, other in similar if not side[other]), default=0.0)
+            for row, similar in self._similar.items()
+            if side[row] == TEST
+        ]
+        if not best:
+            return None
+        above = sum(share >= TWIN for share in best)
+        return {"test_rows": len(best), "above": above, "bound": TWIN, "median": round(statistics.median(best), 3)}
+
+
+def _words(results: Sequence[Path], decisions: Decisions, wanted: set[int]) -> Iterator[tuple[int, "array[int]"]]:
+    """(row, its distinct words as numbers): of what is asked and what is learned, in lower case, without signs."""
+    for number, path in enumerate(results):
+        start = decisions.chunk_starts[number]
+        with closing(open_result(path)) as database:
+            for n, messages in database.execute("SELECT n, messages FROM bodies ORDER BY n"):
+                if start + n in wanted:
+                    asked, learned, _ = texts_of(messages_from(messages))
+                    yield start + n, _numbers(f"{asked}\n{learned}")
+
+
+def _numbers(text: str) -> "array[int]":
+    words = words_of(text)
+    if isinstance(words, str):  # a script without spaces
+        words = [text[i : i + 3] for i in range(len(text) - 2)]
+    plain = {word.strip(".,;:!?()\"'") for word in words} - {""}
+    return array("I", sorted({crc32(word.encode("utf-8", "surrogatepass")) & WORDS_MASK for word in plain}))
+
+
+def _likeness(one: set[int], other: set[int], counts: Sequence[int], num_rows: int) -> float:
+    """The share of words in common (Jaccard), each with its inverse document frequency as weight."""
+    shared = sum(math.log(num_rows / counts[word]) for word in one & other)
+    either = sum(math.log(num_rows / counts[word]) for word in one | other)
+    return shared / either if either else 0.0

@@ -1,0 +1,178 @@
+"""Rows that a model has seen under other names, in other words or behind another question are not held out."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data.conftest import chat
+from data.prepare.faults import WORDS
+
+from hivetune.config import DataConfig, parse_config
+from hivetune.data.prepare.prepare import check, prepare
+
+PLAIN = sorted({word.lower() for word in WORDS if word.isalpha() and len(word) > 2})
+NAMES = ["Anna", "Boris", "Carla", "Dmitri", "Elena", "Farid", "Greta", "Henrik", "Ines", "Jonas", "Kenji", "Lucia"]
+
+
+def text(rng: random.Random, number: int) -> str:
+    return " ".join(rng.choice(PLAIN) for _ in range(number))
+
+
+def splits(path: Path, chatml: Path, **data: Any) -> dict[str, str]:
+    """{id in `session`: split} of a prepared file."""
+    snapshot = prepare(parse_config({"model": "m", "data": {"path": str(path), **data}}), chatml)
+    infos = [snapshot.info(row) for row in range(snapshot.num_rows)]
+    return {str(info.session): info.split for info in infos}
+
+
+def num_parted(found: dict[str, str], pairs: int) -> int:
+    """How many of the pairs "a0" and "b0", "a1" and "b1" have a row on each side of the line between train and test."""
+    sides = [{found[f"a{i}"] == "train", found[f"b{i}"] == "train"} for i in range(pairs)]
+    return sum(len(side) == 2 for side in sides)
+
+
+def test_documents_in_the_system_prompt_are_no_duplicates(write_rows: Callable[..., Path]) -> None:
+    """One question about 300 documents, with three short answers: what is asked and answered is all but equal."""
+    rng = random.Random(1)
+    rows = [
+        {
+            "messages": [
+                {"role": "system", "content": f"Answer from this document.\n\n{text(rng, 80)}"},
+                {"role": "user", "content": "What does the document say about the delivery of the goods?"},
+                {"role": "assistant", "content": f"It says that the goods are {rng.choice(['sent', 'kept', 'lost'])}."},
+            ]
+        }
+        for _ in range(300)
+    ]
+    report = check(DataConfig(path=str(write_rows(rows)), validation=0, test=0.2))
+    assert (report.document["near_duplicates"], report.usable) == (0, 300)
+
+
+def test_one_document_twice_is_a_duplicate_still(write_rows: Callable[..., Path]) -> None:
+    rng = random.Random(2)
+    documents = [text(rng, 80).split() for _ in range(40)]
+    rows = []
+    for document in documents:
+        answer = text(rng, 30)
+        for word in ("so", "as"):
+            asked = {"role": "user", "content": "What does the document say about the delivery of the goods?"}
+            system = {"role": "system", "content": " ".join([*document[:40], word, *document[41:]])}
+            rows.append({"messages": [system, asked, {"role": "assistant", "content": answer}]})
+    assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 40
+
+
+def test_short_questions_behind_one_long_system_prompt_are_kept(write_rows: Callable[..., Path]) -> None:
+    rng = random.Random(3)
+    system = {"role": "system", "content": text(rng, 200)}
+    rows = [
+        {"messages": [system, {"role": "user", "content": f"a {word} film"}, {"role": "assistant", "content": "good"}]}
+        for word in PLAIN[:12]
+    ]
+    assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 0
+
+
+def test_the_same_question_with_other_tools_is_no_duplicate(write_rows: Callable[..., Path]) -> None:
+    rng = random.Random(4)
+    asked, answer = text(rng, 30), text(rng, 40)
+    rows = [
+        {
+            **chat(asked, f"{answer} {word}"),
+            "tools": [{"type": "function", "function": {"name": f"find_{word}", "parameters": {"type": "object"}}}],
+        }
+        for word in ("parcel", "invoice")
+    ]
+    assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 0
+
+
+def test_twins_with_other_names_are_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rng = random.Random(5)
+    rows = []
+    for i in range(150):
+        asked, answer = text(rng, 24).split(), text(rng, 30).split()
+        for kind in "ab":
+            for words, places in ((asked, (2, 9, 17)), (answer, (1, 8, 15, 22))):
+                for place in places:
+                    words[place] = rng.choice(NAMES)
+            rows.append(chat(" ".join(asked), " ".join(answer), session=f"{kind}{i}"))
+    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
+
+
+def test_twins_with_a_third_of_their_words_replaced_are_on_one_side(
+    write_rows: Callable[..., Path], chatml: Path
+) -> None:
+    rng = random.Random(6)
+    rows = []
+    for i in range(150):
+        asked, answer = text(rng, 30).split(), text(rng, 36).split()
+        rows.append(chat(" ".join(asked), " ".join(answer), session=f"a{i}"))
+        for words in (asked, answer):
+            for place in rng.sample(range(len(words)), len(words) // 3):
+                words[place] = rng.choice(PLAIN)
+        rows.append(chat(" ".join(asked), " ".join(answer), session=f"b{i}"))
+    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
+
+
+def test_a_long_answer_under_two_questions_is_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rng = random.Random(7)
+    rows = []
+    for i in range(150):
+        answer = text(rng, 40)
+        rows += [chat(text(rng, 12), answer, session=f"{kind}{i}") for kind in "ab"]
+    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
+
+
+def test_a_long_context_with_two_questions_is_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rng = random.Random(8)
+    rows = []
+    for i in range(150):
+        context = text(rng, 90)
+        for kind in "ab":
+            rows.append(chat(f"{context}\n\n{text(rng, 8)}?", text(rng, 10), session=f"{kind}{i}"))
+    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
+
+
+def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., Path], chatml: Path) -> None:
+    """A long instruction in front of each question, and one long refusal as the answer of every tenth row."""
+    rng = random.Random(9)
+    instruction, refusal = text(rng, 90), text(rng, 24)
+    rows = [
+        chat(f"{instruction}\n\n{text(rng, 25)}", text(rng, 25) if i % 10 else refusal, session=f"s{i}")
+        for i in range(300)
+    ]
+    counts = Counter(splits(write_rows(rows), chatml).values())
+    assert 15 < counts["test"] < 50
+    assert 15 < counts["validation"] < 50
+
+
+def test_the_newest_rows_are_the_test(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rng = random.Random(10)
+    times = list(range(200))
+    rng.shuffle(times)
+    rows = [chat(text(rng, 12), text(rng, 12), session=f"s{t}", time=1_700_000_000 + 3600 * t) for t in times]
+    found = splits(write_rows(rows), chatml, split="time")
+    assert {found[f"s{t}"] for t in range(160)} == {"train"}
+    assert {found[f"s{t}"] for t in range(160, 180)} == {"validation"}
+    assert {found[f"s{t}"] for t in range(180, 200)} == {"test"}
+
+
+def test_rows_without_a_time_are_trained_when_the_split_is_by_time(write_rows: Callable[..., Path]) -> None:
+    rng = random.Random(11)
+    rows = [chat(text(rng, 12), text(rng, 12), **({"time": 1_700_000_000 + i} if i % 2 else {})) for i in range(100)]
+    document = check(DataConfig(path=str(write_rows(rows)), split="time")).document
+    assert document["splits"] == {"train": 80, "validation": 10, "test": 10}
+
+
+def test_the_report_says_how_near_test_rows_are_to_training_rows(write_rows: Callable[..., Path]) -> None:
+    """Half of what one question asks again and again is answered from one stock of sentences: too many for one side."""
+    rng = random.Random(12)
+    fresh = [chat(text(rng, 20), text(rng, 30)) for _ in range(200)]
+    near = check(DataConfig(path=str(write_rows(fresh)), test=0.2)).document["nearest"]
+    assert near["test_rows"] > 20
+    assert near["above"] == 0
+    stock = text(rng, 24).split()
+    alike = [chat(" ".join([*rng.sample(stock, 16), *text(rng, 4).split()]), text(rng, 3)) for _ in range(200)]
+    near = check(DataConfig(path=str(write_rows([*fresh[:30], *alike])), test=0.2, near_duplicates=0.85)).document["nearest"]
+    assert near["above"] <= near["test_rows"]
+    assert set(near) == {"test_rows", "above", "bound", "median"}
