@@ -23,7 +23,15 @@ def test_a_secret_may_begin_with_any_word_or_sign(start: str, name: str) -> None
         *("$PASSWORD", "${DB_PASSWORD}", "$(pass show db)", "$db_password", "%PASSWORD%", "%(password)s", "%s"),
         *("@password", "env.DB_PASSWORD", "env:DB_PASSWORD", "getPassword()", "get_secret('db')", "config.password"),
         *("vault:secret/data/db", "true", "null", "None", "settings.PASSWORD", "process.env.PASSWORD", "fake_password"),
-        *("(redacted)", "/run/secrets/password", "~/.pgpass", "&password", "*****", "configPassword2", "vault/db/creds1"),
+        *(
+            "(redacted)",
+            "/run/secrets/password",
+            "~/.pgpass",
+            "&password",
+            "*****",
+            "configPassword2",
+            "vault/db/creds1",
+        ),
     ],
 )
 def test_what_stands_for_a_value_stays(value: str) -> None:

@@ -173,6 +173,8 @@ def test_the_report_says_how_near_test_rows_are_to_training_rows(write_rows: Cal
     assert near["above"] == 0
     stock = text(rng, 24).split()
     alike = [chat(" ".join([*rng.sample(stock, 16), *text(rng, 4).split()]), text(rng, 3)) for _ in range(200)]
-    near = check(DataConfig(path=str(write_rows([*fresh[:30], *alike])), test=0.2, near_duplicates=0.85)).document["nearest"]
+    near = check(DataConfig(path=str(write_rows([*fresh[:30], *alike])), test=0.2, near_duplicates=0.85)).document[
+        "nearest"
+    ]
     assert near["above"] <= near["test_rows"]
     assert set(near) == {"test_rows", "above", "bound", "median"}

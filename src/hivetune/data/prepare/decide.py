@@ -122,8 +122,8 @@ def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions,
     for path in results:
         decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, layout, reason, hash64, *ties, texts, lesson, time, length, agent, category in (
-                database.execute(_QUERY)
+            for source, layout, reason, hash64, *ties, texts, lesson, time, length, agent, category in database.execute(
+                _QUERY
             ):
                 row = decisions.num_rows
                 name = source.rpartition(":")[0] or source

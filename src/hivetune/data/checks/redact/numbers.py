@@ -312,7 +312,9 @@ def _is_upper(text: str, start: int, end: int) -> bool:
 
 def _named(name: str, title: str, words: str, pattern: str) -> Rule:
     number = pattern.lower()
-    return named_rule(name, title, _upper(name), words, rf"{NO_WORD_BEFORE}({number}){NO_WORD_BEHIND}(?!-|[.,]\d)", _has_digits)
+    return named_rule(
+        name, title, _upper(name), words, rf"{NO_WORD_BEFORE}({number}){NO_WORD_BEHIND}(?!-|[.,]\d)", _has_digits
+    )
 
 
 def named_rule(name: str, title: str, placeholder: str, words: str, pattern: str, holds: Check | None) -> Rule:

@@ -296,7 +296,9 @@ def _is_encoded(text: str, start: int, end: int) -> bool:
         plain = base64.b64decode(text[start:end], validate=True)
     except ValueError:
         return False
-    return NAMED_SECRET.search(plain) is not None and plain.isascii() and plain.decode().replace("\n", " ").isprintable()
+    return (
+        NAMED_SECRET.search(plain) is not None and plain.isascii() and plain.decode().replace("\n", " ").isprintable()
+    )
 
 
 # Behind all others: they know more about what they find.

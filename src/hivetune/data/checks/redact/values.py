@@ -11,7 +11,20 @@ PLACEHOLDER_STARTS = (
 )
 # What stands for a value where only words follow: env.PASSWORD, $DB_PASSWORD, getPassword. A password may begin so too.
 SOURCE_STARTS = (
-    *("none", "null", "true", "false", "undefined", "os.", "env", "process.", "self.", "config", "settings", "secrets."),
+    *(
+        "none",
+        "null",
+        "true",
+        "false",
+        "undefined",
+        "os.",
+        "env",
+        "process.",
+        "self.",
+        "config",
+        "settings",
+        "secrets.",
+    ),
     *("vault", "get", "fake", "dummy", "sample", "test-", "test_", "$", "%", "(", "/", "@", "&", "*"),
 )
 PLACEHOLDER_PARTS = (
