@@ -117,13 +117,13 @@ class Near:
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What the search asks about row i of the sketches. `question`: its hash without system prompts; `read`: the hash
-    of all that is read. `rank`: of two copies the row with the lower one stays.
+    of all that is read, by default the same. `rank`: of two copies the row with the lower one stays.
     """
 
     lesson: Callable[[int], Lesson]
     question: Callable[[int], int]
-    read: Callable[[int], int]
     rank: Callable[[int], tuple[float, ...]]
+    read: Callable[[int], int] | None = None
 
 
 def near_copies(
@@ -196,7 +196,7 @@ class _Search:
             self._add(sorted(bucket, key=rank))
             return
         self._remember_crowd(bucket)
-        for key in (self._rows.question, self._rows.read):  # one question may be asked about many documents
+        for key in filter(None, (self._rows.question, self._rows.read)):  # one question may be asked about many documents
             groups: dict[int, list[int]] = {}
             for row in bucket:
                 groups.setdefault(key(row), []).append(row)

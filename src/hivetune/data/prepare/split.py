@@ -1,9 +1,10 @@
 """Which rows are trained and which are held out: rows that belong together are one group, and a group has one side.
 
 Rows are tied by what they say (the same question, or nearly the same row), by their session, by a long text that they
-share (an answer, a document) or most of their words, and by their user; a group is a connected component of these ties. The side of a group is a function of the hash of its oldest row's session (or
-question), so that no state is kept, the order of the input does not matter, and shares are exact only on average.
-docs/decisions/0012 says which promise gives way to which.
+share (an answer, a document) or most of their words, and by their user; a group is a connected component of these ties.
+The side of a group is a function of the hash of its oldest row's session (or question), so that no state is kept, the
+order of the input does not matter, and shares are exact only on average. With `data.split: time` the newest groups are
+held out. docs/decisions/0012 says which promise gives way to which.
 """
 
 from array import array

@@ -239,7 +239,10 @@ def is_mac(text: str, start: int, end: int) -> bool:
 
 
 # "anna dot schmidt at posteo dot de"
-SPOKEN_EMAIL = r"(?<![\w.])([a-z][\w.+-]{0,40}(?: dot [\w+-]{1,30}){0,3} at [a-z][\w-]{1,40}(?: dot [a-z]{2,20}){0,2} dot (?:[a-z]{2}|com|org|net|edu|info))(?![\w-])"
+SPOKEN_EMAIL = (
+    r"(?<![\w.])([a-z][\w.+-]{0,40}(?: dot [\w+-]{1,30}){0,3} at [a-z][\w-]{1,40}(?: dot [a-z]{2,20}){0,2}"
+    r" dot (?:[a-z]{2}|com|org|net|edu|info))(?![\w-])"
+)
 MAIL_PROVIDERS = re.compile(
     r" at (?:gmail|googlemail|gmx|web|posteo|mailbox|outlook|hotmail|live|yahoo|icloud|proton\w*|aol) "
 )

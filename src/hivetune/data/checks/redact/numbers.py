@@ -247,7 +247,8 @@ NAMED: tuple[tuple[str, str, str, str], ...] = (
     (
         "health-insurance",
         "insurance number",
-        "versichertennummer|krankenversichertennummer|kvnr|krankenversicherungsnummer|insurance number|insurance no|policy number|policy no",
+        "versichertennummer|krankenversichertennummer|kvnr|krankenversicherungsnummer|insurance number|"
+        "insurance no|policy number|policy no",
         r"[A-Za-z]{0,3}\d{6,12}",
     ),
 )
