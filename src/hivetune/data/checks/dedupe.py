@@ -196,7 +196,9 @@ class _Search:
             self._add(sorted(bucket, key=rank))
             return
         self._remember_crowd(bucket)
-        for key in filter(None, (self._rows.question, self._rows.read)):  # one question may be asked about many documents
+        for key in filter(
+            None, (self._rows.question, self._rows.read)
+        ):  # one question may be asked about many documents
             groups: dict[int, list[int]] = {}
             for row in bucket:
                 groups.setdefault(key(row), []).append(row)
