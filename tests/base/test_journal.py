@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import fill
 
-from hivetune.base.journal import RESERVE_BYTES, Journal, read_journal, read_tail
+from hivetune.base.journal import RESERVE_BYTES, Journal, JournalPlace, read_after, read_journal, read_tail
 
 
 def write(path: Path, *numbers: int) -> None:
@@ -25,10 +25,33 @@ def test_a_line_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert entry == {"event": "step", "step": 1, "words": "ä\udc80\u2028"}
 
 
-def test_lines_without_a_checksum_are_read(tmp_path: Path) -> None:
-    """Runs of an earlier version have none."""
-    (tmp_path / "j").write_text('{"event": "old", "time": 1.0}\n')
-    assert list(read_journal(tmp_path / "j")) == [{"event": "old", "time": 1.0}]
+def test_a_line_by_hand_is_not_believed(tmp_path: Path) -> None:
+    """Every version has written the checksum."""
+    (tmp_path / "j").write_text('{"event": "step", "time": 1.0, "step": 1}\n')
+    assert list(read_journal(tmp_path / "j")) == [{"event": "damaged", "time": 0.0, "line": 1}]
+    assert read_tail(tmp_path / "j") == []
+    assert read_after(tmp_path / "j", JournalPlace()).entries[0]["event"] == "damaged"
+
+
+def test_a_line_without_what_its_readers_take_is_damaged(tmp_path: Path) -> None:
+    with Journal(tmp_path / "metrics.jsonl") as journal:
+        journal.append("step", step=1)
+        journal.append("step", step="2", loss=1.0)
+        journal.append("step", step=3, loss=None)
+    assert [entry["event"] for entry in read_journal(tmp_path / "metrics.jsonl")] == ["damaged", "damaged", "step"]
+    with Journal(tmp_path / "events.jsonl") as journal:
+        journal.append("attempt", number=1)
+    assert [entry["event"] for entry in read_journal(tmp_path / "events.jsonl")] == ["damaged"]
+
+
+def test_a_sparse_file_of_a_terabyte_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hivetune.base.journal.MAX_LINE_BYTES", 1 << 20)
+    (tmp_path / "j").touch()
+    os.truncate(tmp_path / "j", 1 << 40)
+    with pytest.raises(OSError, match="a line of more than"):
+        list(read_journal(tmp_path / "j"))
+    with pytest.raises(OSError, match="a line of more than"):
+        read_after(tmp_path / "j", JournalPlace())
 
 
 @given(where=st.integers(0, 10_000), bit=st.integers(0, 7))

@@ -1,6 +1,5 @@
 """Runs as they are followed: whatever is appended, torn, taken back or written anew, what was read is what is there."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ from dashboard.shown import add_events, add_step, end_run, make_run, supervisor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.base.disk import write_atomic
 from hivetune.base.journal import Journal, JournalPlace, read_after, read_journal
 from hivetune.dashboard.watched import WatchedRun, Watcher
 from hivetune.run.folder import METRICS
@@ -43,7 +41,8 @@ def test_following_a_journal_gives_what_reading_it_gives(
                 file.write(b'{"event": "x", "nu')
         elif turn == "anew":  # as the worker takes back what it makes again: other bytes in a new file
             kept = [entry for entry in read_journal(path) if entry.get("number", 0) % 3]
-            write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+            with Journal(path) as journal:
+                journal.replace(kept)
         elif isinstance(turn, int):
             with Journal(path) as journal:
                 for _ in range(turn):
@@ -66,7 +65,8 @@ def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home
     assert (run.read.curves["loss"].count, run.status().step, run.status().restarts) == (21, 21, 1)
     assert run.status().state == "interrupted"  # a supervisor began and said nothing of its end
     kept = [entry for entry in read_journal(folder / METRICS) if entry["step"] <= 12]
-    write_atomic(folder / METRICS, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+    with Journal(folder / METRICS) as journal:
+        journal.replace(kept)
     with Journal(folder / METRICS) as journal:
         for step in range(13, 40):
             add_step(journal, step)

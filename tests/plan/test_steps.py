@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hivetune.base.journal import Journal
 from hivetune.errors import UsageError
 from hivetune.plan.steps import Amendment, Plan, PlanRow, append_amendment, make_plan, read_plan, write_plan
 from hivetune.records import Step
@@ -135,6 +136,60 @@ def test_amendments_are_applied_on_read_and_keep_the_plans_hash(tmp_path: Path) 
         append_amendment(tmp_path, amendment)
     again = read_plan(tmp_path)
     assert again == plan.amended(*amendments) and again.sha256 == plan.sha256
+
+
+BY_HAND = '{"event": "amendment", "time": 1.0, "from_step": 0, "until_step": null, "rows": [1], "reason": "mine"}\n'
+
+
+def amended(run: Path, *rows: int) -> Path:
+    """A run (rows 0, 3 to 117) in which these rows were taken out; its amendments.jsonl."""
+    write_plan(run, a_plan(40))
+    for row in rows:
+        append_amendment(run, Amendment(0, (row,), "not finite"))
+    return run / "amendments.jsonl"
+
+
+def test_an_amendment_by_hand_is_refused_with_its_line(tmp_path: Path) -> None:
+    """It was obeyed: another adapter, exit 0."""
+    path = amended(tmp_path, 3)
+    with open(path, "a") as file:
+        file.write(BY_HAND)
+    with pytest.raises(UsageError, match=rf"{path}:2: this line is damaged, or was written by hand") as refused:
+        read_plan(tmp_path)
+    assert "restore it from a copy" in refused.value.hint
+    with pytest.raises(UsageError, match="jsonl:2"):
+        append_amendment(tmp_path, Amendment(0, (6,), "not finite"))
+
+
+def test_an_amendment_of_a_row_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = amended(tmp_path, 3, 100)
+    with pytest.raises(UsageError, match=rf"{path}:2: the plan has no row 100"):
+        read_plan(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"rows": [1.5]}, {"rows": ["1"]}, {"until_step": "x"}, {"more": 1}])
+def test_a_sealed_line_that_is_no_amendment_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+    path = amended(tmp_path)
+    with Journal(path) as journal:
+        journal.append("amendment", **({"from_step": 0, "until_step": None, "rows": [1], "reason": "r"} | wrong))
+    with pytest.raises(UsageError, match=rf"{path}:1: this is no amendment"):
+        read_plan(tmp_path)
+
+
+def test_amendments_have_their_order_and_none_is_missing(tmp_path: Path) -> None:
+    path = amended(tmp_path, 3, 6, 9)
+    first, second, third = path.read_text().splitlines(keepends=True)
+    for lines in ([first, third], [second, first, third], [first, first]):
+        path.write_text("".join(lines))
+        with pytest.raises(UsageError, match="a line is missing"):
+            read_plan(tmp_path)
+
+
+def test_amendments_of_the_first_version_are_read(tmp_path: Path) -> None:
+    """0.1.0 wrote the checksum of each line, and no number."""
+    with Journal(amended(tmp_path)) as journal:
+        journal.append("amendment", from_step=2, until_step=None, rows=[3], reason="r")
+    assert read_plan(tmp_path).amendments == (Amendment(2, (3,), "r"),)
 
 
 def test_resume_is_going_to_step_i(tmp_path: Path) -> None:

@@ -42,11 +42,8 @@ def make_steps(run: Path, first: int, last: int, *, shift: float = 0.0, validate
 def take_back(run: Path, step: int) -> None:
     """As a worker does that begins again at `step` (engine/train/session.py): what came later goes, in one rename."""
     path = run / "metrics.jsonl"
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    kept = [entry for entry in entries if entry.get("step", 0) <= step]
-    for entry in kept:
-        entry.pop("crc32", None)
-    write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+    kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line).get("step", 0) <= step]
+    write_atomic(path, "".join(kept).encode())
 
 
 def points_in(run: Path, field: str = "loss") -> Points:

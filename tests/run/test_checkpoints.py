@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import math
 import os
 import shutil
@@ -214,12 +215,19 @@ def test_no_flipped_bit_makes_a_third_state(
 def test_whole_files_with_foreign_content_are_set_aside(run: Path) -> None:
     """The hashes are right, the content is not: a later format, tensors of something else, NaN written by another."""
     good = {name: bytes(data) for name, data in to_files(state_at(8)).items()}
+    tensors, state = safetensors.torch.load(good[TENSORS]), json.loads(good[STATE])
     nan = safetensors.torch.save(
         {**safetensors.torch.load(good[TENSORS]), f"param/{NAMES[0]}": torch.full((4, 8), math.nan)}
     )
     for files in (
         {**good, STATE: good[STATE].replace(b'"schema": 1', b'"schema": 2')},
         {**good, STATE: b"{}"},
+        {**good, STATE: b"[]"},
+        {**good, STATE: json.dumps({k: v for k, v in state.items() if k != "loop"}).encode()},
+        {**good, STATE: json.dumps(state | {"best": {"step": 4, "loss": math.nan}}).encode()},
+        {**good, STATE: json.dumps(state | {"step": True, "loop": []}).encode()},
+        {**good, TENSORS: safetensors.torch.save({name: t.to(torch.bfloat16) for name, t in tensors.items()})},
+        {**good, TENSORS: safetensors.torch.save({**tensors, f"exp_avg/{NAMES[0]}": torch.zeros(8, 4)})},
         {**good, STATE: b"\xff"},
         {**good, TENSORS: b"no tensors"},
         {**good, TENSORS: safetensors.torch.save({"weight": torch.zeros(1)})},

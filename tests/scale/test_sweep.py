@@ -33,7 +33,7 @@ STEPS = 3000
 OVER = ("--over", "learning_rate=1e-7,5e-3", "--set", f"max_steps={STEPS}", "--set", "eval.prompts=4")
 # Makes steps until it is told to stop; its loss falls the faster the nearer its learning rate is to 3e-3.
 RUN = """
-import json, math, signal, sys, time
+import json, math, signal, sys, time, zlib
 from pathlib import Path
 import yaml
 run = Path(sys.argv[1])
@@ -48,6 +48,9 @@ if rate == 0.25:
     print("hivetune: left\\nhint: none\\nhivetune: no device is left\\nhint: mend that")
     sys.exit(4)
 signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+def line(**fields):
+    text = json.dumps(fields)[:-1]
+    return text + f', "crc32": {zlib.crc32(text.encode())}}}' + chr(10)
 def lines(name):
     path = run / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -61,15 +64,14 @@ for step in range(done + 1, steps + 1):
     time.sleep(0.01)
     loss = 3 - 0.05 * step / (1 + abs(math.log(rate / 3e-3)))
     with open(run / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"event": "step", "step": step, "loss": loss, "seconds": 0.01, "tokens": 9}) + "\\n")
+        file.write(line(event="step", step=step, loss=loss, seconds=0.01, tokens=9))
         if step % 3 == 0:
-            file.write(json.dumps({"event": "validation", "step": step, "loss": loss}) + "\\n")
+            file.write(line(event="validation", step=step, loss=loss))
     if step % 3 == 0:
         rows = json.loads((run / "rows.json").read_text())
         nll = [tokens * loss * (1 + 0.01 * (row % 5)) for row, tokens in rows]
-        line = {"event": "validation", "step": step, "rows": [row for row, _ in rows], "nll": nll}
         with open(run / "validation.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\\n")
+            file.write(line(event="validation", step=step, rows=[row for row, _ in rows], nll=nll))
     if stop:
         sys.exit(143)
 record |= {"status": "done", "result": {"best": {"step": steps - steps % 3, "loss": loss}}}

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from hivetune.base.disk import sha256_bytes, write_atomic
+from hivetune.base.disk import sha256_bytes
 from hivetune.base.journal import Journal, read_journal
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError
@@ -113,8 +113,8 @@ def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     metrics = run / "metrics.jsonl"
     assert task.standby is not None
     kept = [line for line in read_journal(metrics) if line["step"] <= found.step]
-    write_atomic(metrics, "".join(json.dumps(line) + "\n" for line in kept).encode())
     journal, standby = Journal(metrics), Standby(task.standby)
+    journal.replace(kept)
     journal.append("started", step=found.step, pid=os.getpid())
     for step in range(found.step, len(plan.steps)):
         rows = plan.steps[step].rows

@@ -23,12 +23,14 @@ from typing import IO, Any
 import platformdirs
 
 from hivetune.base.paths import real_path
-from hivetune.base.private import check_own, make_folder, open_plain, temporary_folder
+from hivetune.base.private import check_own, make_folder, open_plain, read_bounded, temporary_folder
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # says who holds a folder now; no part of what it holds
 HASH_CHUNK_BYTES = 1 << 20
+# The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
+MAX_JSON_BYTES = 1 << 30
 # `lock_holder` holds a free lock itself for some microseconds: whoever takes one asks again before it counts as held.
 _ASKED_TIMES, _ASKED_AGAIN_S = 4, 0.01
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -135,16 +137,27 @@ def write_json(path: Path, value: Mapping[str, Any], *, disk: Disk = DISK) -> No
     write_atomic(path, text.encode("utf-8", "backslashreplace"), disk=disk)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that `write_json` wrote. Raises OSError, and ValueError for a file that holds none."""
-    with open(open_plain(path), encoding="utf-8") as file:
-        try:
-            value = json.load(file)
-        except RecursionError:
-            raise ValueError("nested too deeply") from None
+def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
+    """The JSON object in a file. `finite`: of our own, which hold no NaN and no infinity (a model's config may).
+
+    Raises OSError, also for a file of more than MAX_JSON_BYTES, and ValueError for one that holds no such object.
+    """
+    return parse_json(read_bounded(path, MAX_JSON_BYTES, links=False), finite=finite)
+
+
+def parse_json(content: bytes, *, finite: bool = False) -> dict[str, Any]:
+    """The JSON object in these bytes. Raises ValueError."""
+    try:
+        value = json.loads(content.decode(), parse_constant=_refuse_constant if finite else None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def size_of(folder: Path) -> int:

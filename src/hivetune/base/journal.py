@@ -1,20 +1,21 @@
 """Append-only JSON Lines files: one event a line, each handed to the kernel at once, readable after any crash.
 
-One writer per file. A torn last line is the mark of a writer that died and is left out. Each line carries its CRC-32:
-one that was damaged later is read as the event `damaged` with its number, so that it stops nobody and is told to who
-looks.
+One writer per file. A torn last line is the mark of a writer that died and is left out. Each line carries its CRC-32.
+A line that is not what was written (a flipped bit, an edit by hand, no CRC-32) is read as the event `damaged` with its
+number. It stops nobody, and whoever looks is told. Every version of Hivetune has written the CRC-32.
 """
 
 import ctypes
+import errno
 import json
 import os
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.base.private import make_folder, open_plain
@@ -28,6 +29,33 @@ MARK_BYTES = 64
 # Kept free on the disk behind the last line: about 300 events, more than a supervisor writes in a pause.
 RESERVE_BYTES = 64 << 10
 FALLOC_FL_KEEP_SIZE = 1
+# The losses of a million validation rows take 30 MB in one line. A longer line is none of ours.
+MAX_LINE_BYTES = 256 << 20
+
+_LOSS = (int, float, type(None))  # null: it was not finite
+# By file, event and field: what readers take without asking. A line of the event that lacks one is a damaged line.
+LINE_FIELDS: Mapping[str, Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
+    "metrics.jsonl": {
+        "started": {"step": int},
+        "step": {"step": int, "loss": _LOSS},
+        "validation": {"step": int, "loss": _LOSS},
+        "saved": {"step": int, "place": str},
+        "canary": {"step": int, "passed": bool},
+    },
+    "validation.jsonl": {"validation": {"step": int, "rows": list, "nll": list}},
+    "events.jsonl": {
+        "supervisor_ended": {"status": str, "steps": int, "restarts": int, "why": str},
+        "attempt": {"number": int, "rungs": list},
+        "failure": {"fault": str, "step": int, "words": str},
+        "action": {"action": str, "why": str, "rungs": list},
+        "isolated": {"words": str},
+        "quarantined": {"source": str, "reason": str},
+        "from_memory": {"step": int},
+        "warning": {"text": str},
+        "sample": {"available_bytes": int, "disk_free_bytes": int},
+    },
+    "amendments.jsonl": {"amendment": {"from_step": int, "rows": list, "reason": str}},
+}
 
 
 class Journal:
@@ -105,17 +133,18 @@ class Journal:
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Events in order; a torn last line is left out, a damaged one is `{"event": "damaged", "line": its number}`.
 
-    A file that does not exist has no events. Raises OSError for one that can't be read.
+    A file that does not exist has no events. Raises OSError for one that can't be read, or has a line of more than
+    MAX_LINE_BYTES.
     """
     try:
         handle = open_plain(path)
     except FileNotFoundError:
         return
     with open(handle, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: _read_line(file, path), b""), 1):
             if not line.endswith(b"\n"):
                 return
-            yield _entry(line) or {"event": DAMAGED, "time": 0.0, "line": number}
+            yield _entry(line, path) or {"event": DAMAGED, "time": 0.0, "line": number}
 
 
 def read_tail(path: Path) -> list[dict[str, Any]]:
@@ -128,7 +157,7 @@ def read_tail(path: Path) -> list[dict[str, Any]]:
         start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line + b"\n"))]
+    return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line + b"\n", path))]
 
 
 @dataclass(frozen=True)
@@ -168,14 +197,14 @@ def read_after(path: Path, place: JournalPlace, most_bytes: int = FOLLOWED_BYTES
         known = status.st_ino == place.inode and zlib.crc32(file.read(place.offset - start)) == place.mark
         offset = place.offset if known and status.st_size >= place.offset else 0
         file.seek(offset)
-        lines = file.readlines(most_bytes)
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
+        lines: list[bytes] = []
+        while sum(map(len, lines)) < most_bytes and (line := _read_line(file, path)).endswith(b"\n"):
+            lines.append(line)
         end = offset + sum(map(len, lines))
         start = max(0, end - MARK_BYTES)
         file.seek(start)
         after = JournalPlace(status.st_ino, end, zlib.crc32(file.read(end - start)))
-    entries = tuple(_entry(line) or {"event": DAMAGED, "time": 0.0} for line in lines)
+    entries = tuple(_entry(line, path) or {"event": DAMAGED, "time": 0.0} for line in lines)
     return Followed(entries, after, anew=offset == 0 and place.offset > 0)
 
 
@@ -185,18 +214,27 @@ def _line(entry: dict[str, Any]) -> bytes:
     return text + f', "{CHECKSUM}": {zlib.crc32(text)}}}\n'.encode()
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """The event without its checksum; None for a line that is not what was written."""
+def _read_line(file: IO[bytes], path: Path) -> bytes:
+    """The next line, empty at the end. Raises OSError for one that is too long to be read at once: a sparse file of a
+    terabyte is one line of zeros."""
+    line = file.readline(MAX_LINE_BYTES)
+    if len(line) == MAX_LINE_BYTES:
+        raise OSError(errno.EFBIG, f"has a line of more than {MAX_LINE_BYTES >> 20} MiB", str(path))
+    return line
+
+
+def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
+    """The event without its checksum; None for a line that is not what was written, or lacks what readers need."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
         return None
-    if CHECKSUM not in entry:
-        return entry  # of a version before 0.2, or written by hand
-    checksum = entry.pop(CHECKSUM)
-    return entry if checksum == zlib.crc32(line.rpartition(f', "{CHECKSUM}": '.encode())[0]) else None
+    if entry.pop(CHECKSUM, None) != zlib.crc32(line.rpartition(f', "{CHECKSUM}": '.encode())[0]):
+        return None
+    needed = LINE_FIELDS.get(path.name, {}).get(entry["event"], {})
+    return entry if all(isinstance(entry.get(name, ...), kind) for name, kind in needed.items()) else None
 
 
 def _drop_torn_line(handle: int) -> int:

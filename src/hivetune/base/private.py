@@ -62,14 +62,18 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> 
     return handle
 
 
-def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """The content of a small file that the user or a model's maker has written. Raises OSError, also for a larger one:
-    nothing that is read whole may fill the memory, nor come from a pipe that nobody writes to."""
-    with open(open_plain(path, links=True), "rb") as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 10} KiB", str(path))
-    return content
+def read_bounded(path: Path, most_bytes: int, *, links: bool = True) -> bytes:
+    """The content of a file of at most `most_bytes`. `links` as in `open_plain`: the user or a model's maker wrote it.
+
+    Raises OSError, also for a larger file, before any of it is read: nothing that is read whole may fill the memory (a
+    sparse file has any size that it likes), nor come from a pipe that nobody writes to.
+    """
+    with open(open_plain(path, links=links), "rb") as file:
+        if os.fstat(file.fileno()).st_size <= most_bytes:
+            content = file.read()
+            if len(content) <= most_bytes:
+                return content
+    raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 10:,} KiB", str(path))
 
 
 def check_own(folder: Path) -> None:

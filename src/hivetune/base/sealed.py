@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import DISK, Disk, read_json, sha256_bytes, write_atomic, write_json
-from hivetune.base.private import open_plain
+from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 
 SEAL = "seal"
 TEXT_SEAL = "# seal: "
+MAX_TEXT_BYTES = 16 << 20  # settings with lists of files and long system prompts: less than 1 MiB
 HINT = "restore it from a copy; or begin anew, in another folder: hivetune train CONFIG"
 
 
@@ -26,7 +27,7 @@ def write_sealed(path: Path, document: Mapping[str, Any], *, disk: Disk = DISK) 
 def read_sealed(path: Path) -> dict[str, Any]:
     """The object without its seal. Raises UsageError for a file that is missing, unreadable or damaged."""
     try:
-        document = read_json(path)
+        document = read_json(path, finite=True)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint=HINT) from None
     except ValueError as error:
@@ -45,8 +46,7 @@ def write_sealed_text(path: Path, text: str, *, disk: Disk = DISK) -> None:
 def read_sealed_text(path: Path) -> str:
     """Raises as `read_sealed`."""
     try:
-        with open(open_plain(path), encoding="utf-8", newline="") as file:
-            text = file.read()
+        text = read_bounded(path, MAX_TEXT_BYTES, links=False).decode()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint=HINT) from None
     except ValueError as error:

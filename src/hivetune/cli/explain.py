@@ -29,6 +29,8 @@ def explain(error: Exception) -> HivetuneError:
         return _database(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _OF_SERVE:
         return MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[serve]'")
+    if isinstance(error, MemoryError):
+        return DoesNotFit("the memory is full", hint="free some memory, then give the same command again")
     if not isinstance(error, OSError) or error.errno is None:
         return _bug(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)

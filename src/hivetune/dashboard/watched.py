@@ -46,7 +46,7 @@ class _Read:
         if entry["event"] != "step":
             return
         self.last_time = entry["time"]
-        speed = entry["tokens"] / entry["seconds"] if entry.get("tokens") and entry["seconds"] else None
+        speed = entry["tokens"] / entry["seconds"] if entry.get("tokens") and entry.get("seconds") else None
         for name, value in (*((name, entry.get(name)) for name in ("loss", "grad_norm", "lr")), (_CURVES[4], speed)):
             if value is not None:
                 self.curves[name].add(entry["step"], value, entry["time"])

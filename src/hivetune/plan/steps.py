@@ -12,15 +12,16 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, overload
 
 from hivetune.base.disk import sha256_bytes, write_atomic
-from hivetune.base.journal import DAMAGED, Journal, read_journal
-from hivetune.base.private import open_plain
+from hivetune.base.journal import Journal, read_journal
+from hivetune.base.private import read_bounded
 from hivetune.base.sealed import HINT, read_sealed, write_sealed
+from hivetune.base.typed import from_plain, to_plain
 from hivetune.errors import UsageError
 from hivetune.records import Step
 from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
@@ -29,6 +30,10 @@ PLAN_MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
 # Always tolerate this many bad rows, whatever share of a small data set they are.
 ALWAYS_TOLERATED = 16
+AMENDED_HINT = (
+    "only training writes this file: restore it from a copy, or begin anew in another folder; "
+    "to leave a row out, take it out of the data"
+)
 
 
 class PlanRow(NamedTuple):
@@ -250,8 +255,8 @@ def read_plan(run: Path) -> Plan:
     """The plan with its amendments applied. Raises UsageError when it is missing or damaged."""
     description = read_sealed(run / PLAN)
     try:
-        with open(open_plain(run / PLAN_ROWS), "rb") as file:
-            binary = file.read()
+        most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"])
+        binary = read_bounded(run / PLAN_ROWS, most, links=False)
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
         entry_rows, entry_trained, step_ends = _decode(binary)
@@ -266,7 +271,7 @@ def read_plan(run: Path) -> Plan:
             entry_rows=entry_rows,
             entry_trained=entry_trained,
             step_ends=step_ends,
-            amendments=tuple(read_amendments(run)),
+            amendments=tuple(read_amendments(run, set(entry_rows))),
             chunk_ends=tuple(description.get("chunk_ends", ())),
         )
     except OSError as error:
@@ -278,30 +283,38 @@ def read_plan(run: Path) -> Plan:
 def append_amendment(run: Path, amendment: Amendment) -> None:
     """One more line of amendments.jsonl, on the disk before this returns.
 
-    One process at a time: the worker while it lives, else its supervisor.
+    One process at a time: the worker while it lives, else its supervisor. Raises UsageError as `read_amendments`.
     """
+    number = len(read_amendments(run)) + 1
     with Journal(run / AMENDMENTS) as journal:
-        journal.append(
-            "amendment",
-            from_step=amendment.from_step,
-            until_step=amendment.until_step,
-            rows=list(amendment.rows),
-            reason=amendment.reason,
-        )
+        journal.append("amendment", number=number, **to_plain(amendment))
         journal.sync()
 
 
-def read_amendments(run: Path) -> list[Amendment]:
-    """Raises UsageError for a damaged line: without it, rows that were taken out would be trained again."""
-    entries = list(read_journal(run / AMENDMENTS))
-    damaged = [entry["line"] for entry in entries if entry["event"] == DAMAGED]
-    if damaged:
-        raise UsageError(f"{run / AMENDMENTS}:{damaged[0]}: this line is damaged", hint=HINT)
-    return [
-        Amendment(entry["from_step"], tuple(entry["rows"]), entry["reason"], entry["until_step"])
-        for entry in entries
-        if entry["event"] == "amendment"
-    ]
+def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> list[Amendment]:
+    """The amendments in order. `known_rows`: the rows of the plan; None: not checked.
+
+    Raises UsageError naming the line that is damaged or was written by hand, that is not in its place, or that names a
+    row which the plan does not have. Without it, rows that were taken out would be trained again.
+    """
+    path = run / AMENDMENTS
+    amendments = []
+    for line, entry in enumerate(read_journal(path), 1):
+        where = f"{path}:{line}"
+        if entry["event"] != "amendment":
+            raise UsageError(f"{where}: this line is damaged, or was written by hand", hint=AMENDED_HINT)
+        fields = {name: value for name, value in entry.items() if name not in ("event", "time", "number")}
+        try:
+            amendment = from_plain(Amendment, fields)
+        except ValueError as error:
+            raise UsageError(f"{where}: this is no amendment: {error}", hint=AMENDED_HINT) from None
+        if entry.get("number", line) != line:  # runs of 0.1.0 have none
+            raise UsageError(f"{where}: this is amendment {entry['number']}: a line is missing", hint=AMENDED_HINT)
+        unknown = [row for row in amendment.rows if known_rows is not None and row not in known_rows]
+        if unknown:
+            raise UsageError(f"{where}: the plan has no row {unknown[0]}", hint=AMENDED_HINT)
+        amendments.append(amendment)
+    return amendments
 
 
 def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[PlanRow]:

@@ -115,7 +115,7 @@ def _training(database: Connection) -> Iterator[Metric]:
         yield _gauge("hivetune_training_step", "Steps that it has made", entry["step"])
         if entry["loss"] is not None:
             yield _gauge("hivetune_training_loss", "Loss of its newest step, in nats per token", entry["loss"])
-        if entry["seconds"]:
+        if entry.get("seconds"):
             speed = entry.get("tokens", 0) / entry["seconds"]
             yield _gauge("hivetune_training_tokens_per_second", "Speed of its newest step", speed)
 

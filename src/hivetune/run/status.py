@@ -69,7 +69,7 @@ class RunTally:
         """A line of METRICS."""
         if entry["event"] == "step":
             self.step, self.loss = entry["step"], entry["loss"]
-            self.recent.append((entry["seconds"], entry.get("tokens", 0)))
+            self.recent.append((entry.get("seconds", 0.0), entry.get("tokens", 0)))
         elif entry["event"] == "validation":
             self.validation_loss = entry["loss"]
         self.damaged_lines += entry["event"] == DAMAGED
@@ -183,7 +183,7 @@ def ask_to_stop(run: Path) -> bool:
 def quarantined(run: Path) -> int:
     """How many rows the plan's amendments have taken out for good."""
     amendments = (entry for entry in read_journal(run / AMENDMENTS) if entry["event"] == "amendment")
-    return len({row for a in amendments if a["until_step"] is None for row in a["rows"]})
+    return len({row for a in amendments if a.get("until_step") is None for row in a["rows"]})
 
 
 def loss_curve(run: Path) -> list[tuple[int, float, str]]:
@@ -203,7 +203,7 @@ def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
     tail = read_tail(run / METRICS)
     step = next((entry for entry in reversed(tail) if entry["event"] == "step"), None)
     validation = next((entry for entry in reversed(tail) if entry["event"] == "validation"), None)
-    speed = step.get("tokens", 0) / step["seconds"] if step and step["seconds"] else None
+    speed = step.get("tokens", 0) / step["seconds"] if step and step.get("seconds") else None
     return step["loss"] if step else None, validation["loss"] if validation else None, speed
 
 

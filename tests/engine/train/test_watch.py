@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hivetune.base.typed import from_plain, to_plain
 from hivetune.engine.model.protocol import Document
 from hivetune.engine.train.watch import (
     BadRows,
@@ -106,7 +107,7 @@ def test_the_history_travels_as_json(losses: list[float]) -> None:
     history = LossHistory()
     for step, loss in enumerate(losses):
         history, _ = history.after(step, loss)
-        assert LossHistory.read(json.loads(json.dumps(history.dump()))) == history
+        assert from_plain(LossHistory, json.loads(json.dumps(to_plain(history)))) == history
 
 
 def test_robust_z_is_not_moved_by_one_outlier() -> None:

@@ -6,8 +6,8 @@ saved.
 
 import base64
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hivetune.base.disk import DISK, Disk
+from hivetune.base.disk import DISK, Disk, parse_json
 from hivetune.base.journal import read_journal
+from hivetune.base.typed import from_plain, to_plain
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.folder import METRICS
@@ -51,6 +52,20 @@ class TrainState:
     loop: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Plain:
+    """What STATE holds, by the fields of TrainState."""
+
+    schema: int
+    step: int
+    rng: Mapping[str, str]
+    schedule: Mapping[str, Any]
+    best: Mapping[str, Any] | None
+    plan_sha256: str
+    settings_hash: str
+    loop: Mapping[str, Any]
+
+
 def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, bytes | memoryview]:
     """The two files of a checkpoint. Raises NotFinite naming the tensors that hold NaN or infinity.
 
@@ -64,25 +79,22 @@ def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, by
     bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise NotFinite(f"step {state.step}: {len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}")
-    plain = {
-        "schema": 1,
-        "step": state.step,
-        "rng": dict(state.rng),
-        "schedule": dict(state.schedule),
-        "best": None if state.best is None else dict(state.best),
-        "plan_sha256": state.plan_sha256,
-        "settings_hash": state.settings_hash,
-        "loop": dict(state.loop),
-    }
-    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    plain = _Plain(
+        1, state.step, state.rng, state.schedule, state.best, state.plan_sha256, state.settings_hash, state.loop
+    )
+    text = json.dumps(to_plain(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
     return {TENSORS: _serialise(tensors, bytearray() if buffer is None else buffer), STATE: text.encode()}
 
 
 def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
-    """The state that `to_files` wrote. Raises ValueError for anything else, NotFinite included in the check."""
-    plain: dict[str, Any] = json.loads(bytes(files[STATE]))
-    if plain.get("schema") != 1:
-        raise ValueError(f"{STATE}: schema {plain.get('schema')!r}, this Hivetune reads 1")
+    """The state that `to_files` wrote. Raises ValueError for anything else, such as a tensor that is not finite or not
+    of fp32, and for a `state.json` that is not the object which was written."""
+    try:
+        plain = from_plain(_Plain, parse_json(bytes(files[STATE]), finite=True))
+    except ValueError as error:
+        raise ValueError(f"{STATE}: {error}") from None
+    if plain.schema != 1:
+        raise ValueError(f"{STATE}: schema {plain.schema}, this Hivetune reads 1")
     try:
         tensors = safetensors.torch.load(bytes(files[TENSORS]))
     except SafetensorError as error:
@@ -90,17 +102,21 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
     by_kind: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
     for key, tensor in tensors.items():
         kind, _, name = key.partition("/")
-        if kind not in by_kind or not is_finite(tensor):
-            raise ValueError(f"{TENSORS}: {key} is {'not finite' if kind in by_kind else 'unknown'}")
+        if kind not in by_kind:
+            raise ValueError(f"{TENSORS}: {key} is unknown")
+        if tensor.dtype != torch.float32:
+            raise ValueError(f"{TENSORS}: {key} is {str(tensor.dtype).removeprefix('torch.')}, not float32")
+        if not is_finite(tensor):
+            raise ValueError(f"{TENSORS}: {key} is not finite")
         by_kind[kind][name] = tensor
     if not by_kind["param"].keys() == by_kind["exp_avg"].keys() == by_kind["exp_avg_sq"].keys():
         raise ValueError(f"{TENSORS}: parameters and optimizer state name different tensors")
-    del plain["schema"]
-    values: dict[str, Any] = {**by_kind, **plain}
-    try:
-        return TrainState(**values)
-    except TypeError as error:
-        raise ValueError(f"{STATE}: {error}") from error
+    for name, tensor in by_kind["param"].items():
+        shapes = [list(by_kind[kind][name].shape) for kind in _KINDS]
+        if any(shape != list(tensor.shape) for shape in shapes):
+            raise ValueError(f"{TENSORS}: {name} and its optimizer state have the shapes {shapes}")
+    values: dict[str, Any] = {each.name: getattr(plain, each.name) for each in fields(plain) if each.name != "schema"}
+    return TrainState(**values | by_kind)
 
 
 def save(run: Path, state: TrainState, *, disk: Disk = DISK) -> Path:
@@ -133,15 +149,18 @@ def load_parameters(folder: Path) -> dict[str, Tensor]:
             found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(f"{folder / TENSORS}: {error}") from error
-    if bad := [name for name, tensor in found.items() if not is_finite(tensor)]:
-        raise ValueError(f"{folder / TENSORS}: {bad[0]} is not finite")
+    if bad := [name for name, tensor in found.items() if tensor.dtype != torch.float32 or not is_finite(tensor)]:
+        raise ValueError(f"{folder / TENSORS}: {bad[0]} is not finite, or not float32")
     return found
 
 
-def load_newest_good(run: Path, *, disk: Disk = DISK) -> tuple[TrainState | None, list[str]]:
+def load_newest_good(
+    run: Path, *, check: Callable[[TrainState], object] = lambda state: None, disk: Disk = DISK
+) -> tuple[TrainState | None, list[str]]:
     """The newest state that can be read whole (None: start at step 0), and in words what was passed over.
 
-    A damaged checkpoint is set aside, never deleted, and the one before is used.
+    A damaged checkpoint is set aside, never deleted, and the one before is used; so is one that `check` refuses with
+    ValueError.
     """
     problems: list[str] = []
     newest_seen, at_most, state = 0, None, None
@@ -152,7 +171,9 @@ def load_newest_good(run: Path, *, disk: Disk = DISK) -> tuple[TrainState | None
         if found.folder is None:
             break
         try:
-            state = load(found.folder)
+            loaded = load(found.folder)
+            check(loaded)
+            state = loaded
         except ValueError as error:  # the hashes are right and the content is not: written so, or of another format
             problems.append(f"checkpoint {found.step} set aside: {error}")
             checkpoints.set_aside_damaged(found.folder, disk=disk)

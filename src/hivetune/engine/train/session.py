@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hivetune.base.disk import read_json
 from hivetune.base.journal import Journal, read_journal
+from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.engine.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
@@ -71,6 +72,10 @@ class LoopState:
     """Of the validation rows before the first step; measured in stage 2 only."""
     history: LossHistory = field(default_factory=LossHistory)
     grid: int = FIRST_EXPONENT
+
+
+# Written at every step; `start_loss` and `grid` have a value that means "as at the start".
+_IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history"})
 
 
 @dataclass
@@ -186,7 +191,7 @@ def restore(session: Session) -> LoopState:
         )
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
-    state, problems = load_newest_good(session.folder)
+    state, problems = load_newest_good(session.folder, check=_progress_of)
     progress = LoopState()
     if state is not None:
         if (state.plan_sha256, state.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
@@ -202,11 +207,7 @@ def restore(session: Session) -> LoopState:
                         hint="restore the checkpoint from a copy, or delete its folder to go on from the one before",
                     )
                 view.copy_(found)
-        loop = dict(state.loop)
-        history = LossHistory.read(loop.pop("history"))
-        progress = LoopState(
-            step=state.step, best=None if state.best is None else dict(state.best), history=history, **loop
-        )
+        progress = _progress_of(state)
     _take_back(session.metrics, session.folder / METRICS, progress.step)
     _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
     for problem in problems:
@@ -214,6 +215,14 @@ def restore(session: Session) -> LoopState:
     # The supervisor reads from it which step a worker died in, and which path it took.
     journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid())
     return progress
+
+
+def _progress_of(state: TrainState) -> LoopState:
+    """What the loop knew. Raises ValueError where the checkpoint does not hold it."""
+    missing = _IN_EVERY_LOOP - state.loop.keys()
+    if missing:
+        raise ValueError(f"{checkpoints.STATE}: its loop has no {min(missing)!r}")
+    return from_plain(LoopState, {**state.loop, "step": state.step, "best": state.best})
 
 
 def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
@@ -331,7 +340,6 @@ def _state(session: Session, progress: LoopState) -> TrainState:
     loop = asdict(progress)
     for key in ("step", "best"):
         del loop[key]
-    loop["history"] = progress.history.dump()
     if progress.start_loss is None:
         del loop["start_loss"]
     return TrainState(

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -70,18 +70,11 @@ class Spike:
 
 @dataclass(frozen=True)
 class LossHistory:
-    """What is usual, as plain values that travel in the checkpoint: `dump` and `read` are inverse."""
+    """What is usual; travels in every checkpoint."""
 
     losses: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     start: float | None = None
-
-    def dump(self) -> dict[str, Any]:
-        return {"losses": list(self.losses), "high": list(self.high), "start": self.start}
-
-    @classmethod
-    def read(cls, values: dict[str, Any]) -> "LossHistory":
-        return cls(tuple(values["losses"]), tuple(values["high"]), values["start"])
 
     def after(self, step: int, loss: float) -> "tuple[LossHistory, Spike | None]":
         """The history with the loss of `step`, and the spike that it completes, if it does."""
