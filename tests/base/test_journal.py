@@ -40,7 +40,7 @@ def test_a_line_without_what_its_readers_take_is_damaged(tmp_path: Path) -> None
         journal.append("step", step=3, loss=None)
     assert [entry["event"] for entry in read_journal(tmp_path / "metrics.jsonl")] == ["damaged", "damaged", "step"]
     with Journal(tmp_path / "events.jsonl") as journal:
-        journal.append("attempt", number=1)
+        journal.append("attempt", number="1")
     assert [entry["event"] for entry in read_journal(tmp_path / "events.jsonl")] == ["damaged"]
 
 

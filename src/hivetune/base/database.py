@@ -1,12 +1,16 @@
 """`hive.db`: interactions, runs, snapshots and releases in one SQLite file, and the migrations that made its tables.
 
-WAL, so that readers never wait; commits survive a power cut.
+WAL, so that readers never wait; commits survive a power cut. The file is there whole or not at all: one that is empty,
+has lost a table, is of another program or holds values of another type is damaged, and never an empty store.
 """
 
 import contextlib
+import json
 import os
+import re
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -122,7 +126,23 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX expert_steps_shared ON expert_steps(shared);
     """,
+    """
+    ALTER TABLE interactions ADD COLUMN seal INTEGER;  -- `row_seal` of the columns before it
+    UPDATE interactions SET seal = row_seal(id, content_id, source, session, user, agent, category, time, success,
+      feedback, row);
+    """,
 )
+SEALED_COLUMNS = (
+    *("id", "content_id", "source", "session", "user", "agent", "category"),
+    *("time", "success", "feedback", "row"),
+)
+RESTORE = "restore it from a copy; or move it away and collect again: hivetune collect SOURCE (run folders stay usable)"
+# Many rows of other people's text: they are checked row by row, by their seals, as they are read.
+_NOT_CHECKED_AT_ONCE = frozenset({"interactions", "refused", "cycle_rows", "suspect_rows", "forgotten", "tainted"})
+_JSON_COLUMNS = frozenset(
+    {("releases", "proof"), ("decisions", "details"), ("expert_steps", "domain"), ("expert_steps", "details")}
+)
+_STORED_AS = {"TEXT": ("text",), "INTEGER": ("integer",), "REAL": ("real", "integer")}
 
 
 def database_path() -> Path:
@@ -133,8 +153,8 @@ def database_path() -> Path:
 def open_database(path: Path | None = None) -> sqlite3.Connection:
     """`hive.db`, migrated to this version. WAL, so that readers never wait; commits survive a power cut.
 
-    On a file system that can only be read, so can it. Raises UsageError when a newer Hivetune wrote it, or when it is
-    damaged.
+    On a file system that can only be read, so can it. On a full disk it is for this process alone, so that looking and
+    deleting work there. Raises UsageError when a newer Hivetune wrote it, or when it is damaged.
     """
     path = path or database_path()
     try:
@@ -142,27 +162,88 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
     except sqlite3.OperationalError:  # locked, full, read-only: the file itself is whole
         raise
     except sqlite3.DatabaseError as error:
-        raise UsageError(f"{path} is damaged: {error}", hint="restore it from a copy, or move it away") from None
+        raise _damaged(path, str(error)) from None
+
+
+def row_seal(*values: object) -> int:
+    """CRC-32 of the SEALED_COLUMNS of an interaction, in their order. Numbers count by their value, as SQLite stores
+    them: 1, 1.0 and True are one."""
+    plain = [float(value) if isinstance(value, int | float) else value for value in values]
+    return zlib.crc32(json.dumps(plain, default=repr).encode())
+
+
+def _damaged(path: Path, why: str) -> UsageError:
+    return UsageError(f"{path} is damaged: {why}", hint=RESTORE)
 
 
 def _open(path: Path) -> sqlite3.Connection:
     if path.exists() and not os.access(path.parent, os.W_OK):
-        return sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, isolation_level=None)
+        database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, isolation_level=None)
+        _check(database, path)
+        return database
     make_folder(path.parent)
+    log = path.with_name(f"{path.name}-wal")
     if not path.exists():
-        _create_private(path)
+        if log.exists() and log.stat().st_size:
+            raise UsageError(f"{path} is gone, and {log.name} with its newest rows is left", hint=RESTORE)
+        _create(path)
     elif not path.is_file():  # a pipe: SQLite would wait for its other end
         raise UsageError(f"{path} is not an ordinary file", hint="move it away, or set HIVETUNE_HOME")
+    try:
+        return _connect(path)
+    except sqlite3.OperationalError as error:
+        if not _is_full(error):
+            raise
+        return _connect(path, alone=True)
+
+
+def _connect(path: Path, *, alone: bool = False) -> sqlite3.Connection:
+    """`alone`: keep the index of the log in memory, not in a file that a full disk has no room for (sqlite.org/wal.html
+    part 8). Other processes, and other connections of this one, wait as long."""
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
-        database.execute("PRAGMA journal_mode=WAL")
+        if alone:
+            database.execute("PRAGMA locking_mode=EXCLUSIVE")
         database.execute("PRAGMA synchronous=FULL")
+        _check(database, path)
+        database.execute("PRAGMA journal_mode=WAL")
         if _migrations_done(database) != len(MIGRATIONS):
             _migrate(database, path)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _check(database: sqlite3.Connection, path: Path) -> None:
+    """Raises UsageError for a file that is not what `_migrate` made, as far as a glance tells."""
+    if not path.stat().st_size:
+        raise _damaged(path, "it is empty")
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "migrations" not in tables:
+        raise _damaged(path, f"it is the database of another program (tables: {', '.join(sorted(tables)) or 'none'})")
+    done = _migrations_done(database)
+    expected = [table for script in MIGRATIONS[:done] for table in re.findall(r"CREATE TABLE (\w+)", script)]
+    missing = [table for table in expected if table not in tables]
+    if missing or not done:
+        raise _damaged(path, f"its table {(*missing, 'migrations')[0]!r} is gone or empty")
+    for table in expected:
+        if table not in _NOT_CHECKED_AT_ONCE:
+            _check_values(database, path, table)
+
+
+def _check_values(database: sqlite3.Connection, path: Path, table: str) -> None:
+    """SQLite stores any value in any column: whoever reads a number gets one, or this error."""
+    tests = {}
+    for _, name, kind, is_needed, _, _ in database.execute(f"PRAGMA table_info({table})").fetchall():
+        fits = ", ".join(repr(each) for each in (*_STORED_AS[kind], *(() if is_needed else ("null",))))
+        tests[name] = f"(typeof({name}) NOT IN ({fits}))"
+        if (table, name) in _JSON_COLUMNS:
+            tests[name] = f"({tests[name]} OR ({name} IS NOT NULL AND NOT json_valid({name})))"
+    wrong = database.execute(f"SELECT {', '.join(tests.values())} FROM {table} WHERE {' OR '.join(tests.values())}")
+    if (row := wrong.fetchone()) is not None:
+        name = next(name for name, is_wrong in zip(tests, row, strict=True) if is_wrong)
+        raise _damaged(path, f"a row of its table {table!r} has no value of its type as {name!r}")
 
 
 @contextlib.contextmanager
@@ -181,20 +262,22 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         raise _explain(error) from error
 
 
-def _create_private(path: Path) -> None:
-    """An empty file that only its owner may read, before SQLite makes it: the -wal file copies its mode.
+def _create(path: Path) -> None:
+    """A new database with all its tables. Its owner alone may read it; the -wal file copies its mode.
 
-    Linked into place, so that no handle of `path` itself is ever closed: that would drop the POSIX locks that other
-    connections of this process hold (sqlite.org/howtocorrupt.html, 2.2). Then another process takes itself for the last
-    one, deletes the -wal file, and commits are lost.
+    It takes its name when it is whole: an empty file is always damage. Linked into place, so that no handle of `path`
+    itself is ever closed: that would drop the POSIX locks that other connections of this process hold
+    (sqlite.org/howtocorrupt.html, 2.2). Then another process takes itself for the last one, deletes the -wal file, and
+    commits are lost.
     """
     with errors_name(path):
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return
+        with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as database:
+            _migrate(database, path)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(temporary, path)
     finally:
         os.unlink(temporary)
 
@@ -207,6 +290,7 @@ def _migrations_done(database: sqlite3.Connection) -> int:
 
 def _migrate(database: sqlite3.Connection, path: Path) -> None:
     """All missing migrations in one transaction: two processes that open a new home together wait for each other."""
+    database.create_function("row_seal", -1, row_seal, deterministic=True)
     database.execute("BEGIN IMMEDIATE")
     try:
         done = _migrations_done(database)
@@ -234,13 +318,18 @@ def _statements(script: str) -> Iterator[str]:
             statement = ""
 
 
+def _is_full(error: sqlite3.OperationalError) -> bool:
+    """Also what SQLite says of a file of shared memory that gets no room."""
+    code = getattr(error, "sqlite_errorcode", 0)  # Python's own errors have none
+    return bool(code == sqlite3.SQLITE_FULL or code & 0xFF == sqlite3.SQLITE_IOERR)
+
+
 def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.OperationalError:
-    code = getattr(error, "sqlite_errorcode", None)
-    if code == sqlite3.SQLITE_FULL or (code is not None and code & 0xFF == sqlite3.SQLITE_IOERR):
+    if _is_full(error):
         return DoesNotFit(
             f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
-            hint="free space in the home folder (or set HIVETUNE_HOME), then run the same command again",
+            hint="free space in the home folder (hivetune prune), then run the same command again",
         )
-    if code == sqlite3.SQLITE_BUSY:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
         return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run this again")
     return error

@@ -235,11 +235,20 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
             holder = file.read().split()
             who = f"process {holder[0]}" if holder else "another process"
             raise Busy(f"{folder} is in use by {who}", hint=hint)
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()} {boot_id()}\n")
-        file.flush()
+        _name_holder(file.fileno())
         yield
+
+
+def _name_holder(handle: int) -> None:
+    """Write this process over whoever held it before, so that a full disk has room for it. A new file has none there:
+    the folder is held all the same, by nobody who is named."""
+    name = f"{os.getpid()} {boot_id()}\n".encode()
+    try:
+        os.pwrite(handle, name, 0)
+        os.ftruncate(handle, len(name))
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
 
 
 def _take(handle: int) -> bool:

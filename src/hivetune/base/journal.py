@@ -45,9 +45,9 @@ LINE_FIELDS: Mapping[str, Mapping[str, Mapping[str, type | tuple[type, ...]]]] =
     "validation.jsonl": {"validation": {"step": int, "rows": list, "nll": list}},
     "events.jsonl": {
         "supervisor_ended": {"status": str, "steps": int, "restarts": int, "why": str},
-        "attempt": {"number": int, "rungs": list},
+        "attempt": {"number": int},
         "failure": {"fault": str, "step": int, "words": str},
-        "action": {"action": str, "why": str, "rungs": list},
+        "action": {"action": str, "why": str},
         "isolated": {"words": str},
         "quarantined": {"source": str, "reason": str},
         "from_memory": {"step": int},

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from hivetune import __version__
 from hivetune.base.private import keep_private
-from hivetune.cli.output import MODE, as_document, emit, say, settle_encodings
+from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, settle_encodings
 from hivetune.errors import HivetuneError, Stopped, UsageError
 
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
@@ -131,6 +131,7 @@ def main() -> None:
         arguments = line.split()[1:]
     arguments = arguments or ["status"]
     try:
+        _check_working_directory()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
@@ -153,13 +154,22 @@ def main() -> None:
         _fail(_explain(error))
 
 
+def _check_working_directory() -> None:
+    """Raises UsageError where it was deleted: no relative path leads anywhere, and no child process can start in it."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory was deleted", hint="cd to a folder that is there") from None
+
+
 def _flush() -> None:
     """Writes what is left of the output while an error of it can still be told: Python itself ends with 120 and words
     of its own. Raises OSError."""
     if sys.stdout is None:  # closed by who started this
         return
     try:
-        sys.stdout.flush()
+        with errors_of_stdout():
+            sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is tried again at the end
         if error.errno != errno.EPIPE:  # who reads has seen enough
@@ -256,5 +266,10 @@ def _explain(error: Exception) -> HivetuneError:
 
 def _fail(error: HivetuneError) -> None:
     say(f"hivetune: {error}", style="red")
-    emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+    try:
+        emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+    except OSError as unwritten:  # it is said on stderr all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if unwritten.errno != errno.EPIPE:
+            say(f"hivetune: {unwritten.filename}: {unwritten.strerror}", style="red")
     sys.exit(error.exit_code)

@@ -86,10 +86,21 @@ def _console(*, stderr: bool) -> Console:
     return console
 
 
+@contextlib.contextmanager
+def errors_of_stdout() -> Iterator[None]:
+    """An OSError of the block says where the output went: it is about no file that a person has named."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
 def emit(document: dict[str, Any]) -> None:
     """The one JSON document of a command, on stdout; nothing without `--json`."""
     if MODE.json:
-        print(as_document(document), flush=True)
+        with errors_of_stdout():
+            print(as_document(document), flush=True)
 
 
 def as_document(document: dict[str, Any]) -> str:
@@ -111,13 +122,15 @@ def show(text: str, style: str = "") -> None:
     """What a person asked for, on stdout; nothing under `--json`, where the document holds it. `style`: of rich, for a
     terminal that has colours and is not told NO_COLOR."""
     if not MODE.json:
-        out().print(clean(text), markup=False, style=style)
+        with errors_of_stdout():
+            out().print(clean(text), markup=False, style=style)
 
 
 def write(text: str) -> None:
     """A piece of a model's answer, on stdout: as it is for a program that reads it, cleaned for a terminal."""
-    sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
+    with errors_of_stdout():
+        sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:

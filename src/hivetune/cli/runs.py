@@ -42,8 +42,9 @@ def runs() -> None:
     ]
     table("", ("run", "state", "steps", "loss", "validation", "restarts", "folder"), rows, numeric=("steps", "loss"))
     for status in statuses:
-        if status.problem:
-            say(f"{status.run.name}: {status.problem}")
+        for problem in (status.problem, status.storage_problem):
+            if problem:
+                say(f"{status.run.name}: {problem}")
     emit({"runs": [status.document() for status in statuses]})
 
 
@@ -173,6 +174,8 @@ def status_line(status: RunStatus) -> str:
         parts.append(f"{status.quarantined} rows quarantined")
     if status.damaged_lines:
         parts.append(f"{status.damaged_lines} damaged lines of its journals left out")
+    if status.storage_problem:
+        parts.append(status.storage_problem)
     if status.problem:
         parts.append(status.problem)
     if status.state == "interrupted":

@@ -27,6 +27,9 @@ def status() -> None:
     if found.recent:
         columns = ("run", "state", "steps", "loss", "validation", "begun")
         table("", columns, [_recent(each) for each in found.recent], numeric=columns[2:5])
+    for each in (*found.running, *found.recent):
+        if each.storage_problem:
+            show(f"{each.run.name}: {each.storage_problem}")
     _steps("needs you", found.needs)
     _steps("next", found.next)
     emit(found.document())

@@ -126,6 +126,8 @@ def show_training(summary: dict[str, Any]) -> None:
         f"{name.replace('_', ' ')} {sum(counts.values())}" for name, counts in rows.items() if isinstance(counts, dict)
     ]
     say("rows: " + ", ".join(parts))
+    if summary.get("storage_problem"):
+        say(f"the disk: {summary['storage_problem']}")
     for place in summary["quarantined"]:
         say(f"quarantined: {place}")
     if changes := summary.get("arithmetic_changes"):

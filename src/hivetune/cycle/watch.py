@@ -10,9 +10,8 @@ say anything.
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hivetune.judge.drift import is_refusal
 from hivetune.serve.gateway.capture import SOURCE
@@ -53,7 +52,7 @@ def read_service(database: sqlite3.Connection, label: str, *, newest: bool) -> S
         f"SELECT row FROM interactions WHERE source = ? ORDER BY time {order}, rowid {order} LIMIT ?",
         (f"{SOURCE}:{label}", most),
     )
-    answers = [seen for (text,) in rows if (seen := _seen(json.loads(text))) is not None]
+    answers = [seen for (text,) in rows if (seen := _seen(text)) is not None]
     return Service(label, ReleaseCounts(*row) if row else ReleaseCounts(), answers[::-1] if newest else answers)
 
 
@@ -99,8 +98,12 @@ def _usual_lengths(lengths: Sequence[int]) -> tuple[int, int]:
     return ordered[math.floor(SHORTEST_SHARE * len(ordered))], ordered[math.ceil(LONGEST_SHARE * len(ordered)) - 1]
 
 
-def _seen(row: Mapping[str, Any]) -> SeenAnswer | None:
-    """None for a call of a tool: it has no text. A corrected answer counts as it was given."""
+def _seen(stored: str) -> SeenAnswer | None:
+    """None for a call of a tool, which has no text, and for a damaged row. A corrected answer counts as given."""
+    try:
+        row = json.loads(stored)
+    except ValueError:
+        return None
     given = row.get("rejected_answer") or (row.get("messages") or [{}])[-1]
     text = given.get("content") if isinstance(given, dict) else None
     return SeenAnswer(len(text), is_refusal(text)) if isinstance(text, str) and text else None

@@ -119,8 +119,16 @@ def _find(database: sqlite3.Connection, kind: ForgetKind, value: str, contents: 
     found = database.execute(f"{select}{kind} IN (?, ?)", (value, redacted_name(value))).fetchall()
     # Rows that were stored when their column's name was not known yet.
     unnamed = database.execute(f"SELECT id, content_id, source, row FROM interactions WHERE {kind} IS NULL")
-    found += [tuple(about) for *about, row in unnamed if getattr(extract(json.loads(row)), kind) == value]
+    found += [tuple(about) for *about, row in unnamed if _is_of(row, kind, value)]
     return found
+
+
+def _is_of(text: str, kind: str, value: str) -> bool:
+    """Whether a stored row names `value` as its `kind`; one that was damaged, anywhere."""
+    try:
+        return bool(getattr(extract(json.loads(text)), kind) == value)
+    except ValueError:
+        return value in names_in(str(text).encode("utf-8", "surrogatepass"))
 
 
 # A source is a file, a database file, one of its tables (path#table) or a stream; its rows are source:position.

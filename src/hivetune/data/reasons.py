@@ -50,6 +50,11 @@ REASONS: dict[str, Reason] = {
     "broken-file": Reason(
         "reject", "the file can't be read further: damaged compression, CSV, JSON array or Parquet", "restore the file"
     ),
+    "damaged-row": Reason(
+        "reject",
+        "a row of the store is not what was stored: the disk or another program changed it",
+        "restore hive.db from a copy, or collect the row again from its source",
+    ),
     "not-an-object": Reason(
         "reject", "the row is JSON, but no object", 'write each row as {"prompt": ..., "completion": ...}'
     ),

@@ -57,9 +57,20 @@ def launch_child(
         env=child_environment(environment),
         pass_fds=tuple(handles),
         start_new_session=True,
+        cwd=start_folder(),
     )
     join_standstill(process)
     return process
+
+
+def start_folder() -> str | None:
+    """Where a child starts: None for this process's own folder, the root where that was deleted meanwhile, since Python
+    can't import there. Tasks name files by absolute paths."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "/"
+    return None
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -103,6 +114,7 @@ class Ahead:
                 env=self._environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
+                cwd=start_folder(),
             )
         join_standstill(self._process)
 

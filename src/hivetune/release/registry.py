@@ -286,11 +286,26 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
 
     The row says so first: a crash leaves files that are no release, never a release without files.
     """
+    note_pruned(database, release)
+    return free(database, release)
+
+
+def note_pruned(database: sqlite3.Connection, release: Release) -> None:
+    """The half of `prune` that writes the row. Raises UsageError for a release in use."""
     with transaction(database):
-        if _is_used(database, find(database, release.label)):
-            raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+        _check_unused(database, release)
         _set(database, release, "pruned", 1)
+
+
+def free(database: sqlite3.Connection, release: Release) -> int:
+    """The half of `prune` that deletes the artefacts. Raises UsageError for a release in use."""
+    _check_unused(database, release)
     return remove(release.folder)
+
+
+def _check_unused(database: sqlite3.Connection, release: Release) -> None:
+    if _is_used(database, find(database, release.label)):
+        raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
 
 
 def _same(release: Release, about: Mapping[str, Any]) -> bool:

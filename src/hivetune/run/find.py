@@ -62,12 +62,16 @@ def shortest_names(known: Collection[Path]) -> dict[Path, str]:
     return {run: run.name if times[run.name] == 1 else str(run) for run in known}
 
 
-def known_runs() -> Iterator[RunStatus]:
-    """Runs of this home that are still on disk."""
-    if not database_path().exists():
+def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus]:
+    """Runs of this home that are still on disk. `database`: `hive.db`, where the caller has it open."""
+    query = "SELECT path, created FROM runs"
+    if database is not None:
+        known = database.execute(query).fetchall()
+    elif database_path().exists():
+        with closing(open_database()) as opened:
+            known = opened.execute(query).fetchall()
+    else:
         return
-    with closing(open_database()) as database:
-        known = database.execute("SELECT path, created FROM runs").fetchall()
     for path, created in known:
         try:
             status = run_status(Path(path))

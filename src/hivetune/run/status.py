@@ -14,6 +14,7 @@ from hivetune.base.disk import boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
+from hivetune.base.units import duration
 from hivetune.errors import Busy, UsageError
 from hivetune.run import checkpoints
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, OUTCOME, PLAN, PROBE, RECORD
@@ -44,6 +45,8 @@ class RunStatus:
     created: float = 0.0
     problem: str = ""
     damaged_lines: int = 0
+    storage_problem: str = ""
+    """What its disk refused, in words: it was or is full, or checkpoints could not be written."""
 
     def document(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -64,6 +67,12 @@ class RunTally:
     last_end: Mapping[str, Any] | None = None
     """The newest start or end of a supervisor."""
     damaged_lines: int = 0
+    refused_saves: int = 0
+    last_refusal: str = ""
+    disk_waits: int = 0
+    waiting_since: float | None = None
+    """The wall clock when the disk was full, while it still is."""
+    waited_s: float = 0.0
 
     def add_metric(self, entry: Mapping[str, Any]) -> None:
         """A line of METRICS."""
@@ -72,6 +81,8 @@ class RunTally:
             self.recent.append((entry.get("seconds", 0.0), entry.get("tokens", 0)))
         elif entry["event"] == "validation":
             self.validation_loss = entry["loss"]
+        elif entry["event"] == "save_failed":
+            self.refused_saves, self.last_refusal = self.refused_saves + 1, str(entry.get("error"))
         self.damaged_lines += entry["event"] == DAMAGED
 
     def add_event(self, entry: Mapping[str, Any]) -> None:
@@ -80,7 +91,26 @@ class RunTally:
             self.restarts, self.last_fault = self.restarts + 1, entry["words"]
         elif entry["event"] in ("supervisor_started", "supervisor_ended"):
             self.last_end = entry
+        elif entry["event"] == "disk_wait":
+            self.disk_waits, self.waiting_since = self.disk_waits + 1, entry["time"]
+        if entry["event"] in ("disk_ready", "supervisor_started", "supervisor_ended"):
+            since = entry["time"] if self.waiting_since is None else self.waiting_since
+            self.waited_s, self.waiting_since = self.waited_s + max(0.0, entry["time"] - since), None
         self.damaged_lines += entry["event"] == DAMAGED
+
+    @property
+    def storage_problem(self) -> str:
+        """What the disk refused so far, in words; empty where it took everything."""
+        parts = []
+        if self.waiting_since is not None:
+            parts.append("its disk is full: it waits for room")
+        elif self.disk_waits:
+            times = "once" if self.disk_waits == 1 else f"{self.disk_waits} times"
+            parts.append(f"its disk was full {times}, it waited {duration(self.waited_s)}")
+        if self.refused_saves:
+            count = "1 checkpoint" if self.refused_saves == 1 else f"{self.refused_saves} checkpoints"
+            parts.append(f"{count} could not be written: {self.last_refusal}")
+        return "; ".join(parts)
 
 
 def run_status(run: Path) -> RunStatus:
@@ -138,6 +168,7 @@ def _status(run: Path, tally: RunTally) -> RunStatus:
         last_fault=tally.last_fault,
         created=record["created"],
         damaged_lines=tally.damaged_lines,
+        storage_problem=tally.storage_problem,
     )
 
 

@@ -12,6 +12,7 @@ TOLD = {
     "from_memory": "state of step {step} saved from memory",
     "warning": "warning: {text}",
     "disk_wait": "the disk is full: waiting for room",
+    "disk_ready": "there is room on the disk again",
     "stop_requested": "asked to stop",
     "supervisor_ended": "{status} at step {steps}, {restarts} restarts; {why}",
 }

@@ -193,9 +193,14 @@ def _stop_losers(entrants: Sequence[Entrant], share: float, tell: Teller) -> Non
         if entrant.racing:
             at = losses_at(entrant.run.folder, share * entrant.steps)
             losses[number] = at or _last_losses(entrant.run.folder, None)
-    for stopped in losers(losses, *_rows_of(snapshot), looks=len(LOOK_SHARES)):
-        entrants[stopped.variant].stopped = f"at {share:.0%} of the steps {stopped.why}"
-        tell(f"{entrants[stopped.variant].variant.label}: stopped {entrants[stopped.variant].stopped}")
+    for loser in losers(losses, *_rows_of(snapshot), looks=len(LOOK_SHARES)):
+        entrant = entrants[loser.variant]
+        why = f"at {share:.0%} of the steps {loser.why}"
+        if entrant.run.record["status"] == "done":  # a short run may end before its process hears that it is to stop
+            tell(f"{entrant.variant.label}: finished before it could be stopped; {why}")
+        else:
+            entrant.stopped = why
+            tell(f"{entrant.variant.label}: stopped {why}")
 
 
 def _rows_of(snapshot: Snapshot) -> tuple[dict[int, int], dict[int, str]]:

@@ -1,16 +1,20 @@
-"""What a home holds that nothing needs any more, how much it frees, and how it is deleted."""
+"""What a home holds that nothing needs any more, how much it frees, and how it is deleted.
+
+All of it works on a full disk, which is when it is needed: there space is freed first, and noted afterwards.
+"""
 
 import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hivetune.base.database import transaction
-from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
-from hivetune.errors import UsageError
+from hivetune.base.disk import FULL_DISK, MANIFEST, home, read_json, size_of, write_json
+from hivetune.errors import DoesNotFit, UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.find import known_runs
@@ -37,7 +41,7 @@ class Unused:
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
     """What can be deleted without losing a run, a release, or anything that can't be made again. Deletes nothing."""
-    runs = list(known_runs())
+    runs = list(known_runs(database))
     found = [
         *_checkpoints(runs),
         *_snapshots(database, runs),
@@ -54,14 +58,18 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
     if unused.what == "checkpoints":
         _delete_checkpoints(unused.path)
     elif unused.what == "release":
-        label = "@".join(unused.path.parts[-2:])
-        registry.prune(database, registry.find(database, label))
+        release = registry.find(database, "@".join(unused.path.parts[-2:]))
+        _note_and_free(
+            lambda: registry.note_pruned(database, release),
+            lambda: registry.free(database, release),
+        )
     elif unused.what == "snapshot":
-        if all(each.path != unused.path for each in _snapshots(database, list(known_runs()))):
+        if all(each.path != unused.path for each in _snapshots(database, list(known_runs(database)))):
             raise UsageError(f"{unused.path} came into use", hint="hivetune prune looks again")
-        with transaction(database):
-            database.execute("DELETE FROM snapshots WHERE path = ?", (str(unused.path),))
-        shutil.rmtree(unused.path)
+        _note_and_free(
+            lambda: _forget_path(database, "snapshots", unused.path),
+            lambda: shutil.rmtree(unused.path),
+        )
     elif unused.path.is_dir():
         shutil.rmtree(unused.path)
     else:
@@ -77,10 +85,27 @@ def remove_run(database: sqlite3.Connection, run: Path) -> int:
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run
         os.rename(run, aside)
-    with transaction(database):
-        database.execute("DELETE FROM runs WHERE path = ?", (str(run),))
-    shutil.rmtree(aside)
+    _note_and_free(lambda: _forget_path(database, "runs", run), lambda: shutil.rmtree(aside))
     return size_bytes
+
+
+def _note_and_free(note: Callable[[], None], free: Callable[[], None]) -> None:
+    """The note first, so that a kill between the two leaves files that nobody names, never a name without its files.
+    A full disk may have no room for the note: there the other way round."""
+    try:
+        note()
+    except (DoesNotFit, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL_DISK:
+            raise
+        free()
+        note()
+    else:
+        free()
+
+
+def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots"], path: Path) -> None:
+    with transaction(database):
+        database.execute(f"DELETE FROM {table} WHERE path = ?", (str(path),))
 
 
 def _checkpoints(runs: list[RunStatus]) -> Iterator[Unused]:
@@ -95,8 +120,10 @@ def _delete_checkpoints(folder: Path) -> None:
     with hold_run(run):
         manifest = read_json(run / MANIFEST)
         kept = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
-        write_json(run / MANIFEST, manifest | {"files": kept})
-        shutil.rmtree(folder)
+        _note_and_free(
+            lambda: write_json(run / MANIFEST, manifest | {"files": kept}),
+            lambda: shutil.rmtree(folder),
+        )
 
 
 def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[Unused]:

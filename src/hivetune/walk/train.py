@@ -10,7 +10,7 @@ from hivetune.records import Accounting
 from hivetune.run.chart import write_loss_chart
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVENTS
-from hivetune.run.status import hold_run
+from hivetune.run.status import hold_run, run_status
 from hivetune.supervise.attempt import Terms
 from hivetune.supervise.ladder import arithmetic_changes
 from hivetune.supervise.room import write_when_there_is_room
@@ -70,6 +70,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
         "useful_share": outcome.useful_share,
         "environment": dict(read_resolved(run.folder)[1].environment or {}),
         "quarantined": quarantined_rows(run),
+        "storage_problem": run_status(run.folder).storage_problem,
         "already_done": False,
     }
 

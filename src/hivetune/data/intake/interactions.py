@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.base.database import transaction
+from hivetune.base.database import SEALED_COLUMNS, row_seal, transaction
 from hivetune.data.pieces.fields import Fields, extract
 from hivetune.errors import Busy
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
 _WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
+_COLUMNS = ", ".join(SEALED_COLUMNS)
 KEPT_RAW_BYTES = 4096  # of a refused delivery: enough to see what it was
 
 
@@ -212,25 +213,32 @@ def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
 
 
 def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, content: str, fields: Fields) -> bool:
+    values = (
+        identity,
+        content,
+        _storable(delivery.place),
+        fields.session,
+        fields.user,
+        fields.agent,
+        fields.category,
+        delivery.time if fields.time is None else fields.time,
+        fields.success,
+        fields.feedback,
+        dump_row(delivery.row),
+    )
     changed = database.execute(
-        "INSERT OR IGNORE INTO interactions"
-        " (id, content_id, source, session, user, agent, category, time, success, feedback, row)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            identity,
-            content,
-            _storable(delivery.place),
-            fields.session,
-            fields.user,
-            fields.agent,
-            fields.category,
-            delivery.time if fields.time is None else fields.time,
-            fields.success,
-            fields.feedback,
-            dump_row(delivery.row),
-        ),
+        f"INSERT OR IGNORE INTO interactions ({_COLUMNS}, seal) VALUES ({', '.join('?' * (len(values) + 1))})",
+        (*values, row_seal(*values)),
     ).rowcount
     return changed == 1
+
+
+def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], feedback: float | None) -> None:
+    """Another row and feedback for an interaction, and its seal anew. In a transaction of the caller."""
+    change = "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?"
+    database.execute(change, (dump_row(row), feedback, identity))
+    values = database.execute(f"SELECT {_COLUMNS} FROM interactions WHERE id = ?", (identity,)).fetchone()
+    database.execute("UPDATE interactions SET seal = ? WHERE id = ?", (row_seal(*values), identity))
 
 
 def _set_aside(database: sqlite3.Connection, refusal: Refusal) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from hivetune.base.database import SEALED_COLUMNS, row_seal
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
 from hivetune.data.judged.answers import (
     TwoAnswers,
@@ -137,12 +138,23 @@ def _numbered(chunk: Chunk, line: bytes) -> RawRow:
 def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
     database = sqlite3.connect(f"file:{chunk.path}?mode=ro", uri=True)
     try:
-        query = f"SELECT id, source, row, {', '.join(STORE_COLUMNS)} FROM interactions WHERE rowid >= ? AND rowid < ?"
-        for identity, source, row, *known in database.execute(query + " ORDER BY rowid", (chunk.start, chunk.end)):
-            stored = {name: value for name, value in zip(STORE_COLUMNS, known, strict=True) if value is not None}
-            yield RawRow(source, str(row).encode("utf-8", "surrogatepass"), None, identity, stored)
+        database.text_factory = _text
+        query = f"SELECT {', '.join(SEALED_COLUMNS)}, seal FROM interactions WHERE rowid >= ? AND rowid < ?"
+        for *values, seal in database.execute(query + " ORDER BY rowid", (chunk.start, chunk.end)):
+            row = dict(zip(SEALED_COLUMNS, values, strict=True))
+            source = str(row["source"])
+            if seal is not None and seal != row_seal(*values):  # None: stored by 0.1.0 while this version was in use
+                yield RawRow(source, b"", RowRefused("damaged-row"))
+                continue
+            stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
+            yield RawRow(source, str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)
     finally:
         database.close()
+
+
+def _text(content: bytes) -> str:
+    """Of a column of the store: a flipped bit may leave no UTF-8, and the other rows are read all the same."""
+    return content.decode("utf-8", "backslashreplace")
 
 
 def _refuse_constant(name: str) -> None:

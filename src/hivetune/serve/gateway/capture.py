@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import open_database, transaction
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
-from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, dump_row
+from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
 from hivetune.errors import HivetuneError, NotThere
 
 SOURCE = "gateway"
@@ -238,10 +238,7 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
             row["feedback"] = 1
         elif entry.rating is not None:
             row["feedback"] = 1 if entry.rating == "up" else -1
-        database.execute(
-            "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?",
-            (dump_row(row), row.get("feedback"), entry.id),
-        )
+        change_row(database, entry.id, row, row.get("feedback"))
 
 
 def _clean(text: str | None) -> str | None:

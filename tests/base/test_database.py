@@ -1,0 +1,116 @@
+"""hive.db that is empty, has lost tables, is of another program or holds odd values; and one on a full disk."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from small_disk import fill
+
+from hivetune.base.database import MIGRATIONS, SEALED_COLUMNS, open_database, row_seal, transaction
+from hivetune.errors import DoesNotFit, UsageError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database with a run in it."""
+    with closing(open_database(tmp_path / "hive.db")) as database:
+        database.execute("INSERT INTO runs VALUES ('/a', 'a', 5.0, 'h')")
+    return tmp_path / "hive.db"
+
+
+def spoil(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA foreign_keys=OFF")
+        database.execute(statement)
+
+
+def test_an_empty_file_is_no_empty_store(path: Path) -> None:
+    path.write_bytes(b"")
+    with pytest.raises(UsageError, match=f"{path} is damaged: it is empty") as refused:
+        open_database(path)
+    assert "hivetune collect" in refused.value.hint
+
+
+def test_a_new_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    """Who is killed before leaves none, so an empty one is never a new one."""
+    path = tmp_path / "hive.db"
+    with closing(open_database(path)):
+        assert path.stat().st_size > 0 and path.stat().st_mode & 0o077 == 0
+    assert not list(tmp_path.glob(".hive.db.*"))
+
+
+def test_a_log_without_its_database_is_said(path: Path) -> None:
+    with closing(open_database(path)) as database:
+        database.execute("INSERT INTO runs VALUES ('/b', 'b', 5.0, 'h')")
+        path.unlink()
+        with pytest.raises(UsageError, match=r"is gone, and hive\.db-wal with its newest rows"):
+            open_database(path)
+
+
+@pytest.mark.parametrize("table", ["interactions", "runs", "releases", "cursors"])
+def test_a_table_that_is_gone_is_named(path: Path, table: str) -> None:
+    spoil(path, f"DROP TABLE {table}")
+    with pytest.raises(UsageError, match=f"its table '{table}' is gone"):
+        open_database(path)
+
+
+def test_without_the_table_of_migrations_nothing_is_made_anew(path: Path) -> None:
+    spoil(path, "DELETE FROM migrations")
+    with pytest.raises(UsageError, match="its table 'migrations' is gone or empty"):
+        open_database(path)
+
+
+def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "hive.db"
+    spoil(path, "CREATE TABLE notes (text)")
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"another program \(tables: notes\)"):
+        open_database(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "where"),
+    [
+        ("UPDATE runs SET path = x'00ff'", "'runs' has no value of its type as 'path'"),
+        ("UPDATE runs SET created = 'yesterday'", "'runs' has no value of its type as 'created'"),
+        (
+            "INSERT INTO decisions VALUES (1, 'n', NULL, 'k', 1.0, NULL, NULL, '', 'no JSON')",
+            "'decisions' .* 'details'",
+        ),
+        ("INSERT INTO cursors VALUES ('s', x'00')", "'cursors' has no value of its type as 'position'"),
+    ],
+)
+def test_a_value_of_another_type_is_one_error(path: Path, statement: str, where: str) -> None:
+    spoil(path, statement)
+    with pytest.raises(UsageError, match=where):
+        open_database(path)
+
+
+def test_rows_of_the_version_before_get_their_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hive.db"
+    before = next(number for number, script in enumerate(MIGRATIONS) if "ADD COLUMN seal" in script)
+    monkeypatch.setattr("hivetune.base.database.MIGRATIONS", MIGRATIONS[:before])
+    with closing(open_database(path)) as database:
+        database.execute("INSERT INTO interactions (id, content_id, source, time, row) VALUES ('i', 'c', 's', 1, '{}')")
+    monkeypatch.undo()
+    with closing(open_database(path)) as database:
+        columns = ", ".join(SEALED_COLUMNS)
+        *values, seal = database.execute(f"SELECT {columns}, seal FROM interactions").fetchone()
+    assert seal == row_seal(*values) == row_seal(*("i", "c", "s", None, None, None, None, 1.0, None, None, "{}"))
+
+
+def test_a_full_disk_is_read_and_written_to_once_there_is_room(small_disk: Path) -> None:
+    path = small_disk / "hive.db"
+    with closing(open_database(path)) as database:
+        database.execute("INSERT INTO runs VALUES ('/a', 'a', 5.0, 'h')")
+    filler = fill(small_disk)
+    with closing(open_database(path)) as database:
+        assert database.execute("SELECT name FROM runs").fetchall() == [("a",)]
+        with pytest.raises(DoesNotFit, match="nothing of this batch"), transaction(database):
+            database.execute("DELETE FROM runs")
+        filler.unlink()
+        with transaction(database):
+            database.execute("DELETE FROM runs")
+        assert database.execute("SELECT name FROM runs").fetchall() == []
