@@ -89,7 +89,7 @@ def remove_run(database: sqlite3.Connection, run: Path) -> int:
     return size_bytes
 
 
-def _note_and_free(note: Callable[[], None], free: Callable[[], None]) -> None:
+def _note_and_free(note: Callable[[], object], free: Callable[[], object]) -> None:
     """The note first, so that a kill between the two leaves files that nobody names, never a name without its files.
     A full disk may have no room for the note: there the other way round."""
     try:
