@@ -13,11 +13,14 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
-from hivetune.base.disk import errors_name, home
+from hivetune.base.disk import FULL_DISK, errors_name, home
 from hivetune.base.private import make_folder
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, UsageError
+
+_T = TypeVar("_T")
 
 # One table says which of these ran; entries are appended, never edited.
 MIGRATIONS: tuple[str, ...] = (
@@ -260,6 +263,23 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
             raise
     except sqlite3.OperationalError as error:
         raise _explain(error) from error
+
+
+def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
+    """Note that something is to go, then free its space; returns what `free` does.
+
+    A kill between the two leaves files that nobody names, never a name without its files. A full disk may have no room
+    for the note: `note` has refused nothing by then, and it comes second.
+    """
+    try:
+        note()
+    except (DoesNotFit, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL_DISK:
+            raise
+        freed = free()
+        note()
+        return freed
+    return free()
 
 
 def _create(path: Path) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.database import transaction
+from hivetune.base.database import note_and_free, transaction
 from hivetune.base.disk import DISK, MANIFEST, Disk, home, lock, read_json, size_of
 from hivetune.base.whole import problems_once
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
@@ -286,26 +286,14 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
 
     The row says so first: a crash leaves files that are no release, never a release without files.
     """
-    note_pruned(database, release)
-    return free(database, release)
 
+    def note() -> None:
+        with transaction(database):
+            if _is_used(database, find(database, release.label)):
+                raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+            _set(database, release, "pruned", 1)
 
-def note_pruned(database: sqlite3.Connection, release: Release) -> None:
-    """The half of `prune` that writes the row. Raises UsageError for a release in use."""
-    with transaction(database):
-        _check_unused(database, release)
-        _set(database, release, "pruned", 1)
-
-
-def free(database: sqlite3.Connection, release: Release) -> int:
-    """The half of `prune` that deletes the artefacts. Raises UsageError for a release in use."""
-    _check_unused(database, release)
-    return remove(release.folder)
-
-
-def _check_unused(database: sqlite3.Connection, release: Release) -> None:
-    if _is_used(database, find(database, release.label)):
-        raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+    return note_and_free(note, lambda: remove(release.folder))
 
 
 def _same(release: Release, about: Mapping[str, Any]) -> bool:

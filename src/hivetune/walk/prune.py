@@ -7,14 +7,14 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hivetune.base.database import transaction
-from hivetune.base.disk import FULL_DISK, MANIFEST, home, read_json, size_of, write_json
-from hivetune.errors import DoesNotFit, UsageError
+from hivetune.base.database import note_and_free, transaction
+from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
+from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.find import known_runs
@@ -58,15 +58,11 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
     if unused.what == "checkpoints":
         _delete_checkpoints(unused.path)
     elif unused.what == "release":
-        release = registry.find(database, "@".join(unused.path.parts[-2:]))
-        _note_and_free(
-            lambda: registry.note_pruned(database, release),
-            lambda: registry.free(database, release),
-        )
+        registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
         if all(each.path != unused.path for each in _snapshots(database, list(known_runs(database)))):
             raise UsageError(f"{unused.path} came into use", hint="hivetune prune looks again")
-        _note_and_free(
+        note_and_free(
             lambda: _forget_path(database, "snapshots", unused.path),
             lambda: shutil.rmtree(unused.path),
         )
@@ -85,22 +81,8 @@ def remove_run(database: sqlite3.Connection, run: Path) -> int:
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run
         os.rename(run, aside)
-    _note_and_free(lambda: _forget_path(database, "runs", run), lambda: shutil.rmtree(aside))
+    note_and_free(lambda: _forget_path(database, "runs", run), lambda: shutil.rmtree(aside))
     return size_bytes
-
-
-def _note_and_free(note: Callable[[], object], free: Callable[[], object]) -> None:
-    """The note first, so that a kill between the two leaves files that nobody names, never a name without its files.
-    A full disk may have no room for the note: there the other way round."""
-    try:
-        note()
-    except (DoesNotFit, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in FULL_DISK:
-            raise
-        free()
-        note()
-    else:
-        free()
 
 
 def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots"], path: Path) -> None:
@@ -120,7 +102,7 @@ def _delete_checkpoints(folder: Path) -> None:
     with hold_run(run):
         manifest = read_json(run / MANIFEST)
         kept = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
-        _note_and_free(
+        note_and_free(
             lambda: write_json(run / MANIFEST, manifest | {"files": kept}),
             lambda: shutil.rmtree(folder),
         )
