@@ -11,7 +11,7 @@ import re
 import sqlite3
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -269,7 +269,7 @@ def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
     """Note that something is to go, then free its space; returns what `free` does.
 
     A kill between the two leaves files that nobody names, never a name without its files. A full disk may have no room
-    for the note: `note` has refused nothing by then, and it comes second.
+    for the note: there it comes second, so `free` itself asks whether it may.
     """
     try:
         note()

@@ -287,13 +287,20 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
     The row says so first: a crash leaves files that are no release, never a release without files.
     """
 
+    def check() -> None:
+        if _is_used(database, find(database, release.label)):
+            raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+
     def note() -> None:
         with transaction(database):
-            if _is_used(database, find(database, release.label)):
-                raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+            check()
             _set(database, release, "pruned", 1)
 
-    return note_and_free(note, lambda: remove(release.folder))
+    def free() -> int:
+        check()
+        return remove(release.folder)
+
+    return note_and_free(note, free)
 
 
 def _same(release: Release, about: Mapping[str, Any]) -> bool:
