@@ -157,7 +157,7 @@ def parse_json(content: bytes, *, finite: bool = False) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def size_of(folder: Path) -> int:
