@@ -18,6 +18,7 @@ from gguf_families import write_model
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.environment import child_environment
+from hivetune.process.sandbox import available
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
 from hivetune.serve.llama.backend import Engine, ServerSettings, find_engine, open_backend
@@ -226,3 +227,19 @@ def test_the_servers_process_has_the_made_environment(
         family += family[0].children(recursive=True)
         names = {name for process in family for name in process.environ()}
     assert {name for name in names if name.startswith("LLAMA_")} == {"LLAMA_API_KEY", "LLAMA_ARG_CACHE_RAM"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
+def test_the_server_is_in_a_sandbox(
+    tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = available()
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
+        assert backend.complete(HELLO, max_tokens=2).new_tokens
+        server = psutil.Process(backend.process.pid)
+        server = (server.children() or [server])[0]
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        assert f"Seccomp:\t{2 if held.seccomp else 0}" in status and "NoNewPrivs:\t1" in status
+        assert f"Max core file size        {0:<21}{0:<21}" in Path(f"/proc/{server.pid}/limits").read_text()

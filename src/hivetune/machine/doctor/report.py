@@ -13,6 +13,7 @@ from hivetune.base.units import size
 from hivetune.machine.doctor.findings import Judgement, MachineFinding
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
 from hivetune.machine.doctor.observe import CPU_BF16
+from hivetune.process.sandbox import available
 
 # Accounts of no person.
 NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
@@ -76,6 +77,7 @@ def facts_as_text(seen: Look) -> str:
         ("CUDA toolkit", software.cuda_toolkit),
         ("compiler", host.compiler or "none: the plain kernels in torch run"),
         ("llama.cpp", _llama(seen)),
+        ("its sandbox", available().words),
         ("services", _services(seen)),
         *(("variable", f"{name}={value}") for name, value in seen.variables.items()),
     ]

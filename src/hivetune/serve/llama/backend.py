@@ -41,6 +41,7 @@ from hivetune.process.lease import serve_on
 from hivetune.process.still import join_standstill, moving_s
 from hivetune.serve.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.serve.llama.child import SocketConnection
+from hivetune.serve.llama.outside import check_outside
 from hivetune.serve.llama.replies import error_text, explained, piece_of
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
@@ -125,6 +126,9 @@ def check_files(model: Path, settings: ServerSettings) -> None:
                 f"{path.parent / problems[0]}: it is damaged",
                 hint="delete it and make it again: hivetune export RUN, or restore it from a copy",
             )
+    for path in (model, *(path for path, _ in settings.adapters)):
+        read_header(path)
+        check_outside(path.resolve())
     if read_header(model).is_adapter:
         raise UsageError(f"{model} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf")
     for path, _ in settings.adapters:

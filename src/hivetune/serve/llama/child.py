@@ -1,8 +1,9 @@
 """The process that holds a llama.cpp server: `python -m hivetune.serve.llama.child`, its settings as JSON on stdin.
 
-It runs xllamacpp's server in itself, or a `llama-server` program as its own child, listening on the socket that the
-settings name, and writes a byte to their pipe when it answers. It ends when stdin closes, that is when whoever started
-it stops it or dies in any way: no orphan keeps a socket and gigabytes.
+It runs xllamacpp's server in itself, or a `llama-server` program as its own child, in a sandbox (process/sandbox.py)
+that opens the model, its adapters and its socket. It listens on the socket that the settings name, and writes a byte to
+their pipe when it answers. It ends when stdin closes, that is when whoever started it stops it or dies in any way: no
+orphan keeps a socket and gigabytes.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 from hivetune.base.private import keep_private
 from hivetune.process.environment import child_environment
+from hivetune.process.sandbox import DEVICES, SYSTEM, confine
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
@@ -54,9 +57,10 @@ def main() -> None:
 
 
 def _run_xllamacpp(settings: dict[str, Any]) -> None:
-    threading.Thread(target=_end_with_stdin, daemon=True).start()  # from the start: loading may take minutes
     import xllamacpp
 
+    _confine(settings)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()  # before it loads, which may take minutes
     parameters = xllamacpp.CommonParams()
     parameters.model.path = settings["model"]
     parameters.model_alias = {settings["alias"]}
@@ -84,6 +88,26 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     del server
 
 
+def _confine(settings: dict[str, Any]) -> None:
+    """No network, no process, no file but the model's and what the programs need. A card's driver reads and caches in
+    places of its own, so with one only writing is limited, to its usual ones."""
+    model, program = Path(settings["model"]), settings["program"]
+    split = model.parent.glob(f"{model.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    own = [] if program is None else [Path(program).resolve().parent, Path(program).resolve().parent.parent / "lib"]
+    files = [model, *(split if "-of-" in model.stem else ()), *settings["adapters"], *(one for one in libraries if one)]
+    cards = [] if settings["on_cpu"] else [*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dri/*"), "/dev/kfd"]
+    on_card = any(Path(card).exists() for card in cards)
+    caches = [*cards, Path.home() / ".cache", Path.home() / ".nv", tempfile.gettempdir()] if on_card else []
+    confine(
+        [*SYSTEM, sys.prefix, sys.base_prefix, *sys.path[1:], *own, *files],
+        [Path(settings["socket"]).parent, *DEVICES, *caches],
+        may_execute=program is not None,
+        read_all=on_card,
+        data_bytes=None if on_card else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
 def _end_with_stdin() -> None:
     while os.read(0, 4096):
         pass
@@ -109,7 +133,7 @@ def _run_program(settings: dict[str, Any]) -> None:
         command,
         stdin=subprocess.DEVNULL,
         env=environment,
-        preexec_fn=_die_with_parent,
+        preexec_fn=lambda: (_die_with_parent(), _confine(settings)),
         pass_fds=settings["lease_fds"],
     )
     threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()

@@ -1,0 +1,190 @@
+"""What a process that reads strangers' files gives up before it does: Landlock for files, seccomp for calls, limits.
+
+It has no network, starts no process, gains no privilege, leaves no memory image, and opens no file but those named.
+Both are the kernel's own and need no rights; a kernel without one of them goes without it, which `doctor` tells. They
+hold for the calling thread and what it starts later, so call `confine` before other threads exist.
+
+Numbers: linux/landlock.h, linux/seccomp.h, linux/bpf_common.h, linux/audit.h and the tables of system calls.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import resource
+import struct
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
+_VERSION, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE, _READ, _READ_DIR, _REMOVE_FILE, _MAKE_FILE, _MAKE_SOCKET = 1, 2, 4, 8, 1 << 5, 1 << 8, 1 << 9
+_READING = _EXECUTE | _READ | _READ_DIR
+_TRUNCATE, _IOCTL = 1 << 14, 1 << 15
+# How many rights of files each version of Landlock knows; 4 added TCP, 6 signals and abstract sockets.
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_BIND_AND_CONNECT = _SIGNALS_AND_ABSTRACT = 3
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both machines are little-endian
+_AF_UNIX, _CLONE_THREAD = 1, 0x00010000
+_X32 = 0x40000000  # numbers of the x32 ABI, which would go around the others
+_CLONE3 = 435  # its flags lie in memory that a filter can't read; without it the C library uses clone
+
+
+class _Calls(NamedTuple):
+    """System call numbers. `denied`: forks, tracing, namespaces, mounts, modules, keys, io_uring and their kin."""
+
+    audit: int
+    clone: int
+    socket: int
+    execute: tuple[int, ...]
+    denied: tuple[int, ...]
+
+
+_MACHINES = {
+    "x86_64": _Calls(
+        *(0xC000003E, 56, 41, (59, 322)),
+        (57, 58, 101, 155, 161, 165, 166, 175, 176, 246, 248, 249, 250, 272, 298, 308, 310, 311, 313, 321, 323, 425),
+    ),
+    "aarch64": _Calls(
+        *(0xC00000B7, 220, 198, (221, 281)),
+        (39, 40, 41, 51, 97, 104, 105, 106, 117, 217, 218, 219, 241, 268, 270, 271, 273, 280, 282, 425),
+    ),
+}
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/opt", "/nix", "/snap", "/proc", "/sys", "/etc/ld.so.cache")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/shm")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What holds: Landlock's version, 0 for none; whether system calls are filtered."""
+
+    landlock: int
+    seccomp: bool
+
+    @property
+    def words(self) -> str:
+        files = f"files by Landlock {self.landlock}" if self.landlock else "files not (no Landlock)"
+        return f"{files}, network and processes {'by seccomp' if self.seccomp else 'not (no seccomp)'}"
+
+
+def available() -> Held:
+    """What this kernel offers, without giving anything up."""
+    machine = platform.machine() in _MACHINES and sys.platform == "linux"
+    return Held(_landlock_version(), machine and Path("/proc/sys/kernel/seccomp").is_dir())
+
+
+def confine(
+    readable: Iterable[str | Path],
+    writable: Iterable[str | Path] = (),
+    *,
+    may_execute: bool = False,
+    read_all: bool = False,
+    data_bytes: int | None = None,
+) -> Held:
+    """Give up everything else, for good. `readable`: files, and folders with what is below, which may be executed;
+    `writable`: folders where it may make files and sockets. `may_execute`: another program takes this one's place.
+    `read_all`: only writing is limited. `data_bytes`: most memory of its own. Paths that are not there are left out.
+    """
+    if sys.platform != "linux":
+        return Held(0, False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if data_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    return Held(_limit_files(libc, readable, writable, read_all), _filter_calls(libc, may_execute))
+
+
+def _landlock_version() -> int:
+    if sys.platform != "linux":
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, int(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
+
+
+def _limit_files(
+    libc: ctypes.CDLL, readable: Iterable[str | Path], writable: Iterable[str | Path], read_all: bool
+) -> int:
+    version = _landlock_version()
+    if not version:
+        return 0
+    rights = (1 << _FILE_RIGHTS.get(version, 16)) - 1
+    handled = rights & ~_READING if read_all else rights
+    attributes = struct.pack("<QQQ", handled, _BIND_AND_CONNECT, _SIGNALS_AND_ABSTRACT)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
+    if rules < 0:
+        return 0
+    making = _READING | _WRITE | _REMOVE_FILE | _MAKE_FILE | _MAKE_SOCKET | _TRUNCATE | _IOCTL
+    try:
+        for paths, allowed in ((readable, _READING), (writable, making)):
+            for path in paths:
+                _allow(libc, rules, path, allowed & handled)
+        return version if libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint32(0)) == 0 else 0
+    finally:
+        os.close(rules)
+
+
+def _allow(libc: ctypes.CDLL, rules: int, path: str | Path, allowed: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # not there, or not for us: then it needs no rule
+        return
+    try:
+        if not os.path.isdir(path):
+            allowed &= _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL  # what a file can have
+        rule = struct.pack("<Qi", allowed, place)
+        if allowed:
+            libc.syscall(_ADD_RULE, rules, ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
+    finally:
+        os.close(place)
+
+
+def _filter_calls(libc: ctypes.CDLL, may_execute: bool) -> bool:
+    program = call_filter(may_execute=may_execute)
+    if program is None:
+        return False
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    return int(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0)) == 0
+
+
+def call_filter(*, may_execute: bool, machine: str = platform.machine()) -> bytes | None:
+    """A classic BPF program: threads but no processes, sockets of this machine's file system alone. None for a
+    processor whose calls are not listed."""
+    calls = _MACHINES.get(machine)
+    if calls is None:
+        return None
+    denied = (_RETURN, 0, 0, _ERROR | errno.EPERM)
+    program = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, calls.audit),
+        denied,
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _X32),
+        denied,
+        (_EQUAL, 0, 1, _CLONE3),
+        (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
+    ]
+    for number in (*calls.denied, *(() if may_execute else calls.execute)):
+        program += [(_EQUAL, 0, 1, number), denied]
+    program += [
+        (_EQUAL, 0, 4, calls.socket),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_EQUAL, 1, 0, _AF_UNIX),
+        (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT),
+        (_RETURN, 0, 0, _ALLOW),
+        (_EQUAL, 0, 3, calls.clone),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_ANY_BIT, 1, 0, _CLONE_THREAD),
+        denied,
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
