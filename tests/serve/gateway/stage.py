@@ -102,7 +102,8 @@ class Stage:
         self.keeper.routes = Routes(("m",), dict.fromkeys(self.labels, "m"), champions)
         self.watch = Watch(lambda label, reason: self.rolled_back.append((label, reason)), None)  # type: ignore[arg-type]
         self.gateway = Gateway(self.keeper, self.watch, self.find_answer, self.capture)
-        self.client = self.client_of(Guard(self.gateway.app(), self.hosts, [Door(TOKENS.get)]))
+        self.guard = Guard(self.gateway.app(), self.hosts, [Door(TOKENS.get)])
+        self.client = self.client_of(self.guard)
 
     def client_of(self, app: Any) -> httpx2.AsyncClient:
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)

@@ -96,9 +96,10 @@ def _confine(settings: dict[str, Any]) -> None:
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     own = [] if program is None else [Path(program).resolve().parent, Path(program).resolve().parent.parent / "lib"]
     files = [model, *(split if "-of-" in model.stem else ()), *settings["adapters"], *(one for one in libraries if one)]
-    cards = [] if settings["on_cpu"] else [*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dri/*"), "/dev/kfd"]
-    on_card = any(Path(card).exists() for card in cards)
-    caches = [*cards, Path.home() / ".cache", Path.home() / ".nv", tempfile.gettempdir()] if on_card else []
+    devices = Path("/dev")
+    cards = [] if settings["on_cpu"] else [*devices.glob("nvidia*"), *devices.glob("dri/*"), *devices.glob("kfd")]
+    on_card = bool(cards)
+    caches = [*cards, Path.home() / ".cache", Path.home() / ".nv", Path(tempfile.gettempdir())] if on_card else []
     confine(
         [*SYSTEM, sys.prefix, sys.base_prefix, *sys.path[1:], *own, *files],
         [Path(settings["socket"]).parent, *DEVICES, *caches],
@@ -129,11 +130,16 @@ def _run_program(settings: dict[str, Any]) -> None:
         environment["LLAMA_ARG_N_GPU_LAYERS"] = "0"
     if not settings["warm_up"]:
         command.append("--no-warmup")
+
+    def prepare() -> None:
+        _die_with_parent()
+        _confine(settings)
+
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         env=environment,
-        preexec_fn=lambda: (_die_with_parent(), _confine(settings)),
+        preexec_fn=prepare,
         pass_fds=settings["lease_fds"],
     )
     threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
