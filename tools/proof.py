@@ -177,6 +177,12 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "ones alone",
         ["-m", "proof", "tests/walk/experts", "tests/serve/gateway/test_gateway_experts.py"],
     ),
+    "null-draws": (
+        "rows on which two models are equally good (skewed, heavy-tailed, mostly equal, in sessions, written five "
+        "times, or 5 % much worse and the rest slightly better), n = 5 to 200, 2,000 draws each: the loss alone "
+        "deploys in at most 5.5 %, nominal 2.5 %; and how often real gains deploy",
+        ["-m", "proof", "tests/judge/test_wrong_verdicts.py"],
+    ),
     "judge": (
         "each printed 95 % interval holds the truth in 93 to 97 % of 10,000 evaluations (n = 10, 30, 100; rows "
         "and sessions); an equal model is declared better in at most 5 % of 200 evaluations and of 200 lives of 30 "

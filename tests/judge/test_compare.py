@@ -49,6 +49,40 @@ def test_success_and_times_are_paired_by_row() -> None:
     assert document["not_compared"] == {"loss": "no loss here"} and document["problems"] == []
 
 
+def test_speed_is_that_of_answers_timed_in_turns_and_no_figure_of_another_day() -> None:
+    """Three tokens an answer: a side's own figure, from an earlier load of the machine, is not held beside it."""
+    texts: list[str | None] = ["yes"] * 20
+    sides = side("a@1", texts, 2.0, tokens_per_second=100.0), side("a@2", texts, 1.0, tokens_per_second=10.0)
+    document = comparison_document([prompt(number) for number in range(20)], *sides, "none", {})
+    assert (document["base"]["tokens_per_second"], document["tuned"]["tokens_per_second"]) == (1.5, 3.0)
+    old = {**document, "base": {**document["base"], "tokens_per_second": 100.0}}  # as earlier versions wrote it
+    speed = metrics(old)["tokens_per_second"]
+    assert (speed.base, speed.tuned, speed.n) == (1.5, 3.0, 10)
+    assert speed.ci95 == pytest.approx((1.5, 1.5))
+    untimed = {**old, "answers": [{**a, "base": {**a["base"], "seconds": None}} for a in old["answers"]]}
+    assert metrics(untimed)["tokens_per_second"].base is None
+
+
+def test_a_busy_machine_is_why_a_time_is_undecided() -> None:
+    rng = random.Random(2)
+    prompts = [prompt(number) for number in range(21)]
+    sides = []
+    for label in ("a", "b"):
+        answers = {one.key: PromptAnswer("yes", True, 5, rng.uniform(0.2, 2.0), 0.1) for one in prompts}
+        sides.append(SideAnswers(label, "release", answers, {}))
+    config = GateConfig(loss_gain=None, memory_ratio=None, latency_ratio=1.1)
+    reasons = []
+    for share in (0.1, 0.8):
+        verdict = judge(comparison_document(prompts, *sides, "none", {"others_share": share}), config)
+        assert verdict.verdict == "not-enough-evidence"
+        latency = next(metric for metric in verdict.metrics if metric.name == "latency_s")
+        assert (latency.needed is None) == (share == 0.8)
+        reasons.append(verdict.reasons[0])
+    assert "needed to decide" in reasons[0] and "busy" not in reasons[0]
+    assert "undecided, since the machine was busy: other programs used 80% of its cores" in reasons[1]
+    assert "needed" not in reasons[1]
+
+
 def test_an_answer_that_is_missing_is_a_problem_and_no_failure() -> None:
     document = comparison_document(
         [prompt(number) for number in range(6)],

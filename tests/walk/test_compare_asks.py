@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from hivetune.config import EvalConfig
@@ -14,7 +15,15 @@ from hivetune.judge.compare import Prompt
 from hivetune.serve.ask import TimedAnswer, Unanswered
 from hivetune.walk.compare import answers as answers_module
 from hivetune.walk.compare import artefacts
-from hivetune.walk.compare.answers import ANSWERS, KeptAnswers, ask_all, kept_answers, time_in_turns
+from hivetune.walk.compare.answers import (
+    ANSWERS,
+    KeptAnswers,
+    ask_all,
+    cpu_seconds,
+    kept_answers,
+    others_share_of,
+    time_in_turns,
+)
 from hivetune.walk.compare.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
 from hivetune.walk.compare.prompts import prompts_of_rows, timed_first
 
@@ -44,8 +53,10 @@ def prompts(count: int) -> list[Prompt]:
 
 
 @pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses, and no other program on the machine."""
     monkeypatch.setattr(answers_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(answers_module, "cpu_seconds", lambda: (0.0, 0.0, 0.0))
 
 
 def ask_all_of(kept: KeptAnswers, side: FakeSide, count: int = 12) -> None:
@@ -63,11 +74,11 @@ def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest(tmp_path: Pa
     log.clear()
     with kept_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", log))
-        assert len(kept.answers) == 12 and len(log) == 12 - done and kept.tokens_per_second
+        assert len(kept.answers) == 12 and len(log) == 12 - done
     log.clear()
     with kept_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", log))
-        assert log == [] and kept.tokens_per_second
+        assert log == []
 
 
 def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
@@ -117,6 +128,26 @@ def test_times_go_on_where_a_side_failed(tmp_path: Path) -> None:
             else:
                 found = time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
                 assert log == ["a0", "b0", "a2", "b2", "b3", "a3"] and len(found[1]) == 4
+
+
+def test_times_that_were_taken_beside_other_work_are_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides again, in turns: a new time of one is never held against an old time of the other."""
+    log: list[str] = []
+    clock = iter([(0.0, 0.0, 0.0), (10.0, 9.0 * (psutil.cpu_count() or 1), 0.0)])
+    monkeypatch.setattr(answers_module, "cpu_seconds", lambda: next(clock, (0.0, 0.0, 0.0)))
+    for share, asked in ((0.9, 10), (0.0, 10), (0.0, 0)):
+        log.clear()
+        with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+            sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
+            time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
+        assert len(log) == asked and others_share_of(tmp_path / "t") == share
+
+
+def test_processor_seconds_only_grow() -> None:
+    early, late = cpu_seconds(), cpu_seconds()
+    assert all(one <= other for one, other in zip(early, late, strict=True))
 
 
 def test_prompts_come_from_any_rows(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hivetune.judge.evaluate import SIDES, noise_fields
 from hivetune.records import Message
 
 FEWEST_TIMED_TOKENS = 8
-COSTS = ("tokens_per_second", "peak_memory_bytes", "cold_start_s")
+COSTS = ("peak_memory_bytes", "cold_start_s")
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,16 @@ def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]])
         times = sorted(answer[name][key] for answer in answers if answer[name][key] is not None)
         for share in (50, 95):
             summary[f"{short}_p{share}_s"] = _percentile(times, share / 100)
+    summary["tokens_per_second"] = tokens_per_second(answers, name)
     written = [answer for answer in answers if answer[name]["answer"] is not None]
     return {**summary, "answers": len(written), "recorded": False}
+
+
+def tokens_per_second(answers: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Of the answers that were timed, one at a time; both sides in turns, in one sitting."""
+    timed = [answer[name] for answer in answers if answer[name]["seconds"] and answer[name]["new_tokens"] is not None]
+    seconds = math.fsum(each["seconds"] for each in timed)
+    return sum(each["new_tokens"] for each in timed) / seconds if seconds else None
 
 
 def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:

@@ -136,9 +136,10 @@ def counted_units(estimate: Estimate, n: int) -> str:
 
 
 def ratio_finding(
-    metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float
+    metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float, busy: str = ""
 ) -> Finding:
-    """Latency and memory: the tuned model may cost at most `limit` times the base."""
+    """Latency and memory: the tuned model may cost at most `limit` times the base. `busy`: why the machine was no place
+    to measure time, in words; then an interval that straddles the limit is undecided, whatever n is."""
     needed = rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or FEWEST_UNITS
     answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
     make = _outcomes(metric, shown_ci, limit, answers_needed)
@@ -155,6 +156,9 @@ def ratio_finding(
         return make("passed", f"{seen}, within {limit:g}")
     if low > max(limit, 1.0) * (1 + tolerance):  # of a limit below 1, a smaller gain is one too
         return make("abort", f"{seen}: beyond {limit:g}")
+    if low <= limit and busy:
+        found = make("undecided", f"{seen} straddles {limit:g}: undecided, since {busy}; eval again when it is quiet")
+        return replace(found, metric=replace(found.metric, needed=None))  # more rows would not help
     if low <= limit and ratio.units < needed:
         return make("undecided", f"{seen} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")
     return make("missed", f"{seen}: not shown to stay within {limit:g}")

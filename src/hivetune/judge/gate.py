@@ -38,6 +38,7 @@ from hivetune.judge.statistics import (
     anytime_interval,
     by_group,
     discordant,
+    is_busy,
     jackknife,
     loss_difference,
     loss_estimate,
@@ -260,16 +261,30 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
     shown = jackknife(columns, loss_difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
-    finding = ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance)
-    noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
-    if finding.reason and noise is not None and repeats is not None and was_busy(noise, repeats):
-        return replace(finding, reason=f"{finding.reason}; the machine was busy: equal work took up to {noise:.2g} x")
+    busy = _busy(evaluation)
+    finding = ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance, busy)
+    if finding.reason and busy and busy not in finding.reason:
+        return replace(finding, reason=f"{finding.reason}; {busy}")
     return finding
+
+
+def _busy(evaluation: Evaluation) -> str:
+    """What says that something else ran while answers were timed, in words; empty on a quiet machine."""
+    noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
+    share = evaluation.get("others_share")
+    if is_busy(share):
+        return f"the machine was busy: other programs used {share:.0%} of its cores"
+    if noise is not None and repeats is not None and was_busy(noise, repeats):
+        return f"the machine was busy: equal work took up to {noise:.2g} x"
+    return ""
 
 
 def _latency_groups(evaluation: Evaluation) -> list[list[Hashable]]:
     """Two ways to see which answers with both times belong together: their sessions, and when they were written."""
-    timed = [a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]]
+    return _groups_of_timed([a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]])
+
+
+def _groups_of_timed(timed: Sequence[Mapping[str, Any]]) -> list[list[Hashable]]:
     sessions: list[Hashable] = [answer["group"] for answer in timed]
     blocks: list[Hashable] = [answer["base"].get("block") for answer in timed]
     return [sessions] if None in blocks else [sessions, blocks]
@@ -281,8 +296,23 @@ def _recorded(evaluation: Evaluation, name: str) -> float | None:
 
 
 def _speed(evaluation: Evaluation) -> Finding:
+    """Tokens per second of both, measured in turns in one sitting. The answers of served sides say it, one at a time;
+    an older document's own figure of a served side may be of another day."""
     base, tuned = (_positive(evaluation[side].get("tokens_per_second")) for side in ("base", "tuned"))
-    return _reported("tokens_per_second", base, tuned, len(evaluation["answers"]), None)
+    timed = [a for a in evaluation["answers"] if all(_was_timed(a[side]) for side in ("base", "tuned"))]
+    if "kind" not in evaluation["tuned"] or _recorded(evaluation, "tokens_per_second") is not None:
+        return _reported("tokens_per_second", base, tuned, len(evaluation["answers"]), None)
+    if not timed:
+        return _failed("tokens_per_second", "not measured in turns", 0, None, False)
+    columns = [[float(a[side][key]) for a in timed] for side in ("base", "tuned") for key in ("new_tokens", "seconds")]
+    grouped = min((by_group(columns, groups) for groups in _groups_of_timed(timed)), key=lambda c: len(c[0]))
+    sums = [math.fsum(column) for column in columns]
+    interval = jackknife(grouped, lambda s: s[2] / s[3] - s[0] / s[1]).ci95
+    return _reported("tokens_per_second", sums[0] / sums[1], sums[2] / sums[3], len(timed), interval)
+
+
+def _was_timed(answer: Mapping[str, Any]) -> bool:
+    return bool(answer["seconds"]) and answer.get("new_tokens") is not None
 
 
 def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:

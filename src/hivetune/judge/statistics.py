@@ -22,6 +22,7 @@ FEWEST_DEGREES = 4.0  # below, `t_quantile` is off by more than 0.5 %
 ALPHA = 0.05
 FEWEST_TIMES = 4
 LEAST_NOISE, BEYOND_REPEATS = 1.1, 1.75
+BUSY_SHARE = 0.25  # of all cores that other programs use: one of the two of a small machine for half of the time
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,10 @@ def jackknife(
     spread = _spread(columns, statistic, positive) if n >= FEWEST_UNITS else None
     if spread is None:
         return Estimate(statistic([math.fsum(column) for column in columns]), None, n, math.nan)
+    return _student(spread, n, alpha)
+
+
+def _student(spread: _Spread, n: int, alpha: float) -> Estimate:
     value, half = spread.value, t_quantile(1 - alpha / 2, spread.degrees) * spread.error
     scale = spread.error * math.sqrt(n)
     if spread.logarithmic:
@@ -147,14 +152,14 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
     more, at 97.5 %, than that a share of ln(40) / n of all is of another kind, and those may lose UNSEEN_NATS or
     UNSEEN_SPREADS spreads. Five rows that gain a little say little about one row in twenty. `plain` is the jackknife's.
     """
-    spread = _spread(columns, loss_difference) if len(columns[0]) >= FEWEST_UNITS else None
-    plain = jackknife(columns, loss_difference, alpha=alpha)
-    if spread is None or plain.ci95 is None:
-        return plain
-    n, z = plain.units, NormalDist().inv_cdf(1 - ALPHA / 2)
+    n = len(columns[0])
+    spread = _spread(columns, loss_difference) if n >= FEWEST_UNITS else None
+    if spread is None:
+        return jackknife(columns, loss_difference, alpha=alpha)
+    plain, z = _student(spread, n, alpha), NormalDist().inv_cdf(1 - ALPHA / 2)
     unseen = math.log(2 / ALPHA) * max(UNSEEN_NATS, UNSEEN_SPREADS * plain.unit_sd)
     skew = SKEW_FACTOR * spread.skewness * (2 * z * z + 1) / (6 * math.sqrt(n)) * spread.error
-    low, high = plain.ci95
+    low, high = plain.ci95 or (plain.value, plain.value)
     low = min(low - max(0.0, -skew), plain.value - unseen / n)
     high = max(high + max(0.0, skew), plain.value + unseen / n)
     return replace(plain, ci95=(low, high), plain=plain.ci95, unseen=unseen)
@@ -343,6 +348,11 @@ def was_busy(noise: float, repeats: float) -> bool:
     named every second quiet machine of a shared cloud. Below a tenth nothing is named: no threshold is that fine.
     """
     return noise > max(LEAST_NOISE, math.pow(repeats, BEYOND_REPEATS))
+
+
+def is_busy(others_share: float | None) -> bool:
+    """Whether other programs used so much of the machine that times taken beside them decide nothing."""
+    return others_share is not None and others_share >= BUSY_SHARE
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -219,7 +219,7 @@ def _costs(document: Mapping[str, Any]) -> str:
         "latency_p95_s": "seconds per answer, p95",
         "first_token_p50_s": "seconds to the first token, p50",
         "first_token_p95_s": "seconds to the first token, p95",
-        "tokens_per_second": "tokens per second, all slots",
+        "tokens_per_second": "tokens per second, one answer at a time",
         "cold_start_s": "cold start, seconds",
         "peak_memory_bytes": "peak memory",
     }

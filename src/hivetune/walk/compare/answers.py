@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.compare import Prompt, PromptAnswer
-from hivetune.process.still import moving_s
+from hivetune.judge.statistics import is_busy
 from hivetune.records import Progress
 from hivetune.serve.ask import TimedAnswer, Unanswered
 from hivetune.walk.compare.artefacts import Artefact, Asked
@@ -33,13 +35,12 @@ OnAnswer = Callable[[], None]
 
 @dataclass
 class KeptAnswers:
-    """The answers of one side so far. `served`: cold start and memory; `batches`: tokens and seconds of each pass."""
+    """The answers of one side so far. `served`: cold start and memory."""
 
     label: str
     journal: Journal
     answers: dict[str, PromptAnswer] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=dict)
-    batches: list[tuple[int, float]] = field(default_factory=list)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
@@ -52,20 +53,11 @@ class KeptAnswers:
             self.journal.append("answer", prompt=prompt.key, **said)
             self.answers[prompt.key] = found
 
-    def add_batch(self, new_tokens: int, seconds: float) -> None:
-        self.journal.append("batch", new_tokens=new_tokens, seconds=round(seconds, 6))
-        self.batches.append((new_tokens, seconds))
-
     def note_served(self, **figures: float | None) -> None:
         """What a start of the server cost; the newest counts."""
         known = {name: value for name, value in figures.items() if value is not None}
         self.journal.append("served", **known)
         self.served |= known
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        seconds = sum(each for _, each in self.batches)
-        return sum(tokens for tokens, _ in self.batches) / seconds if seconds else None
 
 
 @contextlib.contextmanager
@@ -77,8 +69,6 @@ def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
         for entry in known:
             if entry["event"] == "answer":
                 kept.answers[entry["prompt"]] = PromptAnswer(entry["text"], entry["ended"], entry["new_tokens"])
-            elif entry["event"] == "batch":
-                kept.batches.append((entry["new_tokens"], entry["seconds"]))
             elif entry["event"] == "served":
                 kept.served |= {name: entry[name] for name in ("cold_start_s", "peak_memory_bytes") if name in entry}
         yield kept
@@ -121,12 +111,8 @@ def ask_all(
     # A server computes once what a prompt and the one before it in its slot begin with.
     missing.sort(key=lambda prompt: json.dumps([prompt.tools, prompt.messages]))
     stopped = threading.Event()
-    counted = threading.Lock()
-    tokens, whole, done_at = 0, True, moving_s()
-    started = moving_s()
 
     def answer(prompt: Prompt) -> None:
-        nonlocal tokens, whole, done_at
         if stopped.is_set():
             return
         try:
@@ -135,9 +121,6 @@ def ask_all(
             stopped.set()
             raise
         kept.keep(prompt, found)
-        with counted:
-            done_at = moving_s()
-            tokens, whole = tokens + (found.new_tokens or 0), whole and found.new_tokens is not None
         on_answer()
 
     try:
@@ -151,9 +134,6 @@ def ask_all(
                 raise
     except HivetuneError as error:
         raise _unfinished(kept, prompts, error) from None
-    finally:
-        if tokens and whole:
-            kept.add_batch(tokens, done_at - started)
 
 
 def ask_prompt(
@@ -184,22 +164,62 @@ def time_in_turns(
     """For each side: prompt key -> (seconds, seconds until the first token), one answer at a time.
 
     Both sides answer a prompt one right after the other, and who begins changes, so that a busy moment of the machine
-    meets both. What was timed before is taken from `times`. An answer to a prompt that had none yet is kept as such.
+    meets both. What was timed before is taken from `times`, unless other programs kept the machine busy then. An answer
+    to a prompt that had none yet is kept as such.
     """
-    known = {entry["prompt"]: entry["times"] for entry in read_journal(times) if entry["event"] == "timed"}
+    known = _known_times(times)
+    before = cpu_seconds()
     if any(prompt.key not in known for prompt in prompts):
         for asked, kept in sides:  # the first answer of a server pays for what the later ones find ready
             ask_prompt(asked, kept.label, prompts[0], 1)
+    timed = False
     with Journal(times) as journal:
         for number, prompt in enumerate(prompts):
             if prompt.key not in known:
                 known[prompt.key] = _time_one(sides, prompt, number, new_tokens, prompts)
                 journal.append("timed", prompt=prompt.key, times=known[prompt.key])
+                timed = True
             on_answer()
+        if timed:
+            journal.append("sitting", others_share=others_share(before, cpu_seconds()))
     return [
         {prompt.key: (known[prompt.key][side][0], known[prompt.key][side][1]) for prompt in prompts}
         for side in range(len(sides))
     ]
+
+
+def others_share_of(times: Path) -> float | None:
+    """Of the newest sitting in which prompts were timed: the share of the machine that other programs used."""
+    sittings = [entry["others_share"] for entry in read_journal(times) if entry["event"] == "sitting"]
+    return sittings[-1] if sittings else None
+
+
+def _known_times(times: Path) -> dict[str, list[Any]]:
+    known: dict[str, list[Any]] = {}
+    for entry in read_journal(times):
+        if entry["event"] == "timed":
+            known[entry["prompt"]] = entry["times"]
+        elif entry["event"] == "sitting" and is_busy(entry["others_share"]):
+            known.clear()
+    return known
+
+
+def cpu_seconds() -> tuple[float, float, float]:
+    """(seconds that pass, processor seconds of the machine, those of this process and its children)."""
+    times = psutil.cpu_times()
+    used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
+    own = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
+            own += sum(process.cpu_times()[:4])
+    return time.monotonic(), used, own
+
+
+def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """Share of all cores that neither this process nor its children used between two `cpu_seconds`."""
+    passed, used, own = (late - early for early, late in zip(before, after, strict=True))
+    cores = psutil.cpu_count() or 1
+    return round(min(1.0, max(0.0, used - own) / (cores * passed)), 3) if passed > 0 else 0.0
 
 
 def _time_one(

@@ -22,6 +22,7 @@ from hivetune.walk.compare.answers import (
     continued,
     counter,
     kept_side,
+    others_share_of,
     time_in_turns,
     with_times,
 )
@@ -79,6 +80,7 @@ def compare_pair(
         "rows_from": str(run.folder) if run else ", ".join(rows),
         "rows_refused": refused,
         "quant": quant,
+        "others_share": others_share_of(folder / TIMES),
         "settings": settings.model_dump(mode="json"),
     }
     progress = continued(progress, total)
@@ -140,8 +142,7 @@ def _answer(
 
 
 def _side(side: Artefact, kept: KeptAnswers, times: Mapping[str, tuple[float, float | None]]) -> SideAnswers:
-    costs = {**kept.served, "tokens_per_second": kept.tokens_per_second}
-    return SideAnswers(side.label, side.kind, with_times(kept.answers, times), costs)
+    return SideAnswers(side.label, side.kind, with_times(kept.answers, times), kept.served)
 
 
 def _key(sides: Sequence[Artefact], prompts: Sequence[Prompt], settings: EvalConfig) -> str:
