@@ -1,10 +1,19 @@
-"""What `hivetune gate` says to do next."""
+"""What `hivetune gate` and `hivetune register` say to do next."""
+
+import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from hivetune.cli import registry
 from hivetune.cli.judge import what_next
+from hivetune.errors import HivetuneError
 from hivetune.judge.findings import said_of_passed
 from hivetune.records import Metric, Verdict
+from hivetune.walk.verdict import read_evaluation
 
 
 def success(n: int, *, required: bool) -> Metric:
@@ -33,3 +42,46 @@ def test_a_metric_that_more_rows_would_decide_is_open_and_not_failed() -> None:
 
 def test_a_verdict_that_does_not_rest_on_checkers_keeps_its_next_step() -> None:
     assert "answers in eval.json" in what_next(Verdict("abort", (), (success(0, required=True),)))
+
+
+@pytest.mark.parametrize(
+    ("judgement", "said"),
+    [
+        (None, ["demo@1: registered, not judged", "next: hivetune eval my-run"]),
+        (
+            {
+                "verdict": "not-enough-evidence",
+                "reasons": ["seconds per answer: the machine was busy", "other"],
+                "decisive": 1,
+            },
+            [
+                "demo@1: registered, not-enough-evidence",
+                "  seconds per answer: the machine was busy",
+                "next: hold out more rows (data.test), or answer more of them (eval.prompts)",
+            ],
+        ),
+        ({"verdict": "deploy", "reasons": []}, ["demo@1: registered, deploy", "next: hivetune promote demo@1"]),
+    ],
+)
+def test_register_says_what_the_gate_said_and_not_to_ask_it_again(
+    judgement: dict[str, Any] | None, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = SimpleNamespace(label="demo@1", verdict=judgement and judgement["verdict"])
+    told: list[str] = []
+    monkeypatch.setattr(registry, "find_run", lambda run: Path(run))
+    monkeypatch.setattr(registry, "register_run", lambda run, name: (release, True))
+    monkeypatch.setattr(registry, "_database", contextlib.nullcontext)
+    monkeypatch.setattr(registry, "_document", lambda database, release: {})
+    monkeypatch.setattr(registry, "explain_release", lambda database, label: {"judgement": judgement})
+    monkeypatch.setattr(registry, "show", told.append)
+    monkeypatch.setattr(registry, "emit", lambda document: None)
+    registry.register("my-run", "demo")
+    assert told == said
+
+
+def test_not_a_number_in_a_file_is_an_error_with_the_file_and_the_field(tmp_path: Path) -> None:
+    path = tmp_path / "eval.json"
+    path.write_text(json.dumps({"rows": [{"base": 1.0, "tuned": float("nan")}], "answers": []}))
+    with pytest.raises(HivetuneError) as raised:
+        read_evaluation(path)
+    assert raised.value.message == f"{path}: rows[0].tuned is not a finite number"

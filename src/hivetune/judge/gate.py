@@ -115,9 +115,7 @@ def refuse_not_finite(evaluation: Evaluation) -> None:
     for key in ("rows", "answers", "frozen", "preferences", "base", "tuned", "noise", "repeat_noise"):
         field = _not_finite_field(evaluation.get(key), key)
         if field:
-            raise HivetuneError(
-                f"{field} of the evaluation is not a finite number", hint="measure again: hivetune eval"
-            )
+            raise HivetuneError(f"{field} is not a finite number", hint="measure again: hivetune eval")
 
 
 def _not_finite_field(value: Any, field: str) -> str:
