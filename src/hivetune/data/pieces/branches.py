@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hivetune.data.pieces.fields import as_time
 from hivetune.data.pieces.logs import way_to
-from hivetune.data.pieces.said import NOT_HELD, Conversation, before_media
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, before_media, listed, one_of
 from hivetune.data.pieces.turns import in_order
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -21,6 +22,31 @@ def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
     if leaf in parents and not path:
         raise RowRefused("wrong-type", "the messages' parents go in a circle")
     return path
+
+
+def kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """(the nodes of a tree, those of the branch that was kept)."""
+    nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
+    if not any(node.get("parent") or node.get("children") for node in nodes.values()):
+        nodes = _in_order_of_time(nodes)
+    parents = {str(child): key for key, node in nodes.items() for child in listed(node.get("children"))}
+    parents |= {key: node["parent"] for key, node in nodes.items() if node.get("parent")}
+    leaf = str(row.get("current_node"))
+    if leaf not in nodes:
+        leaves = [key for key, node in nodes.items() if not node.get("children")]
+        leaf = max(leaves, key=lambda key: as_time(one_of(nodes[key].get("message"), time)) or 0, default="")
+    return nodes, branch({key: parents.get(key) for key in nodes}, leaf)
+
+
+def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Nodes that lost their tree, one behind the other: by their times where all have one, else as they stand."""
+    spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
+    times = {key: nodes[key]["message"].get("create_time") for key in spoken}
+    if all(isinstance(time, int | float) for time in times.values()):
+        spoken.sort(key=times.__getitem__)
+    below = {key: [other] for key, other in itertools.pairwise(spoken)}
+    above = {other: key for key, other in itertools.pairwise(spoken)}
+    return {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
 
 
 def done(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:

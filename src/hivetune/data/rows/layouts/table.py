@@ -11,23 +11,11 @@ from hivetune.data.pieces.said import Conversation, Row, RowLayout, objects, one
 from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts import pairs, records
-from hivetune.data.rows.layouts.chats import apps, trees
-from hivetune.data.rows.layouts.chats.claude import CLAUDE
-from hivetune.data.rows.layouts.chats.copilot import COPILOT
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.traces import agents, runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
-    trees.DEEPSEEK,
-    trees.CHATGPT,
-    trees.CHATGPT_COMPARISON,
-    CLAUDE,
-    apps.OPEN_WEBUI,
-    apps.LM_STUDIO,
-    COPILOT,
-    apps.AI_STUDIO,
-    apps.TEXT_GENERATION_WEBUI,
     records.OPENCODE,
     records.GEMINI_CLI,
     agents.SMOLAGENTS,

@@ -2,6 +2,8 @@
 
 A document that Claude wrote beside the conversation (an artifact) is a part of its answer. Other tools' calls are read
 with their results where the export holds them.
+
+https://support.claude.com/en/articles/9450526-how-can-i-export-my-claude-data
 """
 
 from collections.abc import Mapping
@@ -9,7 +11,8 @@ from typing import Any
 
 from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
 from hivetune.data.pieces.calls import result_text
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -28,7 +31,11 @@ _LANGUAGES = {
 }
 
 
-def _claude(name: str, row: Row) -> Conversation:
+def recognise(row: Row) -> bool:
+    return True
+
+
+def rows(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
         raise RowRefused("no-messages")
@@ -41,7 +48,7 @@ def _claude(name: str, row: Row) -> Conversation:
         path = [by_id[one] for one in kept]
     kinds = _kinds(turns)
     messages, cut = said_in_chat(path, lambda turn: _turn(turn, kinds))
-    return done(name, messages, len(turns) - len(path), cut)
+    return done("claude", messages, len(turns) - len(path), cut)
 
 
 def _kinds(turns: list[dict[str, Any]]) -> dict[str, str]:
@@ -147,11 +154,4 @@ def _apart(parts: list[Any]) -> list[Any]:
     return found
 
 
-CLAUDE = RowLayout(
-    "claude",
-    frozenset(("chat_messages",)),
-    lambda row: "chat_messages" in row,
-    _claude,
-    frozenset(("chat_messages",)),
-    frozenset(("summary",)),
-)
+FORMAT = Format("claude", recognise, rows, needs=frozenset(("chat_messages",)))

@@ -2,13 +2,16 @@
 
 The parts are what the page shows. Where an agent worked, `toolCallRounds` holds what the model wrote, round by round,
 and `toolCallResults` what its tools gave back: then these are read.
+
+https://code.visualstudio.com/docs/copilot/chat/copilot-chat (Chat: Export Chat)
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, RowLayout, listed, objects, one_of, text_of
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of, text_of
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -19,9 +22,13 @@ _TOOLS = ("toolInvocationSerialized", "textEditGroup", "notebookEditGroup", "mul
 _STOPPED = (2, 3)  # states of a request: cancelled, failed
 
 
-def _copilot(name: str, row: Row) -> Conversation:
+def recognise(row: Row) -> bool:
+    return "responder_username" in row and objects(row["requests"]) is not None
+
+
+def rows(row: Row) -> Conversation:
     messages, cut = said_in_chat(row["requests"], _turns)
-    return done(name, messages, 0, cut)
+    return done("copilot-chat", messages, 0, cut)
 
 
 def _turns(request: Any) -> list[Message]:
@@ -101,10 +108,4 @@ def _text(part: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else ""
 
 
-COPILOT = RowLayout(
-    "copilot-chat",
-    frozenset(("requests",)),
-    lambda row: "responder_username" in row and objects(row["requests"]) is not None,
-    _copilot,
-    frozenset(("requests",)),
-)
+FORMAT = Format("copilot-chat", recognise, rows, needs=frozenset(("requests",)))

@@ -1,0 +1,36 @@
+"""Prompts of Google's AI Studio: `chunkedPrompt` of chunks, thoughts among them.
+
+https://ai.google.dev/gemini-api/docs/ai-studio-quickstart
+"""
+
+from typing import Any
+
+from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of, parsed
+from hivetune.data.pieces.turns import read_system, read_turn
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+
+def recognise(row: Row) -> bool:
+    return isinstance(row["chunked_prompt"], dict)
+
+
+def rows(row: Row) -> Conversation:
+    system = parsed(row.get("system_instruction"))
+    messages, cut = said_in_chat(listed(row["chunked_prompt"].get("chunks")), _ai_studio_turn)
+    return done("ai-studio", [*read_system(system), *messages], 0, cut)
+
+
+def _ai_studio_turn(chunk: Any) -> list[Message]:
+    if one_of(chunk, "text") is None:
+        raise RowRefused(NOT_HELD, "a chunk that is no text: only text can be learned")
+    said = read_turn({**chunk, "content": chunk["text"]})
+    if chunk.get("finishReason") not in (None, "", "STOP"):
+        why = f"an answer ended by {str(chunk['finishReason'])[:40]}, not by itself"
+        raise NotLearned(RowRefused("cut-off-answer", why), *said)
+    return said
+
+
+FORMAT = Format("ai-studio", recognise, rows, needs=frozenset(("chunked_prompt",)))

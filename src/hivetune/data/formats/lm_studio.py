@@ -1,0 +1,70 @@
+"""LM Studio's conversation files: each message has versions, of which one is selected.
+
+https://lmstudio.ai/docs/app/basics/chat
+"""
+
+from typing import Any
+
+from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, listed, objects, one_of, parsed
+from hivetune.data.pieces.turns import read_system, read_turn
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+
+def recognise(row: Row) -> bool:
+    turns = objects(row.get("messages"))
+    return turns is not None and "versions" in turns[0]
+
+
+def rows(row: Row) -> Conversation:
+    chosen: list[Any] = []
+    for turn in row["messages"]:
+        versions = objects(one_of(turn, "versions"))
+        if versions is None:
+            raise RowRefused("wrong-type", "messages: each one an object with versions")
+        number = turn.get("currentlySelected")
+        chosen.append(versions[number if isinstance(number, int) and 0 <= number < len(versions) else -1])
+    said, cut = said_in_chat(chosen, _lm_studio_turn)
+    others = sum(len(turn["versions"]) - 1 for turn in row["messages"])
+    system = row.get("system_prompt") or _lm_studio_setting(row, "llm.prediction.systemPrompt")
+    return done("lm-studio", [*read_system(system), *said], others, cut)
+
+
+def _lm_studio_turn(version: Any) -> list[Message]:
+    steps = objects(version.get("steps"))
+    if steps is None:
+        return read_turn({"role": version.get("role"), "content": version.get("content")})
+    messages: list[Message] = []
+    for step in (step for step in steps if step.get("type") == "contentBlock"):
+        thinks = one_of(step.get("style"), "type") == "thinking"
+        content = [_lm_studio_part(part) for part in listed(step.get("content"))]
+        said = read_turn({"role": step.get("roleOverride") or version.get("role", "assistant"), "content": content})
+        messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
+    ends = [one_of(one_of(step.get("genInfo"), "stats"), "stopReason") for step in steps]
+    if stopped := [end for end in ends if end in _STOPS]:
+        raise NotLearned(RowRefused("cut-off-answer", f"an answer ended by {stopped[0]}, not by itself"), *messages)
+    return messages
+
+
+_STOPS = ("userStopped", "maxPredictedTokensReached", "contextLengthReached", "modelUnloaded", "failed")
+
+
+def _lm_studio_setting(row: Row, key: str) -> Any:
+    """A setting of one chat."""
+    settings = listed(one_of(row.get("per_chat_prediction_config"), "fields"))
+    return next((one_of(setting, "value") for setting in settings if one_of(setting, "key") == key), None)
+
+
+def _lm_studio_part(part: Any) -> Any:
+    """A part of a step; calls and results of tools under the names that others give them."""
+    kind, call_id = one_of(part, "type"), str(one_of(part, "callId", "toolCallRequestId"))
+    if kind == "toolCallRequest":
+        return {"type": "tool_use", "id": call_id, "name": part.get("name"), "input": part.get("parameters")}
+    if kind == "toolCallResult":
+        return {"type": "tool_result", "tool_use_id": call_id, "content": parsed(part.get("content"))}
+    return part
+
+
+FORMAT = Format("lm-studio", recognise, rows, needs=frozenset(("messages",)))

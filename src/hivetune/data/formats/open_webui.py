@@ -1,0 +1,59 @@
+"""Open WebUI's export: `chat` with `history` (a tree) or, when older, only `messages`.
+
+https://docs.openwebui.com/features/chat-features/
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import split_thoughts
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of
+from hivetune.data.pieces.turns import read_system, read_turn
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+
+def recognise(row: Row) -> bool:
+    chat = row.get("chat")
+    if chat is None:  # one chat, without what the program knows of it
+        return isinstance(one_of(row.get("history"), "messages"), dict) and "currentId" in row["history"]
+    return isinstance(chat, dict) and ("history" in chat or "messages" in chat)
+
+
+def rows(row: Row) -> Conversation:
+    chat = row.get("chat", row)
+    history = chat.get("history")
+    nodes = one_of(history, "messages")
+    turns: Iterable[Any]
+    others = 0
+    if isinstance(nodes, dict) and str(one_of(history, "currentId")) in nodes:
+        parents = {key: one_of(node, "parentId") for key, node in nodes.items()}
+        path = branch(parents, str(history["currentId"]))
+        turns, others = (
+            [nodes[key] for key in path],
+            sum(one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path),
+        )
+    else:
+        turns = listed(chat.get("messages"))
+    said, cut = said_in_chat(turns, _webui_turn)
+    messages = [*read_system(one_of(chat, "system") or one_of(chat.get("params"), "system")), *said]
+    return done("open-webui", messages, others, cut)
+
+
+def _webui_turn(turn: Any) -> list[Message]:
+    if one_of(turn, "files"):
+        raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
+    said = read_turn({"role": one_of(turn, "role"), "content": one_of(turn, "content") or ""})
+    if one_of(turn, "error"):
+        raise NotLearned(RowRefused("failed", "an answer of the conversation is an error"), *said)
+    if one_of(turn, "done") is False and one_of(turn, "role") == "assistant":
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
+    thoughts, rest = split_thoughts(said[0].content)
+    if said[0].role != "assistant" or not thoughts:
+        return said
+    return [Message("assistant", rest, reasoning=thoughts)]
+
+
+FORMAT = Format("open-webui", recognise, rows, needs=frozenset(("chat", "history")))

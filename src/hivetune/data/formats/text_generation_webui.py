@@ -1,0 +1,30 @@
+"""Chats of text-generation-webui: `internal` has what the model was given, pair by pair; `visible` the same as HTML.
+
+https://github.com/oobabooga/text-generation-webui/wiki/01-%E2%80%90-Chat-Tab
+"""
+
+from hivetune.data.pieces.branches import done
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, are_two_texts, listed
+from hivetune.data.pieces.turns import read_turn
+from hivetune.records import Message
+
+
+def recognise(row: Row) -> bool:
+    pairs = listed(row.get("internal"))
+    return "visible" in row and bool(pairs) and all(map(are_two_texts, pairs))
+
+
+def rows(row: Row) -> Conversation:
+    messages: list[Message] = []
+    for asked, answered in row["internal"]:
+        if asked != _GREETS:
+            messages.append(Message("user", asked))
+        messages += read_turn({"role": "assistant", "content": answered})
+    return done("text-generation-webui", messages, 0)
+
+
+_GREETS = "<|BEGIN-VISIBLE-CHAT|>"  # stands for the user where the character speaks first
+
+
+FORMAT = Format("text-generation-webui", recognise, rows, needs=frozenset(("internal",)))

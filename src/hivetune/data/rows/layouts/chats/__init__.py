@@ -1,1 +1,0 @@
-"""Conversations as chat programs export them: one record a conversation, often a tree of edits."""
