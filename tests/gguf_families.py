@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from hivetune.engine.convert.gguf_vocab import PRE_TOKENIZERS
+from hivetune.engine.convert.vocabulary import PRE_TOKENIZERS
 from hivetune.models.prepared import SCHEMA
 
 CHATML = (

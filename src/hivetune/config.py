@@ -125,6 +125,12 @@ class EvalConfig(Section):
     general: bool = Field(default=True, description="served sides answer the general questions that Hivetune brings")
 
 
+class ExportConfig(Section):
+    converter: str | None = Field(
+        default=None, min_length=1, description="a checkout of llama.cpp whose converter writes GGUF; default: fetched"
+    )
+
+
 class GateConfig(Section):
     """Each `None` means: reported, not required."""
 
@@ -294,6 +300,7 @@ class RunConfig(Section):
     )
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
+    export: ExportConfig = ExportConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     cycle: CycleConfig = CycleConfig()
     experts: ExpertsConfig = ExpertsConfig()

@@ -131,7 +131,7 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
     assert read_header(dry).tensors == read_header(base).tensors
     assert dry.stat().st_blocks * 512 < 1 << 20  # holes
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
-    lora = write_gguf_adapter(folder, tmp_path / "adapter", "base", tmp_path / "lora", "lora.gguf", quiet)
+    lora = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
     prompts = prefixes(load_renderer(folder)._tokenizer)
     found = []
     lora_shapes = read_header(lora).tensors
@@ -184,7 +184,7 @@ def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, 
         assert backend.token_ids("a")
     base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
-    lora_file = write_gguf_adapter(folder, tmp_path / "adapter", "base", tmp_path / "lora", "lora.gguf", quiet)
+    lora_file = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
     assert read_header(untrained).tensors == read_header(lora_file).tensors
     assert sum("_exps" in name for name in read_header(lora_file).tensors) == 2 * 2 * 3
     prompts = prefixes(load_renderer(folder)._tokenizer)

@@ -45,7 +45,7 @@ def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> 
     (run / "config.resolved.yaml").write_text("config: {}\n")
     write_json(run / "run.json", {"name": name, "model": str(model)})
     exported = run / "export" / "gguf-adapter"
-    made = write_gguf_adapter(model, run, MODEL, run / "task", f"{name}-lora.gguf", lambda done, total: None)
+    made = write_gguf_adapter(model, run, run / "task", f"{name}-lora.gguf", lambda done, total: None)
     exported.mkdir(parents=True)
     made.rename(exported / made.name)
     adapter_sha256 = sha256_file(run / "adapter_model.safetensors")

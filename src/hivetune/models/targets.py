@@ -65,7 +65,7 @@ def peft_targets(adapted: Iterable[str], wanted: str | Sequence[str]) -> str | l
     "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
     """
     if is_all_linear(wanted):
-        return sorted({_named_end(name) for name in adapted})
+        return sorted({named_end(name) for name in adapted})
     if isinstance(wanted, str):
         return [wanted] if PLAIN_NAME.fullmatch(wanted) else wanted
     return list(wanted)
@@ -85,7 +85,7 @@ def _ends_with(name: str, end: str) -> bool:
     return name == end or name.endswith("." + end)
 
 
-def _named_end(name: str) -> str:
+def named_end(name: str) -> str:
     """The end of a name that is not a mere number, which other modules have too (`ffn.0` in `h.1.ffn.0`)."""
     parts = name.split(".")
     start = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)

@@ -235,12 +235,15 @@ class Merge:
 
 @dataclass(frozen=True)
 class WriteGguf:
-    """A whole model, with the adapter merged into it, as `file`. `recipe`: release/quantize.Recipe."""
+    """A whole model, with the adapter merged into it, as `file`. `recipe`: release/quantize.Recipe. `base_name`: what
+    the file says that it is. `converter`: the folder of llama.cpp's."""
 
     model: Path
     adapter: Path | None
     file: Path
     recipe: Mapping[str, Any]
+    base_name: str
+    converter: Path
 
 
 @dataclass(frozen=True)
@@ -250,22 +253,23 @@ class WriteGgufAdapter:
     model: Path
     adapter: Path
     file: Path
-    base_name: str
+    converter: Path
 
 
 @dataclass(frozen=True)
 class DryGguf:
-    """A whole model as `file` and an adapter as `adapter_file`, with all names, types, shapes, settings and words, and
-    holes where the weights belong: everything that an export can refuse, in a second and on no disk.
-
-    `adapter`: a PEFT folder; what its weights are is not looked at.
-    """
+    """A model of the same architecture with few layers and random weights as `file`, and a random adapter of it with
+    `rank` on `targets` as `adapter_file`; and what both say of `passages`, as `Tell`."""
 
     model: Path
-    adapter: Path
+    targets: tuple[str, ...]
+    rank: int
     file: Path
     adapter_file: Path
-    recipe: Mapping[str, Any]
+    base_name: str
+    converter: Path
+    passages: tuple[Passage, ...]
+    top: int
 
 
 ENTRIES: Mapping[type, str] = {
@@ -284,7 +288,7 @@ ENTRIES: Mapping[type, str] = {
     Merge: "hivetune.engine.convert.merge",
     WriteGguf: "hivetune.engine.convert.to_gguf",
     WriteGgufAdapter: "hivetune.engine.convert.to_gguf",
-    DryGguf: "hivetune.engine.convert.to_gguf",
+    DryGguf: "hivetune.engine.convert.dry",
 }
 # What SIGTERM asks to save and return. It ends every other task at once: nothing there would read the request, and
 # Ctrl-C would wait for the parent's SIGKILL.

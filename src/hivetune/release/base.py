@@ -14,7 +14,9 @@ from hivetune.release.gguf import write_gguf_model
 from hivetune.release.quantize import find_recipe
 
 
-def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = silent) -> Path:
+def base_gguf(
+    model: str, model_sha256: str, quant: str, progress: Progress = silent, converter: str | None = None
+) -> Path:
     """`bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model: found, or made.
 
     `model_sha256` is that of the prepared folder's manifest. A base that was upgraded since a release was trained on it
@@ -44,7 +46,8 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
             shutil.rmtree(leftover, ignore_errors=True)
         make_folder(work)
         try:
-            os.rename(write_gguf_model(prepared.folder, None, recipe, task, path.name, progress), work / path.name)
+            written = write_gguf_model(prepared.folder, None, recipe, task, path.name, progress, converter)
+            os.rename(written, work / path.name)
             write_manifest(work, {"kind": "base", "model": model, "model_sha256": model_sha256})
             os.rename(work, folder)
         finally:

@@ -1,52 +1,52 @@
-"""The dry export: an adapter that has learned nothing, and its model, as GGUF files with holes instead of weights.
+"""The dry export: a small model of the same architecture, and an adapter of it, as GGUF files, before a training.
 
-Everything that an export can refuse is in names, types, shapes, settings and words, so it is refused before a training
-and not after it. llama.cpp loads the two files as it would load the real ones. They take no room on the disk.
+Whatever the converter, llama.cpp or an adapter's targets make impossible or wrong shows there, in seconds.
 """
 
-import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import write_json
-from hivetune.base.private import make_folder
+from hivetune.errors import HivetuneError
 from hivetune.models.architecture import Linear
-from hivetune.models.peft_names import names_of
+from hivetune.models.prepared import spoken_name
+from hivetune.models.targets import named_end
 from hivetune.process.parent import run_task
-from hivetune.process.protocol import DryGguf
-from hivetune.release.quantize import find_recipe
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
+from hivetune.process.protocol import DryGguf, Passage
+from hivetune.release.converter import Converter
+from hivetune.release.prove import TOP, Saying, Sayings, prove, read_told
 
 
-def write_dry_export(model: Path, linears: Sequence[Linear], rank: int, quant: str, folder: Path) -> tuple[Path, Path]:
-    """(model, adapter) below `folder`: `linears` of the model with an adapter of `rank`.
+def write_dry_export(
+    model: Path, linears: Sequence[Linear], rank: int, converter: Converter, passages: Sequence[Passage], folder: Path
+) -> tuple[DryGguf, dict[str, list[list[Saying | None]]]]:
+    """(what was written below `folder`, what "base" and "tuned" say of the passages) with an adapter of `rank` on the
+    modules of `linears`.
 
-    Raises what exporting a trained one would: UsageError for a model that GGUF can't hold, MachineNotFit for a missing
-    package.
+    Raises what exporting a trained one would: UsageError for a model that the converter can't write, MachineNotFit for
+    a missing package.
     """
-    recipe = find_recipe(quant)
-    _write_untrained(folder / "adapter", linears, rank)
-    task = DryGguf(model, folder / "adapter", folder / "model.gguf", folder / "adapter.gguf", recipe.as_task())
-    run_task(task, folder).check("the dry export")
-    return task.file, task.adapter_file
+    targets = tuple(sorted({named_end(linear.name) for linear in linears}))
+    task = DryGguf(
+        model=model,
+        targets=targets,
+        rank=rank,
+        file=folder / "model.gguf",
+        adapter_file=folder / "adapter.gguf",
+        base_name=spoken_name(model),
+        converter=converter.folder,
+        passages=tuple(passages),
+        top=TOP,
+    )
+    result = run_task(task, folder).check("the dry export")
+    return task, {side: read_told(result[side]) for side in ("base", "tuned")}
 
 
-def _write_untrained(folder: Path, linears: Sequence[Linear], rank: int) -> None:
-    """PEFT's two files. The weights are a header and a hole: zeros, which nobody reads."""
-    make_folder(folder)
-    header: dict[str, dict[str, Any]] = {}
-    end = 0
-    for linear, names in zip(linears, names_of(linears), strict=True):
-        for name, shape in zip(names, linear.adapter_shapes(rank), strict=True):
-            size_bytes = 4 * shape[0] * shape[1]
-            header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [end, end + size_bytes]}
-            end += size_bytes
-    text = json.dumps(header).encode()
-    with open(folder / ADAPTER, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(file.tell() + end)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
-    experts = sorted({linear.name for linear in linears if linear.experts > 1})
-    write_json(folder / ADAPTER_CONFIG, {**config, "target_parameters": experts} if experts else config)
+def check_dry_export(trained: dict[str, Any], base: Sayings, tuned: Sayings) -> None:
+    """Raises HivetuneError where llama.cpp computes another model, or not all of the adapter."""
+    alone = prove("f32", {"base": trained["base"], "tuned": trained["base"]}, base, None)
+    if not alone["holds"]:
+        raise HivetuneError(f"llama.cpp computes another model than transformers: {'; '.join(alone['problems'])}")
+    beside = prove("f32", trained, tuned, None)
+    if not beside["holds"]:
+        raise HivetuneError(f"llama.cpp does not apply this adapter as it is trained: {'; '.join(beside['problems'])}")

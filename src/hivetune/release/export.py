@@ -21,7 +21,7 @@ from hivetune.base.disk import MANIFEST, lock, read_json, sha256_file, write_man
 from hivetune.base.private import check_own
 from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.models.prepared import TEMPLATE, read_prepared
+from hivetune.models.prepared import TEMPLATE
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
@@ -30,7 +30,8 @@ from hivetune.release.ollama import write_modelfile
 from hivetune.release.prove import PROOF
 from hivetune.release.quantize import Recipe, find_recipe
 from hivetune.run.adapter import adapter_hash, require_adapter
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, EXPORTS
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EXPORTS
 from hivetune.run.record import read_record
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
@@ -54,11 +55,13 @@ class Exported:
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported: an adapter (any PEFT folder) of a prepared model, under a name."""
+    """What is exported: an adapter (any PEFT folder) of a prepared model, under a name. `converter`: the setting
+    export.converter."""
 
     adapter: Path
     model: Path
     name: str
+    converter: str | None = None
 
 
 def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Progress = silent) -> Exported:
@@ -72,7 +75,8 @@ def export_run(run: Path, to: str, *, quant: str = DEFAULT_QUANT, progress: Prog
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     record = read_record(run)
-    source = Source(run, Path(record["model"]), Path(record["name"]).name)
+    converter = read_resolved(run)[0].export.converter if (run / CONFIG).is_file() else None
+    source = Source(run, Path(record["model"]), Path(record["name"]).name, converter)
     return export(source, run / EXPORTS, to, quant=quant, progress=progress)
 
 
@@ -152,13 +156,12 @@ def _write(source: Source, work: Path, task: Path, recipe: Recipe | None, to: st
             if path.name != MANIFEST:
                 os.rename(path, work / path.name)
     elif to == "gguf-adapter":
-        base = read_prepared(source.model).name
-        path = write_gguf_adapter(source.model, source.adapter, base, task, f"{source.name}-lora.gguf", progress)
+        path = write_gguf_adapter(source.model, source.adapter, task, f"{source.name}-lora.gguf", progress, source.converter)
         os.rename(path, work / path.name)
     else:
         assert recipe is not None
         file = f"{source.name}-{recipe.name}.gguf"
-        path = write_gguf_model(source.model, source.adapter, recipe, task, file, progress)
+        path = write_gguf_model(source.model, source.adapter, recipe, task, file, progress, source.converter)
         os.rename(path, work / path.name)
         if to == "ollama":
             write_modelfile(source.model, work / file)

@@ -13,7 +13,7 @@ from hivetune.errors import UsageError
 from hivetune.run.record import read_record
 
 # What says where or how carefully, not what: changing it does not make another run.
-NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "cycle", "experts", "workers")
+NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "export", "cycle", "experts", "workers")
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:

@@ -1,18 +1,17 @@
-"""Numbers of a tensor in the types of a GGUF file: floats and block quantizations, chunk by chunk.
+"""Block quantizations that llama.cpp's converter does not write itself, chunk by chunk.
 
-F16, BF16, Q4_0 ... Q8_0 come from the `gguf` package. K-quants come from `libgguf` where it is installed.
+Q4_0 ... Q5_1 come from its `gguf` package, which is importable once a model is staged, K-quants from `libgguf` where it
+is installed.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import gguf
 import numpy as np
 
 from hivetune.engine.convert.weights import Array
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.errors import MachineNotFit
 
-LARGEST_F16 = 65504.0
 CHUNK_NUMBERS = 1 << 24  # 64 MB of float32 at a time
 
 
@@ -39,55 +38,36 @@ def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], bl
 
 
 def block_size(kind: str) -> int:
+    import gguf
+
     return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
 
 
-def row_bytes(kind: str, numbers: int) -> int:
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    return int(numbers // block * size)
-
-
-def encode(name: str, array: Array, kind: str) -> Array:
-    """`array` (float32 [..., row]) as raw bytes uint8 [..., row bytes].
-
-    Raises HivetuneError for numbers that are not finite (law 5) or that F16 can't hold.
-    """
-    rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+def encode(array: Array, kind: str) -> Array:
+    """`array` (floats [..., row]) as raw bytes uint8 [..., row bytes]."""
+    rows = array.reshape(-1, array.shape[-1])
     step = max(1, CHUNK_NUMBERS // rows.shape[1])
-    pieces = []
-    for start in range(0, rows.shape[0], step):
-        piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
-        _check(name, piece, kind)
-        pieces.append(_encode_rows(piece, kind))
+    pieces = [
+        _encode_rows(np.ascontiguousarray(rows[start : start + step], dtype=np.float32), kind)
+        for start in range(0, rows.shape[0], step)
+    ]
     whole: Array = np.concatenate(pieces).reshape(*array.shape[:-1], -1)
     return whole
 
 
-def _check(name: str, piece: Array, kind: str) -> None:
-    largest = float(np.abs(piece).max(initial=0.0))
-    if not np.isfinite(largest):
-        raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
-    if kind == "F16" and largest > LARGEST_F16:
-        raise HivetuneError(
-            f"{name} has the value {largest:.3g}, above F16's largest, 65504", hint="export with --quant bf16"
-        )
-
-
 def _encode_rows(piece: Array, kind: str) -> Array:
-    raw: Array
-    if kind == "F32":
-        raw = piece.view(np.uint8)
-    elif kind == "F16":
-        raw = piece.astype(np.float16).view(np.uint8)
-    elif kind.endswith("_K"):
-        raw = _encode_k(piece, kind)
-    else:
-        quantized = gguf.quants.quantize(piece, gguf.GGMLQuantizationType[kind])
-        raw = np.ascontiguousarray(quantized).view(np.uint8)
+    if kind.endswith("_K"):
+        return _encode_k(piece, kind)
+    import gguf
+
+    quantized = gguf.quants.quantize(piece, gguf.GGMLQuantizationType[kind])
+    raw: Array = np.ascontiguousarray(quantized).view(np.uint8)
     return raw
 
 
 def _encode_k(piece: Array, kind: str) -> Array:
+    import gguf
+
     try:
         import libgguf
     except ModuleNotFoundError:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from hivetune.base.disk import read_json
 from hivetune.engine.convert.weights import Array, Stored, open_adapter
 from hivetune.errors import UsageError
+from hivetune.models.families import FAMILIES
 from hivetune.models.peft_names import expert_tensors
 from hivetune.run.folder import ADAPTER_CONFIG
 
@@ -77,6 +78,89 @@ def read_lora(folder: Path) -> Lora:
     if not modules:
         raise UsageError(f"no adapter weights in {folder}")
     return Lora(modules, float(settings["lora_alpha"]))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one adapted module adds to one tensor of the model's files, `file_name`.
+
+    expert: its number where the module holds several and the tensor one. half: 0 gate, 1 up, where the module holds
+    both. transposed: the file stores [I, O].
+    """
+
+    file_name: str
+    module: Module
+    expert: int | None = None
+    half: int | None = None
+    transposed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.file_name.removesuffix(".weight")
+
+    def halves(self) -> tuple[Array, Array]:
+        """A [R, I] and B [O, R] without the scale, float32, of the tensor as the file stores it; with experts in front
+        of both where the tensor holds all of them."""
+        a, b = self.module.read_a(), self.module.read_b()
+        if self.half is not None:
+            middle = b.shape[1] // 2
+            b = b[:, self.half * middle : (self.half + 1) * middle]
+        if self.transposed:
+            a, b = b.swapaxes(1, 2), a.swapaxes(1, 2)
+        if self.expert is not None:
+            return a[self.expert], b[self.expert]
+        return (a, b) if self.module.experts > 1 else (a[0], b[0])
+
+    def change(self) -> Array:
+        """scale * B A, float32, in the shape of the file's tensor."""
+        a, b = self.halves()
+        array: Array = np.multiply(b @ a, np.float32(self.module.scale))
+        return array
+
+
+def file_parts(
+    lora: Lora, stored: Mapping[str, Stored], config: Mapping[str, Any], transposed: set[str]
+) -> list[Part]:
+    """What the adapter adds to each tensor of the model's files. `transposed`: weights that are stored [I, O].
+
+    Raises UsageError for a module whose weights the files do not have under a name that is known.
+    """
+    found: list[Part] = []
+    for name, module in lora.modules.items():
+        parts = list(_parts_of(name, module, stored, config, transposed))
+        if not parts:
+            raise UsageError(
+                f"the adapter changes {name}, which the model's files do not have",
+                hint="is it an adapter of another base model?",
+            )
+        found += parts
+    return found
+
+
+def _parts_of(
+    name: str, module: Module, stored: Mapping[str, Stored], config: Mapping[str, Any], transposed: set[str]
+) -> Iterator[Part]:
+    if module.experts == 1:
+        # Files may leave out the model's prefix, as GPT-2's do.
+        for candidate in (f"{name}.weight", f"{name.partition('.')[2]}.weight"):
+            if candidate in stored:
+                yield Part(candidate, module, transposed=f"{name}.weight" in transposed)
+                return
+    if name in stored:
+        fits = stored[name].shape[-1] == module.a.shape[1]
+        yield Part(name, module, transposed=not fits)
+        return
+    family = FAMILIES.get(config["model_type"])
+    match = re.match(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<tensor>gate_up|down)_proj$", name)
+    if family is None or family.experts is None or match is None:
+        return
+    names = family.experts
+    halves = ((0, names.gate), (1, names.up)) if match["tensor"] == "gate_up" else ((None, names.down),)
+    for half, pattern in halves:
+        for expert in range(module.experts):
+            file_name = f"{match['layer']}{pattern.format(expert)}.weight"
+            if file_name in stored:
+                yield Part(file_name, module, expert, half)
 
 
 def _experts(tensors: Mapping[str, Stored], settings: Mapping[str, Any]) -> dict[str, str]:

@@ -1,329 +1,328 @@
-"""Writes a GGUF file, of a whole model or of a LoRA adapter, from safetensors. Needs numpy and gguf, not torch.
+"""A whole model or a LoRA adapter as a GGUF file, written by llama.cpp's own converter (release/converter.py).
 
-An adapter of a whole model is merged on the way: W + scale * B A in float32, then rounded once, to the file's type.
-Tensors go through one at a time: memory is that of the largest one.
+The converter reads a folder that is staged for it: the prepared model's files, with the tokenizer in the form that it
+looks for. An adapter of a whole model is merged on the way, W + scale * B A in float32, tensor by tensor; memory is
+that of the largest one. What the converter derives from names is settled here from what training read: the model's
+name, the ends of an answer, the first token, the template, the length of the context.
 """
 
-import functools
-import math
+import json
+import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import runpy
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-try:
-    import gguf
-    import numpy as np
-except ModuleNotFoundError as error:
-    from hivetune.errors import MachineNotFit
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    raise MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[export]'") from None
-
-from hivetune.base.disk import DISK, read_json
-from hivetune.engine.convert.gguf_arch import (
-    ModelConfig,
-    expert_count,
-    find_gguf,
-    head_dim,
-    reordered_heads,
-    rope_factors,
-    settings,
+from hivetune.base.disk import DISK, MANIFEST, read_json, write_json
+from hivetune.engine.convert.gguf_quantize import encode, tensor_type
+from hivetune.engine.convert.lora_file import Part, file_parts, read_lora
+from hivetune.engine.convert.merge import merge, transposed_weights
+from hivetune.engine.convert.vocabulary import (
+    adds_space_prefix,
+    is_sentencepiece,
+    sentencepiece_file,
+    special_settings,
+    splitting_rule,
+    strips_after_specials,
+    token_texts,
 )
-from hivetune.engine.convert.gguf_experts import ExpertTensor, expert_tensors_of
-from hivetune.engine.convert.gguf_quantize import encode, row_bytes, tensor_type
-from hivetune.engine.convert.gguf_vocab import read_vocabulary
-from hivetune.engine.convert.lora_file import Lora, Module, read_lora
-from hivetune.engine.convert.weights import Array, Stored, open_weights
-from hivetune.errors import HivetuneError, UsageError
-from hivetune.models.families import FAMILIES, Gguf
+from hivetune.engine.convert.weights import open_weights
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.models.gguf_header import read_header
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, DryGguf, WriteGguf, WriteGgufAdapter
+from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
-UNUSED_TENSORS = ("rotary_emb.inv_freq", ".rotary_emb.", ".masked_bias")
+LARGEST_F16 = 65504.0
+# Number types that the converter writes itself, as its --outtype names them; the others are made from F16.
+OWN_TYPES = ("f32", "f16", "bf16", "q8_0")
+# llama.cpp keys how special tokens are read on these parts of a model's name (llama-vocab.cpp).
+KEYED_NAMES = ("phi-3", "phi3")
+# Architectures whose window llama.cpp reads and does not use (its llama.cpp/src/models/phi3.cpp: "currently disabled").
+NO_WINDOW = ("phi3",)
+_FAILURES = (
+    *(NotImplementedError, KeyError, ValueError, AssertionError, TypeError, AttributeError, IndexError, RuntimeError),
+    *(FileNotFoundError, SystemExit),
+)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of the file: its GGUF name and type, and how to get its float32 numbers when its turn comes."""
+def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
+    with staged(task.model, task.file.parent, task.converter) as folder:
+        if isinstance(task, WriteGguf):
+            write_model(task, folder, heartbeat)
+        else:
+            write_adapter(task, folder)
+    DISK.sync(task.file)
+    header = read_header(task.file)
+    return {"file": str(task.file), "size_bytes": task.file.stat().st_size, "tensors": len(header.tensors)}
 
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    read: Callable[[], Array]
+
+@contextmanager
+def staged(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
+    """A folder with the model's files for the converter, which is importable meanwhile."""
+    for path in (converter / "gguf-py", converter):
+        if str(path) not in sys.path:
+            sys.path.insert(0, str(path))
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    folder = parent / ".staged"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        for path in model.iterdir():
+            if path.name not in (MANIFEST, DESCRIPTION, "config.json", "tokenizer_config.json"):
+                (folder / path.name).symlink_to(path.resolve())
+        config = read_json(model / "config.json")
+        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
+        write_json(folder / "config.json", {**config, "architectures": [architecture or config["architectures"][0]]})
+        document = _tokenizer(model)
+        settings = read_json(model / "tokenizer_config.json") if (model / "tokenizer_config.json").is_file() else {}
+        if is_sentencepiece(document):
+            (folder / "tokenizer.model").write_bytes(sentencepiece_file(document))
+        elif config["model_type"] == "phi3":
+            settings["tokenizer_class"] = "GPT2Tokenizer"  # by which its converter knows Phi-4's byte-level tokenizer
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+        yield folder
+    except ModuleNotFoundError as error:
+        raise MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[export]'") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(task: WriteGguf | WriteGgufAdapter | DryGguf, heartbeat: Heartbeat) -> dict[str, Any]:
-    config = read_json(task.model / "config.json")
-    family = find_gguf(config)
-    adapter = read_lora(task.adapter) if task.adapter else None
-    if isinstance(task, DryGguf):
-        # The whole model with the adapter merged: an adapter that names other modules is refused here.
-        model = WriteGguf(task.model, task.adapter, task.file, task.recipe)
-        _write_holes(*_model(model, config, family, adapter))
-        assert adapter is not None
-        beside = WriteGgufAdapter(task.model, task.adapter, task.adapter_file, task.model.name)
-        _write_holes(*_adapter(beside, config, family, adapter))
+def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
+    """Raises UsageError for a model or an adapter that the converter can't write."""
+    kind = str(task.recipe["name"])
+    try:
+        converting = _model_class(folder)
+        adapter = _parts(task, folder, converting, heartbeat)
+        import gguf
+
+        types = gguf.LlamaFileType
+        file_type = {"f32": types.ALL_F32, "bf16": types.MOSTLY_BF16, "q8_0": types.MOSTLY_Q8_0}.get(kind)
+        model = _settled(converting)(
+            folder,
+            types.MOSTLY_F16 if file_type is None else file_type,
+            task.file,
+            task=task,
+            parts=adapter,
+            heartbeat=heartbeat,
+            model_name=_model_name(task.model, task.base_name),
+        )
+        with torch.inference_mode():
+            model.write()
+    except _FAILURES as error:
+        raise _refused(error) from error
+
+
+def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
+    """The adapter alone, by convert_lora_to_gguf.py. Raises UsageError for one that it can't write, or not whole."""
+    lora = read_lora(task.adapter)
+    stored = open_weights(task.model)
+    parts = file_parts(lora, stored, read_json(task.model / "config.json"), transposed_weights(task.model))
+    plain = folder / "adapter"
+    plain.mkdir()
+    tensors = {}
+    for part in parts:
+        a, b = part.halves()
+        rest = part.module.scale / (lora.alpha / part.module.rank)
+        tensors[f"base_model.model.{part.name}.lora_A.weight"] = torch.from_numpy(a).contiguous()
+        tensors[f"base_model.model.{part.name}.lora_B.weight"] = (torch.from_numpy(b) * rest).contiguous()
+    import safetensors.torch
+
+    safetensors.torch.save_file(tensors, plain / ADAPTER)
+    write_json(plain / ADAPTER_CONFIG, {"peft_type": "LORA", "lora_alpha": lora.alpha, "r": 1})
+    script = task.converter / "convert_lora_to_gguf.py"
+    before = sys.argv
+    sys.argv = [str(script), "--outfile", str(task.file), "--outtype", "f32", "--base", str(folder), str(plain)]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except _FAILURES as error:
+        raise _refused(error) from error
+    finally:
+        sys.argv = before
+    written = read_header(task.file).tensors
+    count = sum(torch.Size(shape).numel() for name, shape in written.items() if name.endswith(".lora_b"))
+    trained = sum(tensor.numel() for name, tensor in tensors.items() if ".lora_B." in name)
+    if count != trained:
+        raise UsageError(
+            f"llama.cpp's converter wrote {count:,} of the adapter's {trained:,} output weights",
+            hint="use --to gguf, which merges the adapter",
+        )
+
+
+def _model_class(folder: Path) -> Any:
+    """The converter's class for the staged model. Raises UsageError for an architecture that it does not know."""
+    logging.basicConfig(level=logging.WARNING)
+    import conversion
+
+    architecture = read_json(folder / "config.json")["architectures"][0]
+    try:
+        return conversion.get_model_class(architecture)
+    except NotImplementedError:
+        raise UsageError(f"llama.cpp's converter does not know the architecture {architecture}") from None
+
+
+def _parts(task: WriteGguf, folder: Path, converting: Any, heartbeat: Heartbeat) -> Mapping[str, list[Part]]:
+    """What the adapter adds, by the converter's name of each tensor. A model whose files hold its modules under other
+    names is merged aside first, in float32, and then adds nothing."""
+    if task.adapter is None:
         return {}
-    if isinstance(task, WriteGguf):
-        writer, entries = _model(task, config, family, adapter)
-    else:
-        assert adapter is not None
-        writer, entries = _adapter(task, config, family, adapter)
-    _write(writer, task.file, entries, heartbeat)
-    counts = Counter(entry.kind for entry in entries)
-    size_bytes = task.file.stat().st_size
-    return {"file": str(task.file), "size_bytes": size_bytes, "tensors": len(entries), "types": dict(counts)}
+    stored = open_weights(task.model)
+    lora, transposed = read_lora(task.adapter), transposed_weights(task.model)
+    try:
+        parts = file_parts(lora, stored, read_json(task.model / "config.json"), transposed)
+    except UsageError:
+        merged = folder / "merged"
+        merge(task.model, task.adapter, merged, "float32", heartbeat)
+        for path in folder.glob("*.safetensors*"):
+            path.unlink()
+        for path in merged.glob("*.safetensors*"):
+            os.rename(path, folder / path.name)
+        return {}
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        seen = converting.filter_tensors((part.file_name, None))
+        if seen is None:
+            raise UsageError(f"llama.cpp's converter leaves out {part.file_name}, which the adapter changes")
+        found.setdefault(seen[0], []).append(part)
+    return found
 
 
-def _model(
-    task: WriteGguf, config: ModelConfig, family: Gguf, adapter: Lora | None
-) -> tuple[gguf.GGUFWriter, list[Entry]]:
-    writer = gguf.GGUFWriter(task.file, family.architecture)
-    entries = list(_model_entries(task.model, config, family, task.recipe, adapter))
-    _write_model_settings(writer, task, config, family)
-    return writer, entries
+def _settled(converting: Any) -> Any:
+    """The converter's class, with what is trained in place of what it would derive from names."""
+    import gguf
+    from conversion import LazyTorchTensor
+
+    class Settled(converting):  # type: ignore[misc]
+        model_arch = converting.model_arch
+
+        def __init__(self, *args: Any, task: WriteGguf, parts: Any, heartbeat: Heartbeat, **kwargs: Any):
+            super().__init__(*args, **kwargs)
+            self.task, self.parts, self.heartbeat = task, parts, heartbeat
+            if task.recipe["name"] not in OWN_TYPES:
+                self.gguf_writer = _quantizing_writer(self.gguf_writer, task.recipe, self.block_count)
+
+        def get_tensors(self) -> Iterator[tuple[str, Any]]:
+            left = set(self.parts)
+            for name, tensor in super().get_tensors():
+                parts = self.parts.get(name, [])
+                left.discard(name)
+                # Computed when its turn to be written comes.
+                kind = torch.float32 if parts else tensor.dtype
+                meta = LazyTorchTensor.meta_with_dtype_and_shape(kind, tuple(tensor.shape))
+                yield name, LazyTorchTensor(meta=meta, args=(tensor,), func=self._finish(name, parts))
+            if left:
+                raise UsageError(f"the adapter changes {min(left)}, which the model does not have")
+
+        def _finish(self, name: str, parts: list[Part]) -> Callable[[Any], Any]:
+            def finish(tensor: torch.Tensor) -> torch.Tensor:
+                for part in parts:
+                    tensor = tensor.to(torch.float32) + torch.from_numpy(part.change())
+                _check_numbers(name, tensor, self.ftype == gguf.LlamaFileType.MOSTLY_F16)
+                self.heartbeat.beat(Beat.ITEM)
+                return tensor
+
+            return finish
+
+        def get_vocab_base_pre(self, tokenizer: Any) -> str:
+            try:
+                return str(super().get_vocab_base_pre(tokenizer))
+            except NotImplementedError:
+                return splitting_rule(_tokenizer(self.task.model))
+
+        def set_vocab(self) -> None:
+            super().set_vocab()
+            writer, document = self.gguf_writer, _tokenizer(self.task.model)
+            settings = special_settings(self.task.model, token_texts(document))
+            for name in ("eos", "eot", "eom", "bos", "padding", "seperator", "cls", "mask"):
+                writer.kv_data[0].pop(f"tokenizer.ggml.{name}_token_id", None)
+            for key, value in settings.items():
+                _put(writer, f"tokenizer.{key}", value)
+            if is_sentencepiece(document):
+                _put(writer, "tokenizer.ggml.add_space_prefix", adds_space_prefix(document))
+            self._cut_context()
+            _put(writer, "general.file_type", int(self.task.recipe["file_type"]))
+
+        def _cut_context(self) -> None:
+            """To the window of attention, where llama.cpp would see beyond it: more than was trained."""
+            window, kinds = self.hparams.get("sliding_window"), self.hparams.get("layer_types")
+            slides = any("sliding" in str(kind) for kind in kinds) if kinds else window is not None
+            name = gguf.MODEL_ARCH_NAMES[self.model_arch]
+            used = f"{name}.attention.sliding_window" in self.gguf_writer.kv_data[0] and name not in NO_WINDOW
+            key = f"{name}.context_length"
+            if window and slides and not used and self.gguf_writer.kv_data[0][key].value > window:
+                _put(self.gguf_writer, key, int(window))
+
+    return Settled
 
 
-def _adapter(
-    task: WriteGgufAdapter, config: ModelConfig, family: Gguf, adapter: Lora
-) -> tuple[gguf.GGUFWriter, list[Entry]]:
-    writer = gguf.GGUFWriter(task.file, family.architecture)
-    entries = _adapter_entries(adapter, config, family)
-    writer.add_type("adapter")
-    writer.add_name(task.file.stem)
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", adapter.alpha)
-    writer.add_base_model_count(1)
-    writer.add_base_model_name(0, task.base_name)
-    return writer, entries
-
-
-def _write(writer: gguf.GGUFWriter, file: Path, entries: list[Entry], heartbeat: Heartbeat) -> None:
-    _write_header(writer, entries)
-    for entry in entries:
-        numbers = entry.read()
-        if numbers.shape != entry.shape:
-            raise HivetuneError(f"{entry.name} has the shape {numbers.shape} instead of {entry.shape}")
-        writer.write_tensor_data(encode(entry.name, numbers, entry.kind))
-        heartbeat.beat(Beat.ITEM)
-    writer.flush()
-    writer.close()
-    DISK.sync(file)
-
-
-def _write_holes(writer: gguf.GGUFWriter, entries: list[Entry]) -> None:
-    """The file at its full length, without a byte behind its header: a file system keeps no blocks for that."""
-    assert writer.path is not None
-    _write_header(writer, entries)
-    padded = [gguf.GGUFWriter.ggml_pad(_size_bytes(entry), writer.data_alignment) for entry in entries]
-    writer.flush()
-    writer.close()
-    begin = gguf.GGUFWriter.ggml_pad(writer.path.stat().st_size, writer.data_alignment)
-    os.truncate(writer.path, begin + sum(padded))
-
-
-def _size_bytes(entry: Entry) -> int:
-    return math.prod(entry.shape[:-1]) * row_bytes(entry.kind, entry.shape[-1])
-
-
-def _write_header(writer: gguf.GGUFWriter, entries: list[Entry]) -> None:
-    for entry in entries:
-        rows = math.prod(entry.shape[:-1])
-        shape = (*entry.shape[:-1], row_bytes(entry.kind, entry.shape[-1]))
-        member = gguf.GGMLQuantizationType[entry.kind]
-        writer.add_tensor_info(entry.name, shape, np.dtype("|u1"), rows * shape[-1], raw_dtype=member)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-
-
-def _write_model_settings(writer: gguf.GGUFWriter, task: WriteGguf, config: ModelConfig, family: Gguf) -> None:
-    recipe = task.recipe
-    writer.add_type("model")
-    writer.add_name(task.file.stem)
-    writer.add_file_type(int(recipe["file_type"]))
-    if recipe["name"] not in ("f32", "f16", "bf16"):
-        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for key, value in dict(settings(config, family)).items():
-        _add(writer, f"{family.architecture}.{key}", value)
-    vocabulary = read_vocabulary(task.model, int(config["vocab_size"]))
-    for key, value in vocabulary.settings.items():
-        _add(writer, f"tokenizer.{key}", value)
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def _put(writer: Any, key: str, value: Any) -> None:
+    writer.kv_data[0].pop(key, None)
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
     else:
-        writer.add_array(key, value)
+        writer.add_string(key, value)
 
 
-def _model_entries(
-    model: Path,
-    config: ModelConfig,
-    family: Gguf,
-    recipe: Mapping[str, Any],
-    adapter: Lora | None,
-) -> Iterator[Entry]:
-    """Every tensor of the folder under its GGUF name, in the order of the layers.
+def _quantizing_writer(writer: Any, recipe: Mapping[str, Any], blocks: int) -> Any:
+    """A writer that makes the recipe's types of what the converter hands over in F16; what it keeps in F32 stays."""
+    import gguf
 
-    Raises UsageError for a tensor or an adapted module that has no name there.
-    """
-    blocks = int(config["num_hidden_layers"])
-    names = _names(family, blocks)
-    factors = rope_factors(config)
-    if factors is not None:
-        array = np.asarray(factors, dtype=np.float32)
-        yield Entry("rope_freqs.weight", "F32", array.shape, lambda: array)
-    weights = open_weights(model)
-    experts = list(expert_tensors_of(config, weights))
-    found = dict(_expert_entries(experts, weights, names, (config, recipe), adapter))
-    of_experts = {source for tensor in experts for source in tensor.sources}
-    for source, stored in weights.items():
-        if source in of_experts:
-            continue
-        if any(part in source for part in UNUSED_TENSORS) or (
-            source == "lm_head.weight" and config.get("tie_word_embeddings")
-        ):
-            continue
-        name = names.get_name(source, try_suffixes=(".weight", ".bias"))
-        if name is None:
-            raise UsageError(f"{family.architecture} in GGUF has no name for the tensor {source}")
-        change = adapter.modules.get(source.removesuffix(".weight")) if adapter else None
-        kind = tensor_type(name, stored.shape, recipe, blocks)
-        found[name] = Entry(name, kind, stored.shape, _reader(source, stored, change, (config, family)))
-    known = {tensor.module for tensor in experts} | {source.removesuffix(".weight") for source in weights}
-    unmatched = [name for name in (adapter.modules if adapter else ()) if name not in known]
-    if unmatched:
-        raise UsageError(
-            f"the adapter changes {unmatched[0]}, which {model} does not have",
-            hint="is it an adapter of another base model?",
+    class QuantizingWriter(gguf.GGUFWriter):  # type: ignore[misc]
+        def add_tensor(self, name: str, tensor: Any, raw_shape: Any = None, raw_dtype: Any = None) -> None:
+            shape = tuple(tensor.shape)
+            kind = tensor_type(name, shape, recipe, blocks)
+            if raw_dtype is not gguf.GGMLQuantizationType.F16 or kind in ("F16", "F32"):
+                super().add_tensor(name, tensor, raw_shape, raw_dtype)
+                return
+            member = gguf.GGMLQuantizationType[kind]
+            meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape("uint8", gguf.quant_shape_to_byte_shape(shape, member))
+            lazy = gguf.LazyNumpyTensor(meta=meta, args=(tensor,), func=lambda array: encode(array, kind))
+            super().add_tensor(name, lazy, None, member)
+
+    return QuantizingWriter(path=None, arch=writer.arch)
+
+
+def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
+    """Raises HivetuneError for numbers that are not finite (law 5) or that F16 can't hold."""
+    largest = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
+    if not largest < float("inf"):
+        raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
+    if is_f16 and tensor.dim() > 1 and largest > LARGEST_F16:
+        raise HivetuneError(
+            f"{name} has the value {largest:.3g}, above F16's largest, 65504", hint="export with --quant bf16"
         )
-    if "token_embd.weight" not in found:
-        raise UsageError(f"{model} has no token embedding")
-    for name in sorted(found, key=_order):
-        yield found[name]
 
 
-def _expert_entries(
-    experts: Sequence[ExpertTensor],
-    weights: Mapping[str, Stored],
-    names: gguf.TensorNameMap,
-    about: tuple[ModelConfig, Mapping[str, Any]],
-    adapter: Lora | None,
-) -> Iterator[tuple[str, Entry]]:
-    """(GGUF name, entry) of the tensors that hold all experts of a layer."""
-    config, recipe = about
-    blocks, count = int(config["num_hidden_layers"]), expert_count(config)
-    for tensor in experts:
-        missing = [source for source in tensor.sources if source not in weights]
-        name = names.get_name(tensor.source)
-        if name is None or missing:
-            raise UsageError(f"the experts of {tensor.source} are not as {config['model_type']} names them")
-        change = adapter.modules.get(tensor.module) if adapter else None
-        shape = tensor.shape(weights, count)
-        kind = tensor_type(f"{name}.weight", shape, recipe, blocks)
-        yield f"{name}.weight", Entry(f"{name}.weight", kind, shape, functools.partial(tensor.read, weights, change))
+def _model_name(model: Path, base_name: str) -> str:
+    """The base model's name; its architecture's where llama.cpp would read special tokens otherwise by the name."""
+    keyed = any(part in base_name.lower() for part in KEYED_NAMES)
+    strips = strips_after_specials(_tokenizer(model))
+    kind = str(read_json(model / "config.json")["model_type"])
+    if keyed == strips:
+        return base_name
+    return f"{base_name} ({KEYED_NAMES[0]})" if strips and kind == "phi3" else kind if keyed else base_name
 
 
-def _reader(source: str, stored: Stored, change: Module | None, where: tuple[ModelConfig, Gguf]) -> Callable[[], Array]:
-    """Reads a tensor when its turn comes: merged, in llama.cpp's order, float32."""
-    config, family = where
-    heads = reordered_heads(source, config, family)
-
-    def read() -> Array:
-        array: Array = stored.read()
-        if change is not None:
-            array = np.add(array, change.product())
-        if FAMILIES[config["model_type"]].norm_plus_one and source.endswith("norm.weight"):
-            array = np.add(array, np.float32(1))
-        return array if heads is None else interleave(array, heads, head_dim(config))
-
-    return read
+def _tokenizer(model: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    return document
 
 
-def interleave(array: Array, heads: int, size: int) -> Array:
-    """Rows [heads * size, ...] from half-split (i with i + size/2) to interleaved (2i with 2i + 1), head by head."""
-    if array.shape[0] != heads * size:
-        raise UsageError(f"a q or k projection has {array.shape[0]} rows instead of {heads} heads of {size}")
-    halves = array.reshape(heads, 2, size // 2, *array.shape[1:])
-    reordered: Array = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
-    return reordered
-
-
-def _adapter_entries(adapter: Lora, config: ModelConfig, family: Gguf) -> list[Entry]:
-    """A and B of each module in float32.
-
-    llama.cpp knows one alpha for the file and divides it by each module's rank; where modules differ (rank or alpha
-    patterns, rsLoRA) the rest of the scale goes into B.
-    """
-    names = _names(family, int(config["num_hidden_layers"]))
-    found: dict[str, Entry] = {}
-    experts = list(expert_tensors_of(config))
-    for tensor in experts:
-        if module := adapter.modules.get(tensor.module):
-            found |= _expert_halves(tensor, module, names, adapter.alpha)
-    for source, module in adapter.modules.items():
-        if source in {tensor.module for tensor in experts}:
-            continue
-        name = names.get_name(source)
-        if name is None or name in ("token_embd", "output"):
-            raise UsageError(f"a GGUF adapter can't change {source}", hint="use --to gguf, which merges the adapter")
-        rest = module.scale / (adapter.alpha / module.rank)
-        heads = reordered_heads(f"{source}.", config, family)
-        found[f"{name}.weight.lora_a"] = _half(name, module.a, 1.0, None)
-        found[f"{name}.weight.lora_b"] = _half(
-            name, module.b, rest, None if heads is None else (heads, head_dim(config))
-        )
-    return [replace(found[name], name=name) for name in sorted(found, key=_order)]
-
-
-def _expert_halves(tensor: ExpertTensor, module: Module, names: gguf.TensorNameMap, alpha: float) -> dict[str, Entry]:
-    """A and B of one tensor of all experts, by GGUF name. A is the same for gate and up, which one adapter changes."""
-    name = names.get_name(tensor.source)
-    if name is None:
-        raise UsageError(f"a GGUF adapter can't change {tensor.source}", hint="use --to gguf, which merges the adapter")
-    outputs = module.b.shape[0] // (1 if tensor.half is None else 2)
-    rest = np.float32(module.scale / (alpha / module.rank))
-    a_shape = (module.experts, module.rank, module.a.shape[1])
-    return {
-        f"{name}.weight.lora_a": Entry(name, "F32", a_shape, lambda: tensor.adapter_halves(module)[0]),
-        f"{name}.weight.lora_b": Entry(
-            name,
-            "F32",
-            (module.experts, outputs, module.rank),
-            lambda: np.multiply(tensor.adapter_halves(module)[1], rest),
-        ),
-    }
-
-
-def _half(name: str, stored: Stored, scale: float, reorder: tuple[int, int] | None) -> Entry:
-    def read() -> Array:
-        array: Array = np.multiply(stored.read(), np.float32(scale))
-        return array if reorder is None else interleave(array, *reorder)
-
-    return Entry(name, "F32", stored.shape, read)
-
-
-def _names(family: Gguf, blocks: int) -> gguf.TensorNameMap:
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.member], blocks)
-
-
-def _order(name: str) -> tuple[int, int, str]:
-    """Embedding, then layer by layer, then the rest: the order in which a reader needs them."""
-    parts = name.split(".")
-    if parts[0] == "blk":
-        return (1, int(parts[1]), name)
-    return (0 if parts[0] == "token_embd" else 2, 0, name)
+def _refused(error: BaseException) -> UsageError:
+    reason = str(error).splitlines()[0] if str(error) else ""
+    return UsageError(f"llama.cpp's converter can't write this model: {type(error).__name__}: {reason}".rstrip(": "))
 
 
 if __name__ == "__main__":
-    run_child(main, WriteGguf, WriteGgufAdapter, DryGguf)
+    run_child(main, WriteGguf, WriteGgufAdapter)

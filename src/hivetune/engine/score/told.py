@@ -29,18 +29,18 @@ def main(task: Tell, heartbeat: Heartbeat) -> dict[str, Any]:
     dtype, device = _dtype(task.model), torch.device("cpu")
     if task.adapter is None:
         module = load_module(task.model, dtype=dtype, device=device)
-        return {"dtype": str(dtype), "base": _tell_all(module, task.passages, task.top, heartbeat)}
+        return {"dtype": str(dtype), "base": tell_all(module, task.passages, task.top, heartbeat)}
     lora, tensors = read_adapter(task.adapter)
     model = load_general(task.model, lora, method="lora", dtype=dtype, device=device, why="")
     fill(model.adapter, tensors, str(task.adapter))
-    tuned = _tell_all(model.module, task.passages, task.top, heartbeat)
+    tuned = tell_all(model.module, task.passages, task.top, heartbeat)
     model.switch.on = False
-    base = _tell_all(model.module, task.passages, task.top, heartbeat)
+    base = tell_all(model.module, task.passages, task.top, heartbeat)
     return {"dtype": str(dtype), "base": base, "tuned": tuned}
 
 
 @torch.no_grad()
-def _tell_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbeat: Heartbeat) -> list[list[Any]]:
+def tell_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbeat: Heartbeat) -> list[list[Any]]:
     found = []
     for passage in passages:
         tokens_1L = torch.tensor([passage.tokens])

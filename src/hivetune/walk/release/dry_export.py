@@ -1,11 +1,10 @@
-"""Before a training: can what it will leave be exported and served? Tried with files that have no weights yet.
+"""Before a training: can what it will leave be exported and served? Tried with a small model of its architecture.
 
-What llama.cpp says of them it would say of the trained ones: is the architecture known to the version here, does the
-adapter belong to the model, are conversations tokenized as they are trained. Kept by what it depends on.
+Is the architecture known to converter and server here, do both compute it and the adapter as transformers does, are
+conversations tokenized as they are trained. Kept by what it depends on.
 """
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,14 +13,17 @@ from pathlib import Path
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_file, write_json
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.architecture import Linear, read_architecture
-from hivetune.release.dry import write_dry_export
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.converter import Converter, find_converter, server_name, untested_pair
+from hivetune.release.dry import check_dry_export, write_dry_export
+from hivetune.release.prove import TOP, choose_passages
 from hivetune.serve.llama.backend import ServerSettings, find_engine, open_backend
+from hivetune.serve.llama.told import tell_passages
 from hivetune.walk.open import Run
 from hivetune.walk.release.export import check_prompts
 
 _FOLDER = "dry-exports"
-_SECONDS = 120.0  # no weights are read: a load that takes longer hangs
+_SECONDS = 120.0  # the model is small: a load that takes longer hangs
+PASSAGES = 3
 
 
 @dataclass(frozen=True)
@@ -39,58 +41,56 @@ class DryExport:
 
 
 def dry_export(run: Run) -> DryExport:
-    """What is known of this model, these targets, data and llama.cpp; found out now where nothing is. 3 s, no torch."""
+    """What is known of this model, these targets, data, converter and llama.cpp; tried now where nothing is."""
     lora = run.config.lora
     try:
+        converter = find_converter(run.config.export.converter)
         linears = read_architecture(run.model).adapted(lora.target_modules)
-    except UsageError as error:
+    except (UsageError, MachineNotFit) as error:
         return DryExport(unwritten=_said(error))
     about = {
         "model": sha256_file(run.model / MANIFEST),
         "targets": [linear.name for linear in linears],
         "rank": lora.r,
         "snapshot": run.snapshot.hash,
-        "llama.cpp": _engine(),
-        "gguf": _version("gguf"),
+        "llama.cpp": _server(),
+        "converter": converter.name,
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     path = home() / _FOLDER / f"{key}.json"
     if path.is_file():
         return DryExport(**read_json(path))
     with scratch_folder(path.parent) as work:  # of its own: another training may try the same at this moment
-        found = _try(run, linears, work / "export")
+        found = _try(run, linears, converter, work / "export")
     if not found.unserved:  # a machine that was too busy to load it may do so the next time
         write_json(path, asdict(found))
     return found
 
 
-def _try(run: Run, linears: Sequence[Linear], work: Path) -> DryExport:
+def _try(run: Run, linears: Sequence[Linear], converter: Converter, work: Path) -> DryExport:
+    passages = choose_passages(run.snapshot)[:PASSAGES]
     try:
-        model, adapter = write_dry_export(run.model, linears, run.config.lora.r, SERVED_QUANT, work)
+        written, trained = write_dry_export(run.model, linears, run.config.lora.r, converter, passages, work)
     except (UsageError, MachineNotFit) as error:
         return DryExport(unwritten=_said(error))
-    settings = ServerSettings(adapters=((adapter, 0.0),), device="cpu", warm_up=False)
+    settings = ServerSettings(adapters=((written.adapter_file, 0.0),), device="cpu", warm_up=False)
     try:
-        with open_backend(model, settings, timeout_s=_SECONDS) as backend:
+        with open_backend(written.file, settings, timeout_s=_SECONDS) as backend:
+            base, _ = tell_passages(backend, passages, slots=1, top=TOP)
+            tuned, _ = tell_passages(backend, passages, slots=1, top=TOP, adapter=0)
+            check_dry_export(trained, base, tuned)
             return DryExport(conversations=check_prompts(run.folder, backend))
     except HivetuneError as error:
-        return DryExport(unserved=_said(error))
+        pair = untested_pair(converter.name, _server())
+        return DryExport(unserved=_said(error) + (f"; {pair}" if pair else ""))
 
 
 def _said(error: HivetuneError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 
-def _engine() -> str:
+def _server() -> str:
     try:
-        program = find_engine("auto")
+        return server_name(find_engine("auto"))
     except MachineNotFit:
-        return ""
-    return f"xllamacpp {_version('xllamacpp')}" if program is None else f"{program} {Path(program).stat().st_mtime_ns}"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
         return ""

@@ -1,0 +1,217 @@
+"""From rows to an answer over HTTP: one family's tiny random model and adapter through llama.cpp's converter and server.
+
+Rendered rows, q8_0 and the adapter beside it, the proof of release/prove.py, token ids, one answer. `tools/families.py`
+puts the result into its table, tests/release/test_gguf_families.py asks for some.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tiny_models import tiny_config
+
+# Rows whose prompts and answers are compared.
+ROWS = [
+    ("What is 12345.678 + 9?", "Twelve thousand, and 9 more: 12354.678!"),
+    ("Naïve café, 你好 👩‍👩‍👧?", "Yes: naïve is spelled so; 你好."),
+    ("  two  spaces\n\n\tand tabs  ", "def f(x):\n    return x // 2"),
+    ("Say it's so; don't WE'LL?", "It's so, and they'LL agree."),
+]
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
+# What converters of single families look for, whatever the tokenizer is.
+OWN_SPECIALS = {"glm4": ("[gMASK]", "<|endoftext|>", "<|observation|>")}
+OWN_SPECIALS |= dict.fromkeys(("glm", "glm4_moe", "glm4_moe_lite", "solar_open"), OWN_SPECIALS["glm4"])
+SENTENCEPIECE = ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "phi3")
+# Widths that are whole blocks of q8_0, where the common ones are not.
+WIDER = {"moe_intermediate_size": 32, "head_dim": 32, "v_head_dim": 32, "max_position_embeddings": 512}
+# llama.cpp divides by the root of a head's width, as all published Gemmas do. A window that it does not have is cut to.
+OWN = {
+    **dict.fromkeys(("gemma2", "gemma3_text"), {"query_pre_attn_scalar": 32}),
+    **dict.fromkeys(("mistral", "mixtral", "phi3", "ministral"), {"sliding_window": 256}),
+}
+
+
+def serve_family(kind: str, folder: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """{"gguf", "lora", "served": True, or why not; "effect", "typical"} of a family. Writes below `folder`."""
+    row: dict[str, Any] = {}
+    try:
+        _write_model(kind, folder, changes or {})
+        trained = _write_adapter(folder)
+        for station in (_whole, _beside):
+            station(folder, trained, row)
+    except Exception as error:  # noqa: BLE001 (the table is there to hold any)
+        words = str(getattr(error, "message", "") or error).replace(str(folder), "").splitlines() or [""]
+        row["failed"] = f"{type(error).__name__}: {words[0]}"[:300]
+    return row
+
+
+def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hivetune.engine.convert.dry import draw
+    from hivetune.engine.convert.prepare_model import prepare_model
+
+    tokenizer = _tokenizer(kind)
+    values = tiny_config(kind).to_dict()
+    words = tokenizer.get_vocab_size() + 5  # embeddings are often padded
+    wanted = {**{key: value for key, value in WIDER.items() if values.get(key)}, "vocab_size": words}
+    if "vocab_size_per_layer_input" in values:
+        wanted["vocab_size_per_layer_input"] = words
+    wanted |= {**OWN.get(kind, {}), **changes}
+    values.pop("model_type")
+    config = AutoConfig.for_model(kind, **{**values, **wanted})
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    draw(model)
+    model.save_pretrained(folder / "model")
+    (folder / "model/generation_config.json").unlink(missing_ok=True)
+    tokenizer.save(str(folder / "model/tokenizer.json"))
+    settings = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "model/tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "model/chat_template.jinja").write_text(TEMPLATE)
+    prepare_model(str(folder / "model"), folder / "prepared")
+
+
+def _tokenizer(kind: str) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    specials = [*SPECIALS, *OWN_SPECIALS.get(kind, ())]
+    vocabulary = {token: number for number, token in enumerate(specials)}
+    if kind in SENTENCEPIECE:
+        for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]:
+            vocabulary.setdefault(piece, len(vocabulary))
+        merges = [("t", "h"), ("th", "e"), ("\u2581", "t"), ("i", "n")]
+        for left, right in merges:
+            vocabulary.setdefault(left + right, len(vocabulary))
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+        tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+        steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        tokenizer.decoder = decoders.Sequence(steps)
+    else:
+        for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+            vocabulary.setdefault(letter, len(vocabulary))
+        merges = [("t", "h"), ("th", "e"), ("Ġ", "t"), ("i", "n")]
+        for left, right in merges:
+            vocabulary.setdefault(left + right, len(vocabulary))
+        tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def _passages(folder: Path) -> list[Any]:
+    from hivetune.data.render.folder import load_renderer
+    from hivetune.process.protocol import Passage
+    from hivetune.records import Example, Message
+
+    renderer, found = load_renderer(folder / "prepared"), []
+    for number, (question, answer) in enumerate(ROWS):
+        messages = (Message("user", question), Message("assistant", answer))
+        (rendered,) = renderer.render(Example(str(number), f"rows:{number}", messages))
+        places = [place for place, trained in enumerate(rendered.trained) if trained]
+        found.append(Passage(tuple(rendered.tokens), tuple(places)))
+    return found
+
+
+def _write_adapter(folder: Path) -> dict[str, Any]:
+    import torch
+
+    from hivetune.config import LoraConfig
+    from hivetune.engine.model.adapter import write_adapter
+    from hivetune.engine.model.general import load_general
+    from hivetune.engine.score.told import tell_all
+    from hivetune.process.child import Heartbeat
+    from hivetune.release.prove import TOP, read_told
+
+    lora = LoraConfig(r=4, alpha=8)
+    device = torch.device("cpu")
+    model = load_general(folder / "prepared", lora, method="lora", dtype=torch.float32, device=device, why="")
+    with torch.no_grad():
+        for name, view in model.adapter.items():
+            view.normal_(std=0.3 / math.sqrt(view.shape[1] if ".lora_A." in name else lora.r))
+    (folder / "adapter").mkdir()
+    write_adapter(folder / "adapter", model.adapter, lora, "tiny", None)
+    passages = _passages(folder)
+    tuned = tell_all(model.module, passages, TOP, Heartbeat(None))
+    model.switch.on = False
+    base = tell_all(model.module, passages, TOP, Heartbeat(None))
+    return {"tuned": read_told(tuned), "base": read_told(base)}
+
+
+def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False) -> Path:
+    from hivetune.engine.convert.to_gguf import staged, write_adapter, write_model
+    from hivetune.process.child import Heartbeat
+    from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
+    from hivetune.release.converter import find_converter
+    from hivetune.release.quantize import RECIPES
+
+    converter, file = find_converter().folder, folder / name
+    with staged(folder / "prepared", folder, converter) as stage:
+        if alone:
+            assert adapter is not None
+            write_adapter(WriteGgufAdapter(folder / "prepared", adapter, file, converter), stage)
+        else:
+            recipe = RECIPES["q8_0"].as_task()
+            task = WriteGguf(folder / "prepared", adapter, file, recipe, "tiny", converter)
+            write_model(task, stage, Heartbeat(None))
+    return file
+
+
+def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
+    """The adapter merged, in q8_0, and its base."""
+    from hivetune.release.prove import TOP, prove
+    from hivetune.serve.llama.backend import ServerSettings, open_backend
+    from hivetune.serve.llama.told import tell_passages
+
+    row["gguf"] = False
+    files = [_gguf(folder, f"{name}.gguf", adapter) for name, adapter in (("base", None), ("m", folder / "adapter"))]
+    row["gguf"] = True
+    passages, said = _passages(folder), []
+    for file in files:
+        with open_backend(file, ServerSettings(device="cpu", warm_up=False, threads=1)) as backend:
+            said.append(tell_passages(backend, passages, slots=1, top=TOP)[0])
+            if file is files[0]:
+                _check_ids(folder, backend)
+            else:
+                row["answer_tokens"] = backend.complete([{"role": "user", "content": "Hi"}], max_tokens=8).new_tokens
+    trained["served_base"] = said[0]
+    found = prove("q8_0", trained, said[1], said[0])
+    row |= {"served": found["holds"], "effect": round(found["effect"], 4), "typical": round(found["typical"], 4)}
+    row["base_typical"] = round(found["base_typical"], 4)
+    if found["problems"]:
+        row["problems"] = found["problems"]
+
+
+def _check_ids(folder: Path, backend: Any) -> None:
+    from hivetune.data.render.folder import load_renderer
+    from hivetune.records import Example, Message
+    from hivetune.serve.llama.prompts import compare_prompts
+
+    rows = [(Message("user", question), Message("assistant", answer)) for question, answer in ROWS]
+    examples = [Example(str(number), f"rows:{number}", messages) for number, messages in enumerate(rows)]
+    _, differences = compare_prompts(backend, load_renderer(folder / "prepared"), examples)
+    assert not differences, f"other token ids: {differences[0]}"
+
+
+def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
+    """The adapter alone, beside the base in q8_0."""
+    from hivetune.release.prove import TOP, prove
+    from hivetune.serve.llama.backend import ServerSettings, open_backend
+    from hivetune.serve.llama.told import tell_passages
+
+    row["lora"] = False
+    file = _gguf(folder, "adapter.gguf", folder / "adapter", alone=True)
+    settings = ServerSettings(adapters=((file, 0.0),), device="cpu", warm_up=False, threads=1)
+    with open_backend(folder / "base.gguf", settings) as backend:
+        said, _ = tell_passages(backend, _passages(folder), slots=1, top=TOP, adapter=0)
+    found = prove("q8_0", trained, said, trained["served_base"])
+    row |= {"lora": found["holds"], "lora_effect": round(found["effect"], 4)}
+    if found["problems"]:
+        row["lora_problems"] = found["problems"]
