@@ -2,6 +2,7 @@
 
     python tools/families.py                 all of them; what was tried before with this transformers is kept
     python tools/families.py llama mixtral   only these, again
+    python tools/families.py --served        only how far each is served, again
     python tools/families.py --page          write docs/families.md from the table
 
 For each: prepared, planned, path, two steps trained, loss and gradients against PEFT, resumed, merged, exported; or the
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from served import serve_apart, serve_family
 from tiny_models import tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,8 +32,24 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--page"]:
         PAGE.write_text(page(json.loads(TABLE.read_text(encoding="utf-8"))), encoding="utf-8")
         return 0
-    fill_table(TABLE, arguments)
+    if list(arguments) == ["--served"]:
+        serve_table(TABLE)
+    else:
+        fill_table(TABLE, arguments)
     return 0
+
+
+def serve_table(path: Path) -> None:
+    """Try again how far each family that trains is served; written after each."""
+    warm_up()
+    table = json.loads(path.read_text(encoding="utf-8"))
+    for kind, row in table["families"].items():
+        if verdict(row) == "trains":
+            found = serve_apart(kind)
+            row.pop("effect", None)
+            row |= served_row(found)
+            print(kind, json.dumps(found), file=sys.stderr, flush=True)
+            path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 def fill_table(path: Path, wanted: Sequence[str] = ()) -> dict[str, Any]:
@@ -56,6 +74,7 @@ def warm_up() -> None:
     import peft.tuners.lora  # noqa: F401
     import torch
 
+    import hivetune.engine.convert.dry
     import hivetune.engine.convert.merge
     import hivetune.engine.convert.prepare_model
     import hivetune.engine.model.load  # noqa: F401
@@ -260,13 +279,10 @@ def _ending(name: str) -> str:
 def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
     import torch
 
-    from hivetune.base.disk import read_json
     from hivetune.config import LoraConfig
-    from hivetune.engine.convert.gguf_arch import find_gguf
     from hivetune.engine.convert.merge import merge
     from hivetune.engine.model.adapter import fill, read_adapter
     from hivetune.engine.model.general import load_general
-    from hivetune.errors import UsageError
     from hivetune.process.child import Heartbeat
 
     def load(model: Path, lora: LoraConfig) -> Any:
@@ -278,11 +294,15 @@ def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
     fill(tuned.adapter, tensors, "adapter")
     one, other = (model.nll(documents()) for model in (tuned, load(folder / "merged", lora)))
     row["merged_error"] = float(f"{float((one - other).abs().max() / one.abs().max()):.1e}")
-    try:
-        find_gguf(read_json(folder / "prepared/config.json"))
-        row["gguf"] = True
-    except UsageError:
-        row["gguf"] = False
+    (folder / "served").mkdir()
+    row |= served_row(serve_family(kind, folder / "served"))
+
+
+def served_row(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a try of tools/served.py stands in the table."""
+    return {key: found.get(key, False) for key in ("gguf", "lora", "served")} | (
+        {"effect": found["effect"]} if "effect" in found else {}
+    )
 
 
 def verdict(row: Mapping[str, Any]) -> str:

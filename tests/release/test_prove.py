@@ -63,6 +63,13 @@ def test_what_is_not_what_was_trained_is_found(exported: Sayings, words: str) ->
     assert not proof["holds"] and any(re.search(words, problem) for problem in proof["problems"]), proof
 
 
+def test_a_base_that_is_another_model_is_found_at_any_type() -> None:
+    """Twice its own distance would excuse it."""
+    other = said(0, 1.0, seed=6)
+    proof = prove("q8_0", TRAINED, said(0.5, 1.0, seed=6), other)
+    assert not proof["holds"] and "the base alone differs" in proof["problems"][0]
+
+
 def test_a_missing_adapter_is_found_under_the_rounding_of_four_bits() -> None:
     """Its effect of 0.1 nats is half of the rounding: the size of the difference alone would not tell."""
     trained = {"base": said(0, 0), "tuned": said(0.1, 0)}

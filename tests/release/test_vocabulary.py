@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_families import CHATML, write_tokenizer
+from gguf_families import CHATML, tokenizer_for, write_tokenizer
 
-from hivetune.engine.convert.gguf_vocab import CONTROL, NORMAL, UNUSED, read_vocabulary
+from hivetune.engine.convert.vocabulary import (
+    adds_space_prefix,
+    is_sentencepiece,
+    sentencepiece_file,
+    special_settings,
+    splitting_rule,
+    token_texts,
+)
 from hivetune.errors import UsageError
-
-VOCAB = 1000
 
 
 @pytest.fixture
@@ -26,27 +31,46 @@ def change(folder: Path, file: str, **changes: Any) -> None:
     path.write_text(json.dumps({**document, **changes}))
 
 
-def test_tokens_keep_their_ids_and_the_rest_is_unused(folder: Path) -> None:
-    settings = read_vocabulary(folder, VOCAB).settings
-    tokens, types = settings["ggml.tokens"], settings["ggml.token_type"]
-    assert len(tokens) == len(types) == VOCAB
-    assert tokens[2] == "<|im_end|>" and types[2] == CONTROL
-    assert types[300] == NORMAL and types[-1] == UNUSED
-    assert settings["ggml.pre"] == "smollm"
-    assert settings["ggml.eos_token_id"] == 2
-    assert settings["ggml.add_bos_token"] is False
+def document_of(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    return document
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    return special_settings(folder, token_texts(document_of(folder)))
+
+
+@pytest.mark.parametrize("rule", ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o"])
+def test_a_rule_is_recognised_from_the_tokenizer(rule: str) -> None:
+    assert splitting_rule(json.loads(tokenizer_for(rule, 300).to_str())) == rule
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_sentencepiece_file_splits_as_the_tokenizer_does(prefix: bool, tmp_path: Path) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    tokenizer = tokenizer_for("sentencepiece-prefix" if prefix else "sentencepiece")
+    document = json.loads(tokenizer.to_str())
+    assert is_sentencepiece(document) and adds_space_prefix(document) is prefix
+    (tmp_path / "m").write_bytes(sentencepiece_file(document))
+    reader = SentencePieceProcessor(model_file=str(tmp_path / "m"))
+    assert reader.vocab_size() == tokenizer.get_vocab_size()
+    for number in (1, 5, 300, reader.vocab_size() - 1):
+        assert reader.id_to_piece(number) == tokenizer.id_to_token(number)
+    assert reader.is_control(1) and reader.is_byte(4) and reader.is_unknown(0)
 
 
 def test_the_end_of_a_turn_comes_first_among_the_ends(folder: Path) -> None:
     """Llama 3's list begins with the end of a document, which no chat ever writes."""
+    assert settings_of(folder)["ggml.eos_token_id"] == 2
     change(folder, "hivetune.json", eos_ids=[0, 2])
-    settings = read_vocabulary(folder, VOCAB).settings
+    settings = settings_of(folder)
     assert (settings["ggml.eos_token_id"], settings["ggml.eot_token_id"]) == (2, 0)
 
 
 def test_the_date_of_training_stays_the_date(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + CHATML)
-    assert read_vocabulary(folder, VOCAB).settings["chat_template"].startswith('{{ "26 Jul 2024" }}')
+    assert settings_of(folder)["chat_template"].startswith('{{ "26 Jul 2024" }}')
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -61,33 +85,29 @@ def test_a_first_token_is_added_only_where_the_template_writes_it(folder: Path, 
     change(folder, "hivetune.json", bos_id=1)
     template = "{{ bos_token }}" if written else "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    assert read_vocabulary(folder, VOCAB).settings["ggml.add_bos_token"] is written
+    assert settings_of(folder)["ggml.add_bos_token"] is written
 
 
-@pytest.mark.parametrize(
-    ("file", "changes", "words"),
-    [
-        ("tokenizer.json", {"model": {"type": "Unigram", "vocab": []}}, "Unigram"),
-        (
-            "tokenizer.json",
-            {"pre_tokenizer": {"type": "Whitespace"}, "decoder": {"type": "ByteLevel"}},
-            "splitting rule",
-        ),
-        ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "Lowercase"),
-        ("tokenizer.json", {"pre_tokenizer": None, "decoder": None}, "neither byte level"),
-        ("config.json", {"eos_token_id": None}, "never stop"),
-    ],
-)
-def test_what_llama_cpp_would_not_reproduce_is_refused(
-    folder: Path, file: str, changes: dict[str, Any], words: str
-) -> None:
-    if "decoder" in changes and changes["decoder"] is not None:
-        changes = {**changes, "decoder": {**changes["decoder"], "add_prefix_space": True, "trim_offsets": True}}
-    change(folder, file, **changes)
-    with pytest.raises(UsageError, match=words):
-        read_vocabulary(folder, VOCAB)
+def test_what_llama_cpp_would_not_reproduce_is_refused(folder: Path) -> None:
+    document = document_of(folder)
+    with pytest.raises(UsageError, match="splitting rule"):
+        splitting_rule({**document, "pre_tokenizer": {"type": "Whitespace"}})
+    with pytest.raises(UsageError, match="Lowercase"):
+        splitting_rule({**document, "normalizer": {"type": "Lowercase"}})
+    change(folder, "config.json", eos_token_id=None)
+    with pytest.raises(UsageError, match="never stop"):
+        settings_of(folder)
 
 
-def test_more_tokens_than_embeddings_are_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match="embeddings"):
-        read_vocabulary(folder, 500)
+def test_the_name_is_the_bases_unless_llama_cpp_keys_tokens_on_it(folder: Path) -> None:
+    """A Llama model that is called phi3 can't be loaded: llama.cpp looks for Phi-3's tokens by the name."""
+    from hivetune.engine.convert.to_gguf import _model_name
+
+    change(folder, "config.json", model_type="llama")
+    assert _model_name(folder, "smollm2-135m") == "smollm2-135m"
+    assert _model_name(folder, "my-phi3-helpdesk") == "llama"
+    change(folder, "config.json", model_type="phi3")
+    tokens = [{**token, "rstrip": True} for token in document_of(folder)["added_tokens"]]
+    change(folder, "tokenizer.json", added_tokens=tokens)
+    assert _model_name(folder, "Phi-3-mini-4k-instruct") == "Phi-3-mini-4k-instruct"
+    assert _model_name(folder, "helpdesk") == "helpdesk (phi-3)"

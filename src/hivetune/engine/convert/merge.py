@@ -128,10 +128,12 @@ def is_transposed(owner: nn.Module) -> bool:
 
 
 def transposed_weights(model: Path) -> set[str]:
-    """Names of the weights that the architecture stores [I, O] (Conv1D)."""
+    """Names of the weights that the architecture stores [I, O] (Conv1D, and experts of some families)."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
-    return {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
+    found = {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
+    fused = [(name, child) for name, child in module.named_modules() if is_fused(child) and is_transposed(child)]
+    return found | {f"{name}.{part}" for name, child in fused for part, _ in child.named_parameters(recurse=False)}
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ name, the ends of an answer, the first token, the template, the length of the co
 
 import json
 import logging
+import math
 import os
-import runpy
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 LARGEST_F16 = 65504.0
 # Number types that the converter writes itself, as its --outtype names them; the others are made from F16.
@@ -92,9 +91,28 @@ def staged(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
         yield folder
     except ModuleNotFoundError as error:
-        raise MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[export]'") from None
+        raise MachineNotFit(
+            f"the package {error.name} is not installed", hint="pip install 'hivetune[export]'"
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """The model's settings as the converter reads them, and those under their old names that transformers 5 drops."""
+    from conversion import ModelBase
+
+    config: dict[str, Any] = ModelBase.load_hparams(folder, False)
+    kind, added = config["model_type"], dict[str, Any]()
+    if kind in ("gpt2", "openai-gpt"):
+        added["n_ctx"] = config.get("n_positions")
+    elif kind in ("gpt_neox", "cohere2"):
+        rope = config.get("rope_parameters") or {}
+        added["rotary_pct"] = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    elif kind == "falcon" and not config.get("new_decoder_architecture"):
+        added["num_kv_heads"] = 1 if config.get("multi_query", True) else config.get("num_attention_heads")
+        return {**config, **added}
+    return {**added, **config}
 
 
 def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
@@ -102,7 +120,7 @@ def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
     kind = str(task.recipe["name"])
     try:
         converting = _model_class(folder)
-        adapter = _parts(task, folder, converting, heartbeat)
+        adapter = _parts(task, folder, heartbeat)
         import gguf
 
         types = gguf.LlamaFileType
@@ -111,6 +129,7 @@ def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
             folder,
             types.MOSTLY_F16 if file_type is None else file_type,
             task.file,
+            hparams=_settings(folder),
             task=task,
             parts=adapter,
             heartbeat=heartbeat,
@@ -123,34 +142,22 @@ def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
 
 
 def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
-    """The adapter alone, by convert_lora_to_gguf.py. Raises UsageError for one that it can't write, or not whole."""
+    """The adapter alone. Raises UsageError for one that the converter can't write, or not whole."""
     lora = read_lora(task.adapter)
-    stored = open_weights(task.model)
-    parts = file_parts(lora, stored, read_json(task.model / "config.json"), transposed_weights(task.model))
-    plain = folder / "adapter"
-    plain.mkdir()
-    tensors = {}
-    for part in parts:
-        a, b = part.halves()
-        rest = part.module.scale / (lora.alpha / part.module.rank)
-        tensors[f"base_model.model.{part.name}.lora_A.weight"] = torch.from_numpy(a).contiguous()
-        tensors[f"base_model.model.{part.name}.lora_B.weight"] = (torch.from_numpy(b) * rest).contiguous()
-    import safetensors.torch
-
-    safetensors.torch.save_file(tensors, plain / ADAPTER)
-    write_json(plain / ADAPTER_CONFIG, {"peft_type": "LORA", "lora_alpha": lora.alpha, "r": 1})
-    script = task.converter / "convert_lora_to_gguf.py"
-    before = sys.argv
-    sys.argv = [str(script), "--outfile", str(task.file), "--outtype", "f32", "--base", str(folder), str(plain)]
+    parts = file_parts(lora, open_weights(task.model), transposed_weights(task.model))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        converting = _model_class(folder)
+        import gguf
+
+        adapting = _adapting(converting, lora.alpha, parts)
+        model = adapting(folder, gguf.LlamaFileType.ALL_F32, task.file, hparams=_settings(folder))
+        with torch.inference_mode():
+            model.write()
     except _FAILURES as error:
         raise _refused(error) from error
-    finally:
-        sys.argv = before
     written = read_header(task.file).tensors
-    count = sum(torch.Size(shape).numel() for name, shape in written.items() if name.endswith(".lora_b"))
-    trained = sum(tensor.numel() for name, tensor in tensors.items() if ".lora_B." in name)
+    count = sum(math.prod(shape) for name, shape in written.items() if name.endswith(".lora_b"))
+    trained = sum(part.halves()[0 if part.transposed else 1].size for part in parts)
     if count != trained:
         raise UsageError(
             f"llama.cpp's converter wrote {count:,} of the adapter's {trained:,} output weights",
@@ -165,20 +172,22 @@ def _model_class(folder: Path) -> Any:
 
     architecture = read_json(folder / "config.json")["architectures"][0]
     try:
-        return conversion.get_model_class(architecture)
+        found = conversion.get_model_class(architecture)
+        # That class only hands over to the one inside it, which is not known by a name.
+        return found.Ministral3Model if architecture == "Ministral3ForCausalLM" else found
     except NotImplementedError:
         raise UsageError(f"llama.cpp's converter does not know the architecture {architecture}") from None
 
 
-def _parts(task: WriteGguf, folder: Path, converting: Any, heartbeat: Heartbeat) -> Mapping[str, list[Part]]:
-    """What the adapter adds, by the converter's name of each tensor. A model whose files hold its modules under other
-    names is merged aside first, in float32, and then adds nothing."""
+def _parts(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> Sequence[Part]:
+    """What the adapter adds to the tensors. A model whose files hold its modules under other names is merged aside
+    first, in float32, and then nothing is left to add."""
     if task.adapter is None:
-        return {}
+        return []
     stored = open_weights(task.model)
     lora, transposed = read_lora(task.adapter), transposed_weights(task.model)
     try:
-        parts = file_parts(lora, stored, read_json(task.model / "config.json"), transposed)
+        parts = file_parts(lora, stored, transposed)
     except UsageError:
         merged = folder / "merged"
         merge(task.model, task.adapter, merged, "float32", heartbeat)
@@ -186,14 +195,8 @@ def _parts(task: WriteGguf, folder: Path, converting: Any, heartbeat: Heartbeat)
             path.unlink()
         for path in merged.glob("*.safetensors*"):
             os.rename(path, folder / path.name)
-        return {}
-    found: dict[str, list[Part]] = {}
-    for part in parts:
-        seen = converting.filter_tensors((part.file_name, None))
-        if seen is None:
-            raise UsageError(f"llama.cpp's converter leaves out {part.file_name}, which the adapter changes")
-        found.setdefault(seen[0], []).append(part)
-    return found
+        return []
+    return parts
 
 
 def _settled(converting: Any) -> Any:
@@ -203,6 +206,8 @@ def _settled(converting: Any) -> Any:
 
     class Settled(converting):  # type: ignore[misc]
         model_arch = converting.model_arch
+        no_mtp = True  # heads that draft are not trained
+        gguf_writer: Any
 
         def __init__(self, *args: Any, task: WriteGguf, parts: Any, heartbeat: Heartbeat, **kwargs: Any):
             super().__init__(*args, **kwargs)
@@ -211,10 +216,11 @@ def _settled(converting: Any) -> Any:
                 self.gguf_writer = _quantizing_writer(self.gguf_writer, task.recipe, self.block_count)
 
         def get_tensors(self) -> Iterator[tuple[str, Any]]:
-            left = set(self.parts)
+            left: dict[str, list[Part]] = {}
+            for part in self.parts:
+                left.setdefault(_seen_name(self, part), []).append(part)
             for name, tensor in super().get_tensors():
-                parts = self.parts.get(name, [])
-                left.discard(name)
+                parts = left.pop(name, [])
                 # Computed when its turn to be written comes.
                 kind = torch.float32 if parts else tensor.dtype
                 meta = LazyTorchTensor.meta_with_dtype_and_shape(kind, tuple(tensor.shape))
@@ -246,6 +252,12 @@ def _settled(converting: Any) -> Any:
                 writer.kv_data[0].pop(f"tokenizer.ggml.{name}_token_id", None)
             for key, value in settings.items():
                 _put(writer, f"tokenizer.{key}", value)
+            types = list(writer.kv_data[0].pop("tokenizer.ggml.token_type").value)
+            for token in document.get("added_tokens") or []:
+                if token["id"] < len(types) and types[token["id"]] == gguf.TokenType.NORMAL:
+                    kind = gguf.TokenType.CONTROL if token.get("special") else gguf.TokenType.USER_DEFINED
+                    types[token["id"]] = int(kind)
+            writer.add_token_types(types)
             if is_sentencepiece(document):
                 _put(writer, "tokenizer.ggml.add_space_prefix", adds_space_prefix(document))
             self._cut_context()
@@ -262,6 +274,63 @@ def _settled(converting: Any) -> Any:
                 _put(self.gguf_writer, key, int(window))
 
     return Settled
+
+
+def _adapting(converting: Any, alpha: float, parts: Sequence[Part]) -> Any:
+    """The converter's class, writing A and B of each tensor instead of the tensor.
+
+    llama.cpp knows one alpha for the file and divides it by each module's rank; where modules differ (rank or alpha
+    patterns, rsLoRA) the rest of the scale goes into B.
+    """
+    import gguf
+    from convert_lora_to_gguf import LoraTorchTensor
+
+    class Pair(LoraTorchTensor):  # type: ignore[misc]
+        """B A with the operations that the converter does on a weight; here also of several experts."""
+
+        def permute(self, *dims: int) -> Any:
+            if [dim % 3 for dim in dims] == [0, 2, 1] and len(self.shape) == 3:
+                a, b = self.get_lora_A_B()
+                return Pair(b.transpose(1, 2), a.transpose(1, 2))
+            return super().permute(*dims)
+
+    class Adapting(converting):  # type: ignore[misc]
+        model_arch = converting.model_arch
+        no_mtp = True
+
+        def set_vocab(self) -> None:
+            """An adapter has none."""
+
+        def set_type(self) -> None:
+            self.gguf_writer.add_type(gguf.GGUFType.ADAPTER)
+            self.gguf_writer.add_string("adapter.type", "lora")
+
+        def set_gguf_parameters(self) -> None:
+            self.gguf_writer.add_float32("adapter.lora.alpha", alpha)
+
+        def generate_extra_tensors(self) -> tuple[()]:
+            return ()
+
+        def get_tensors(self) -> Iterator[tuple[str, Any]]:
+            for part in parts:
+                a, b = (torch.from_numpy(half).contiguous() for half in part.halves())
+                rest = part.module.scale / (alpha / part.module.rank)
+                yield _seen_name(self, part), Pair(a, b * rest)
+
+        def modify_tensors(self, data_torch: Any, name: str, bid: int | None) -> Iterator[tuple[str, Any]]:
+            for target, pair in super().modify_tensors(data_torch, name, bid):
+                for half, tensor in zip("ab", pair.get_lora_A_B(), strict=True):
+                    yield f"{target}.lora_{half}", tensor.contiguous()
+
+    return Adapting
+
+
+def _seen_name(model: Any, part: Part) -> str:
+    """What the converter calls a part's tensor. Raises UsageError for one that it leaves out."""
+    seen = model.filter_tensors((part.file_name, None))
+    if seen is None:
+        raise UsageError(f"llama.cpp's converter leaves out {part.file_name}, which the adapter changes")
+    return str(seen[0])
 
 
 def _put(writer: Any, key: str, value: Any) -> None:
@@ -286,7 +355,9 @@ def _quantizing_writer(writer: Any, recipe: Mapping[str, Any], blocks: int) -> A
                 super().add_tensor(name, tensor, raw_shape, raw_dtype)
                 return
             member = gguf.GGMLQuantizationType[kind]
-            meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape("uint8", gguf.quant_shape_to_byte_shape(shape, member))
+            meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(
+                "uint8", gguf.quant_shape_to_byte_shape(shape, member)
+            )
             lazy = gguf.LazyNumpyTensor(meta=meta, args=(tensor,), func=lambda array: encode(array, kind))
             super().add_tensor(name, lazy, None, member)
 
@@ -296,7 +367,7 @@ def _quantizing_writer(writer: Any, recipe: Mapping[str, Any], blocks: int) -> A
 def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
     """Raises HivetuneError for numbers that are not finite (law 5) or that F16 can't hold."""
     largest = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
-    if not largest < float("inf"):
+    if not largest < math.inf:
         raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
     if is_f16 and tensor.dim() > 1 and largest > LARGEST_F16:
         raise HivetuneError(

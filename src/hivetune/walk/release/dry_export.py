@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_file, write_json
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.models.architecture import Linear, read_architecture
 from hivetune.release.converter import Converter, find_converter, server_name, untested_pair
 from hivetune.release.dry import check_dry_export, write_dry_export
@@ -68,7 +68,10 @@ def dry_export(run: Run) -> DryExport:
 
 
 def _try(run: Run, linears: Sequence[Linear], converter: Converter, work: Path) -> DryExport:
-    passages = choose_passages(run.snapshot)[:PASSAGES]
+    try:
+        passages = choose_passages(run.snapshot, _window(run))[:PASSAGES]
+    except DataRefused as error:
+        return DryExport(unserved=f"{error.message}: llama.cpp serves no longer ones of this model")
     try:
         written, trained = write_dry_export(run.model, linears, run.config.lora.r, converter, passages, work)
     except (UsageError, MachineNotFit) as error:
@@ -83,6 +86,14 @@ def _try(run: Run, linears: Sequence[Linear], converter: Converter, work: Path) 
     except HivetuneError as error:
         pair = untested_pair(converter.name, _server())
         return DryExport(unserved=_said(error) + (f"; {pair}" if pair else ""))
+
+
+def _window(run: Run) -> int | None:
+    """The longest conversation that every llama.cpp can be asked of this model: its context is cut to the window where
+    llama.cpp has none."""
+    config = read_json(run.model / "config.json")
+    lengths = (config.get("sliding_window"), config.get("max_position_embeddings"))
+    return min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
 def _said(error: HivetuneError) -> str:

@@ -12,22 +12,25 @@ import psutil
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import to_plain
-from hivetune.errors import HivetuneError
+from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
+from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, Tell
 from hivetune.records import Progress, silent
 from hivetune.release.base import base_gguf
-from hivetune.release.export import Exported
+from hivetune.release.converter import find_converter, server_name, untested_pair
+from hivetune.release.export import Exported, MergedType, export_run, merged_type
 from hivetune.release.prove import PROOF, TOP, Saying, Sayings, choose_passages, plain_told, prove, read_told
 from hivetune.release.quantize import SERVED_QUANT, Recipe, find_recipe
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import ADAPTER
-from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
+from hivetune.serve.llama.backend import Backend, ServerSettings, find_engine, open_backend
 from hivetune.serve.llama.told import tell_passages
 from hivetune.walk.open import Run, load_run
 from hivetune.walk.release.export import check_prompts
 
 _TOLD = "told"  # below the home
+MERGED_TYPES: tuple[MergedType, ...] = ("source", "float16", "float32")
 _SLOTS = 4
 # Of what is free, for both sides at once.
 _SHARE_OF_MEMORY = 0.75
@@ -48,20 +51,43 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
         proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **_measure(run, exported, progress)}
         write_sealed(path, proof)
     if not proof["holds"]:
+        pair = ""
+        if "quant" in proof:
+            converter = find_converter(load_run(folder).config.export.converter).name
+            pair = untested_pair(converter, server_name(find_engine("auto")))
         raise HivetuneError(
-            f"{exported.path} is not what was trained: {'; '.join(proof['problems'])}",
+            f"{exported.path} is not what was trained: {'; '.join([*proof['problems'], *([pair] if pair else [])])}",
             hint=f"do not serve it; please report it with {path}",
         )
     return proof
+
+
+def export_merged(folder: Path, progress: Progress = silent) -> tuple[Exported, dict[str, Any]]:
+    """The merged model in the base's own type; where rounding to that swallows what was trained, in float16 or float32,
+    whichever the proof takes first. Raises as `export_run` and `prove_export` do."""
+    problem: HivetuneError | None = None
+    for dtype in MERGED_TYPES:
+        exported = export_run(folder, "merged", dtype=dtype, progress=progress)
+        try:
+            return exported, prove_export(folder, exported, progress)
+        except (UsageError, MachineNotFit, DataRefused):
+            raise
+        except HivetuneError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
 
 
 def said_of(proof: dict[str, Any]) -> str:
     """A proof in one line, for people."""
     if "typical" not in proof:
         return "the adapter's bytes are those that were trained"
+    rounded = proof.get("dtype", "source")
     said = f"log-probabilities differ by {proof['typical']:.3f} nats on average, at most {proof['bound']:.3f} expected"
     if proof["effect"] is not None:
         said += f"; {proof['effect']:.2f} of the adapter's effect arrived"
+    if rounded != "source":
+        said += f"; in {rounded}, since the base's own type rounds away what was trained"
     if "ended" in proof:
         said += f"; {proof['conversations']} conversations have the trained token ids, {proof['ended']} answers ended"
     return said
@@ -71,12 +97,16 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
     if exported.to == "adapter":
         same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
         return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
-    passages = choose_passages(run.snapshot)
+    served = exported.path if exported.to == "gguf" else next(iter(sorted(exported.folder.glob("*.gguf"))), None)
+    if exported.to == "gguf-adapter":
+        served = _base(run, SERVED_QUANT)
+    passages = choose_passages(run.snapshot, None if served is None else context_tokens(served))
     with lock(home() / _TOLD):
         if exported.to == "merged":
             trained = _told(run.model, run.folder, passages, progress)
             merged = _told(exported.folder, None, passages, progress)["base"]
-            return prove("merged", trained, merged, None)
+            kind = merged_type(exported.folder)
+            return prove("merged" if kind == "source" else "f16", trained, merged, None) | {"dtype": kind}
         return _measure_served(run, exported, passages, progress)
 
 
@@ -135,11 +165,23 @@ def _served(run: Run, exported: Exported, quant: str) -> Iterator[tuple[Backend,
     """The file, and the number of the adapter in it: a whole model has none."""
     file = next(iter(sorted(exported.folder.glob("*.gguf"))))
     beside = exported.to == "gguf-adapter"
-    model = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant) if beside else file
+    model = _base(run, quant) if beside else file
     adapters = ((file, 0.0),) if beside else ()
     settings = ServerSettings(adapters=adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
     with open_backend(model, settings) as backend:
         yield backend, 0 if beside else None
+
+
+def _base(run: Run, quant: str) -> Path:
+    model_sha256 = sha256_file(run.model / MANIFEST)
+    return base_gguf(run.config.model, model_sha256, quant, converter=run.config.export.converter)
+
+
+def context_tokens(file: Path) -> int | None:
+    """How long a conversation a GGUF file may be asked."""
+    settings = read_header(file).settings
+    found: int | None = settings.get(f"{settings.get('general.architecture')}.context_length")
+    return found
 
 
 def _base_told(run: Run, quant: str, passages: Sequence[Passage]) -> Sayings:
@@ -148,7 +190,7 @@ def _base_told(run: Run, quant: str, passages: Sequence[Passage]) -> Sayings:
     asked = repr(["base", model_sha256, quant, TOP, to_plain(tuple(passages))])
     path = home() / _TOLD / f"{sha256_bytes(asked.encode())[:16]}.json"
     if not path.is_file():
-        model = base_gguf(run.config.model, model_sha256, quant)
+        model = _base(run, quant)
         with open_backend(model, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
             told, _ = tell_passages(backend, passages, slots=_SLOTS, top=TOP)
         write_json(path, {"base": plain_told(told)})
