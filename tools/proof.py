@@ -29,6 +29,10 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "none is read otherwise than it says",
         ["tests/data/rows/test_samples.py", "tests/data/rows/test_logs.py", "tests/data/rows/sessions"],
     ),
+    "served-families": (
+        "40 architectures with random weights from rows to an answer over HTTP, each with the proof of its export passed",
+        ["-m", "proof", "tests/release/test_served_families.py"],
+    ),
     "planted-faults": (
         "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line",
         ["-m", "proof", "tests/data/prepare/test_faults.py"],

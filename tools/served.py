@@ -35,18 +35,22 @@ SENTENCEPIECE = ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"
 # Widths that are whole blocks of q8_0, where the common ones are not.
 WIDER = {"moe_intermediate_size": 32, "head_dim": 32, "v_head_dim": 32, "max_position_embeddings": 512}
 # llama.cpp divides by the root of a head's width, as all published Gemmas do. A window that it does not have is cut to.
-OWN = {
-    **{key: {"query_pre_attn_scalar": 32} for key in ("gemma2", "gemma3_text")},
-    **{key: {"sliding_window": 256} for key in ("mistral", "mixtral", "phi3", "ministral")},
+OWN: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3_text": {"query_pre_attn_scalar": 32},
+    **{kind: {"sliding_window": 256} for kind in ("mistral", "mixtral", "phi3", "ministral")},
     "ministral3": {"sliding_window": None},
     # The widths that these families always have, and llama.cpp takes for granted.
     "phi": {"num_key_value_heads": 4, "intermediate_size": 256},
-    **{key: {"n_inner": 256} for key in ("gpt2", "gpt_bigcode")},
+    "gpt2": {"n_inner": 256},
+    "gpt_bigcode": {"n_inner": 256},
     "falcon": {"ffn_hidden_size": 256},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "granite": {"attention_multiplier": 0.25},
+    # A layer of full attention after three others: llama.cpp counts, it reads no list.
     **{
-        key: {"layer_types": ["linear_attention", "full_attention"]}
-        for key in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+        kind: {"num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"]}
+        for kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
     },
 }
 
@@ -85,6 +89,10 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     draw(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if kind == "gemma4_text" and "q_norm" in name:
+                parameter.mul_(0.2)  # its scores are not divided by the root of a head's width
     model.save_pretrained(folder / "model")
     (folder / "model/generation_config.json").unlink(missing_ok=True)
     tokenizer.save(str(folder / "model/tokenizer.json"))
@@ -153,7 +161,7 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
     model = load_general(folder / "prepared", lora, method="lora", dtype=torch.float32, device=device, why="")
     with torch.no_grad():
         for name, view in model.adapter.items():
-            view.normal_(std=0.3 / math.sqrt(view.shape[1] if ".lora_A." in name else lora.r))
+            view.normal_(std=0.6 / math.sqrt(view.shape[1] if ".lora_A." in name else lora.r))
     (folder / "adapter").mkdir()
     write_adapter(folder / "adapter", model.adapter, lora, "tiny", None)
     passages = _passages(folder)

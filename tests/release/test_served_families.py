@@ -2,6 +2,7 @@
 each with the proof passed. `tools/served.py` does one; each in a process of its own."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ TWELVE = (
 )
 # q8_0 rounds what tiny random models say by 0.03 to 0.06 nats, and with it the slope by one or two in a hundred.
 EFFECT = (0.97, 1.03)
+
+
+# With these at least forty: those of `make proof`.
+OTHERS = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_5_moe_text", "qwen3_next"),
+    *("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "starcoder2", "stablelm", "nemotron", "olmo", "olmo3"),
+    *("olmoe", "cohere", "cohere2", "arcee", "apertus", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "glm4"),
+    *("glm4_moe", "granitemoe", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "lfm2_moe", "seed_oss"),
+    *("bloom", "mellum", "iquestcoder", "internlm3", "minimax_m2", "jais2"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +48,19 @@ def check(kind: str) -> None:
 @pytest.mark.parametrize("kind", TWELVE)
 def test_a_family_is_served_as_it_is_trained(kind: str, warm: None) -> None:
     check(kind)
+
+
+@pytest.mark.proof
+def test_forty_families_are_served_as_they_are_trained(
+    warm: None, record_property: Callable[[str, object], None]
+) -> None:
+    served_kinds, failures = [], {}
+    for kind in (*TWELVE, *OTHERS):
+        try:
+            check(kind)
+            served_kinds.append(kind)
+        except AssertionError as error:
+            failures[kind] = str(error)[:300]
+    record_property("served", len(served_kinds))
+    record_property("families", " ".join(served_kinds))
+    assert len(served_kinds) >= 40, failures
