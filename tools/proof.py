@@ -30,7 +30,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         ["tests/data/rows/test_samples.py", "tests/data/rows/test_logs.py", "tests/data/rows/sessions"],
     ),
     "served-families": (
-        "40 architectures with random weights from rows to an answer over HTTP, each with the proof of its export passed",
+        "40 architectures with random weights from rows to an answer over HTTP, each with its export proven",
         ["-m", "proof", "tests/release/test_served_families.py"],
     ),
     "planted-faults": (
