@@ -111,10 +111,6 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
         by_kind[kind][name] = tensor
     if not by_kind["param"].keys() == by_kind["exp_avg"].keys() == by_kind["exp_avg_sq"].keys():
         raise ValueError(f"{TENSORS}: parameters and optimizer state name different tensors")
-    for name, tensor in by_kind["param"].items():
-        shapes = [list(by_kind[kind][name].shape) for kind in _KINDS]
-        if any(shape != list(tensor.shape) for shape in shapes):
-            raise ValueError(f"{TENSORS}: {name} and its optimizer state have the shapes {shapes}")
     values: dict[str, Any] = {each.name: getattr(plain, each.name) for each in fields(plain) if each.name != "schema"}
     return TrainState(**values | by_kind)
 
