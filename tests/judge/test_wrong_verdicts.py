@@ -32,6 +32,7 @@ def rows_of(
         row = {"tokens": tokens, "base": base, "tuned": base - tokens * gain}
         for copy in range(repeats):
             name = f"{number}.{copy}"
+            row["tuned"] += 1e-5 * copy  # as equal rows are scored beside other ones
             group = name if groups is None else groups[number]
             rows.append({"id": name, "source": f"f:{name}", "group": group, **row})
     return rows

@@ -360,8 +360,11 @@ def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
     if not any(row["tokens"] for row in rows):
         return "no held-out rows"
     columns = [[row[key] for row in rows] for key in ("base", "tuned", "tokens")]
-    # Rows on which both models lose exactly the same are one row that was written twice, whoever named its session.
-    return by_group(columns, merge_groups([row["group"] for row in rows], list(zip(*columns, strict=True))))
+    # Rows on which both models lose the same, to a thousandth of a nat per token, are one row that was written twice.
+    alike = [
+        (n, round(base / n, 3), round(tuned / n, 3)) if n else None for base, tuned, n in zip(*columns, strict=True)
+    ]
+    return by_group(columns, merge_groups([row["group"] for row in rows], alike))
 
 
 def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]]:
