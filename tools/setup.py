@@ -5,9 +5,13 @@ judges by (`src/hivetune/machine/knowledge/installs.toml`). On a machine without
 build: it first asks pip what it *would* install, and only if that is a CUDA build goes to uv, which knows the index of
 each PyTorch build (`--torch-backend`).
 
-    python3 tools/setup.py EXTRA...        TORCH_BACKEND=cpu|cu128|rocm6.3|... overrides the choice
+    python3 tools/setup.py [EXTRA...]      default: train export serve
+    TORCH_BACKEND=cpu|cu128|rocm6.3|...    overrides the choice
 """
 
+from __future__ import annotations  # so that an old Python gets as far as the sentence about its version
+
+import difflib
 import json
 import os
 import pwd
@@ -32,6 +36,16 @@ def main(extras: list[str]) -> None:
     started = time.monotonic()
     if sys.version_info < (3, 11):  # noqa: UP036 (the one file that an old Python may run)
         sys.exit(f"Hivetune needs Python 3.11 or newer, this is {sys.version.split()[0]}\nhint: make PYTHON=python3.11")
+    known = extras_of_the_project()
+    if {"-h", "--help"} & {*extras}:
+        print(f"{__doc__}\nextras: {', '.join(known)}")
+        return
+    for extra in extras:
+        if extra not in known:
+            near = difflib.get_close_matches(extra, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"extras: {', '.join(known)}"
+            sys.stderr.write(f"set-up: there is no extra {extra!r}\nhint: {hint}\n")
+            sys.exit(2)
     use_the_accounts_pip_settings()
     if not PYTHON.exists():
         say(f"making {VENV.name} with Python {sys.version.split()[0]}")
@@ -43,6 +57,14 @@ def main(extras: list[str]) -> None:
     if "export" in extras:
         run(VENV / "bin" / "hivetune", "fetch", "llama.cpp")  # its converter, into the home
     say(f"ready after {time.monotonic() - started:.0f} s")
+
+
+def extras_of_the_project() -> list[str]:
+    """The names of pyproject.toml; before them no Python older than 3.11 gets."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return list(project["optional-dependencies"])
 
 
 def use_the_accounts_pip_settings() -> None:

@@ -90,7 +90,7 @@ def test_without_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_eval, "_MODULE", "not_installed_here")
     with pytest.raises(MachineNotFit, match="not installed") as caught:
         measure(A)
-    assert "hivetune[lm-eval]" in caught.value.hint
+    assert "[lm-eval]" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from hivetune.base.disk import FULL_DISK, home
+from hivetune.base.packages import install_command
 from hivetune.base.paths import what_to_do
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
@@ -28,7 +29,7 @@ def explain(error: Exception) -> HivetuneError:
     if isinstance(error, sqlite3.DatabaseError):
         return _database(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _OF_SERVE:
-        return MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[serve]'")
+        return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("serve"))
     if isinstance(error, MemoryError):
         return DoesNotFit("the memory is full", hint="free some memory, then give the same command again")
     if not isinstance(error, OSError) or error.errno is None:

@@ -10,6 +10,7 @@ from typing import Annotated, get_args
 import typer
 
 from hivetune.base.disk import write_atomic
+from hivetune.base.packages import install_command
 from hivetune.base.paths import real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
@@ -68,7 +69,7 @@ def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     try:
         from hivetune.report.prometheus import write_textfile
     except ModuleNotFoundError as error:
-        raise MachineNotFit(f"{error.name} is not installed", hint="pip install 'hivetune[serve]'") from None
+        raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     write_textfile(path)
     show(f"{path}: {f'written again every {WRITE_AGAIN_S:.0f} s; Ctrl-C ends it' if follow else 'written'}")
     emit({"to": to, "path": str(path)})

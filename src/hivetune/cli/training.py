@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.packages import install_command
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, number, progress, say, size, table
 from hivetune.config import RunConfig
@@ -54,7 +55,7 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
     total = len(run.plan.steps)
     for target in run.config.report_to:
         if problem := what_is_missing(target):
-            say(f"{problem}: pip install 'hivetune[{target}]'; training goes on without it")
+            say(f"{problem}: {install_command(target)}; training goes on without it")
     if proof_is_due(run):
         say("driver, torch or card changed since this machine was proven: it is proven again, about a minute, once")
         with progress("proving again that this machine computes right") as report:

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hivetune.base.disk import FULL_DISK, write_json
+from hivetune.base.packages import install_command
 from hivetune.base.private import keep_private, make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.protocol import (
@@ -227,7 +228,7 @@ def report_failure(folder: Path, error: BaseException) -> int:
 
 
 def missing_package(error: ModuleNotFoundError) -> MachineNotFit:
-    return MachineNotFit(f"the package {error.name} is not installed", hint="pip install 'hivetune[train]'")
+    return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("train"))
 
 
 def _end(code: int) -> NoReturn:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import home
+from hivetune.base.packages import install_command
 from hivetune.base.paths import quoted, real_path
 from hivetune.config import ReportTarget
 from hivetune.errors import MachineNotFit, UsageError
@@ -32,7 +33,7 @@ def destination_of(target: ReportTarget, place: str | None) -> Destination:
     """`place`, else what the tool's own variable says, else below the home. Raises MachineNotFit when the package
     of the tool is missing, UsageError for a file where a folder belongs."""
     if problem := what_is_missing(target):
-        raise MachineNotFit(problem, hint=f"pip install 'hivetune[{target}]'")
+        raise MachineNotFit(problem, hint=install_command(target))
     if target == "mlflow":
         return Destination(target, place or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
     variable = {"trackio": "TRACKIO_DIR", "wandb": "WANDB_DIR"}.get(target, "")

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from hivetune.base.disk import home, lock, sha256_file, write_atomic
+from hivetune.base.packages import install_command
 from hivetune.base.private import make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.lm_eval import TaskFigure, lm_eval_document, read_figures_of
@@ -75,7 +76,7 @@ def _harness() -> list[str]:
     if program is None:
         raise MachineNotFit(
             "lm-evaluation-harness is not installed",
-            hint="pip install 'hivetune[lm-eval]', or put the program lm-eval of another environment on PATH",
+            hint=f"{install_command('lm-eval')}, or put the program lm-eval of another environment on PATH",
         )
     return [program]
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
+from hivetune.base.packages import install_command
 from hivetune.base.paths import spelled, what_to_do
 from hivetune.data.pieces.logs import PlacedRow, write_rows
 from hivetune.data.reasons import RowRefused
@@ -358,4 +359,4 @@ def _package(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         name = module.split(".")[0]
-        raise MachineNotFit(f"this file needs the package {name}", hint=f"pip install 'hivetune[{extra}]'") from None
+        raise MachineNotFit(f"this file needs the package {name}", hint=install_command(extra)) from None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.packages import install_command
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE, WEIGHTS
@@ -43,7 +44,7 @@ def packaged_file(package: str, install: str) -> Path:
 def take_gguf(file: Path, work: Path) -> None:
     """Write config, weights, tokenizer and template of `file` into `work`. Raises UsageError, MachineNotFit."""
     if importlib.util.find_spec("gguf") is None:
-        raise MachineNotFit("GGUF files need the package gguf", hint="pip install 'hivetune[export]'")
+        raise MachineNotFit("GGUF files need the package gguf", hint=install_command("export"))
     settings = read_header(file).settings
     import safetensors.torch
     import torch

@@ -6,6 +6,7 @@ import math
 import re
 import sys
 
+from hivetune.base.packages import install_command
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.checkers.limited import TooSlow, run_limited
 from hivetune.judge.checkers.words import LONGEST_ANSWER_CHARS, Arguments
@@ -52,7 +53,7 @@ def json_schema(answer: str, arguments: Arguments) -> bool:
     if value is None:
         return False
     if importlib.util.find_spec("jsonschema") is None:
-        raise MachineNotFit("json_schema needs a package", hint="pip install 'hivetune[judge]'")
+        raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
     call = json.dumps([arguments["schema"], json.loads(value)])
     try:
         done = run_limited([sys.executable, "-I", "-c", _VALIDATE], call, SCHEMA_TIMEOUT_S)

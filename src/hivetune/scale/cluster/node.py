@@ -18,6 +18,7 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.disk import home
+from hivetune.base.packages import install_command
 from hivetune.base.private import temporary_folder
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import read_machine
@@ -144,7 +145,7 @@ def _checked_python(python: str | None) -> str:
     if said.returncode or said.stdout.split() != [__version__, "True"]:
         has = said.stdout.split() or ["no version"]
         lacks = "torch is missing" if has[0] == __version__ else f"Hivetune {__version__} is needed, it has {has[0]}"
-        raise UsageError(f"--python {python}: {lacks}", hint="pip install 'hivetune[train]' in that environment")
+        raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command('train')} in that environment")
     return str(path.absolute())
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hivetune.base.packages import install_command
 from hivetune.errors import MachineNotFit
 from hivetune.process.cluster import ClusterNode, ClusterView, no_answer, own_address
 from hivetune.scale.cluster.machine import need_token
@@ -21,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 
 def need_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise MachineNotFit("a cluster needs Ray, which is not installed", hint="pip install 'hivetune[cluster]'")
+        raise MachineNotFit("a cluster needs Ray, which is not installed", hint=install_command("cluster"))
 
 
 def ray_environment(address: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.base.packages import install_command
 from hivetune.errors import MachineNotFit, UsageError
 
 SOCKET_TIMEOUT_S = 10.0
@@ -32,7 +33,7 @@ def load_redis() -> Any:
         import redis.exceptions
         import redis.retry
     except ImportError:
-        raise MachineNotFit("Redis sources need redis-py", hint="pip install 'hivetune[redis]'") from None
+        raise MachineNotFit("Redis sources need redis-py", hint=install_command("redis")) from None
     return redis
 
 

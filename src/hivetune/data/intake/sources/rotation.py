@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, cast
 
+from hivetune.base.packages import install_command
 from hivetune.errors import MachineNotFit
 
 SAMPLE_BYTES = 4096
@@ -95,7 +96,7 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
             try:
                 import zstandard
             except ImportError:
-                raise MachineNotFit(f"{path} needs zstandard", hint="pip install 'hivetune[zst]'") from None
+                raise MachineNotFit(f"{path} needs zstandard", hint=install_command("zst")) from None
             with zstandard.open(file, "rb") as unpacked:
                 yield cast(IO[bytes], unpacked)
         else:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hivetune.base.packages import install_command
 from hivetune.engine.model.fast.weights.files import Checkpoint
 from hivetune.engine.model.fast.weights.image import ALIGN_BYTES, Image
 from hivetune.errors import MachineNotFit
@@ -21,9 +22,7 @@ BLOCK = 64
 def require_bitsandbytes() -> None:
     """Raises MachineNotFit with the install line."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MachineNotFit(
-            "method: qlora needs bitsandbytes", hint="pip install 'hivetune[qlora]', or set method: lora"
-        )
+        raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
 
 
 class PackedImage:
