@@ -34,7 +34,9 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    path: str | list[str] = Field(description="files, globs, folders, '-' for standard input, or 'store'")
+    path: str | list[str] = Field(
+        description="files, globs, folders (relative to the config's), '-' for standard input, or 'store'"
+    )
     columns: dict[str, str] = Field(default={}, description="our field name: column in the rows")
     encoding: str | None = Field(default=None, description="of all files, as Python calls it; default: what they show")
     max_rejected: float = Field(
@@ -309,7 +311,8 @@ class RunConfig(Section):
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """The config in `path` with each `a.b=c` of `overrides` applied.
 
-    Relative `data.path` entries and model folders are relative to the working directory, as in a shell.
+    Relative `data.path` entries are relative to the folder of `path`; those of `overrides`, and model folders, to the
+    working directory, as in a shell.
     Raises UsageError naming the file and the key, and for an unknown key the nearest known one.
     """
     try:
@@ -320,6 +323,8 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     if not isinstance(tree, dict):
         hint = "start with two lines: 'model: ...' and 'data: {path: ...}'"
         raise UsageError(f"{spelled(path)} has no settings", hint=hint)
+    if path.is_file():  # not a pipe: `train <(...)` has no folder
+        _place_beside(tree, path.parent)
     return _overridden(tree, overrides, spelled(path))
 
 
@@ -346,6 +351,20 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, opti
     except ValidationError as error:
         told = dict.fromkeys(_explain(problem, where, given) for problem in error.errors())
         raise UsageError("\n".join(told), hint="every setting with its default and meaning: hivetune config") from None
+
+
+def _place_beside(tree: dict[str, Any], folder: Path) -> None:
+    """Relative entries of `data.path` as seen from the working directory, where `tree` was written in `folder`."""
+    _expand_short(tree)
+    data = tree.get("data")
+    if not isinstance(data, dict) or not isinstance(data.get("path"), str | list):
+        return  # validation says what is wrong
+    entries = [data["path"]] if isinstance(data["path"], str) else data["path"]
+    placed = [
+        str(folder / entry) if isinstance(entry, str) and entry not in ("", "-", "store") and entry[0] != "~" else entry
+        for entry in entries
+    ]
+    data["path"] = placed[0] if isinstance(data["path"], str) else placed
 
 
 def _expand_short(tree: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hivetune.base.disk import lock, manifest_problems
 from hivetune.cli.arguments import read_settings
 from hivetune.cli.output import duration
+from hivetune.config import load_config
 from hivetune.run.record import read_record, write_record
 
 pytestmark = pytest.mark.slow
@@ -172,6 +173,9 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     planned = place.call("plan", "faq.yaml")[1]
     assert planned["workload"]["rows_known"] == "80 rows checked"
     assert f": about {duration(planned['hours'] * 3600)} of training, " in text, "init and plan name one time"
+    assert f"{planned['workload']['rows']} to train, " in text, "and one number of rows"
+    code, loop, _ = place.call("cycle", "faq.yaml", "--dry-run")
+    assert (code, load_config(place.folder / "faq.yaml").cycle.name) == (0, "faq"), loop
     code, again, _ = place.call("init", "faq.json", "--model", "model")
     assert (code, "is there already" in again["error"]["message"]) == (2, True)
     steps = ("--set", "max_steps=1")

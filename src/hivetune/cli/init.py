@@ -1,5 +1,7 @@
 """`hivetune init`: a commented YAML for the rows and the machine at hand, which trains as it is."""
 
+import os
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +26,7 @@ from hivetune.walk.before.propose import Proposal, first_settings, propose
 MOST_NAMED = 6  # agents or categories in a comment
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
-_WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rate", "lora", "gate")
+_WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rate", "lora", "gate", "cycle")
 
 
 def init(
@@ -54,13 +56,13 @@ def init(
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
         proposal = propose(settings, folder, report)
     train = f"hivetune train {quoted(path)}"
-    text = "\n".join(_lines(proposal, shlex.join(sources), train)) + "\n"
+    text = "\n".join(_lines(proposal, shlex.join(sources), train, path)) + "\n"
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: {train}")
     emit({"config": str(path), "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
 
 
-def _lines(proposal: Proposal, sources: str, train: str) -> Iterator[str]:
+def _lines(proposal: Proposal, sources: str, train: str, path: Path) -> Iterator[str]:
     config, report = proposal.config, proposal.report
     yield f"# Made by `hivetune init` from {sources}. It trains as it is: {train}"
     yield "# Every other setting, its default and the reason for it: hivetune config"
@@ -70,7 +72,7 @@ def _lines(proposal: Proposal, sources: str, train: str) -> Iterator[str]:
     yield ""
     yield from _about_rows(report, sources)
     yield "data:"
-    yield f"  path: {_value(config.data.path)}"
+    yield f"  path: {_value(_seen_from(path.parent, config.data.path))}"
     yield from _said(config.data, ("path",), "  ")
     yield ""
     yield from _about_length(report, config.max_length)
@@ -91,7 +93,26 @@ def _lines(proposal: Proposal, sources: str, train: str) -> Iterator[str]:
     yield "gate:"
     yield f"  loss_gain: {_value(config.gate.loss_gain)}"
     yield from _said(config.gate, ("loss_gain",), "  ")
+    yield ""
+    yield "# The release that `hivetune cycle` trains, judges and promotes again and again."
+    yield "cycle:"
+    yield f"  name: {_value(config.cycle.name or _release_name(path))}"
+    yield from _said(config.cycle, ("name",), "  ")
     yield from _said(config, _WRITTEN)
+
+
+def _seen_from(folder: Path, paths: str | list[str]) -> str | list[str]:
+    """`data.path` for a file in `folder`: what is relative there is relative to that folder."""
+    if isinstance(paths, list):
+        return [str(_seen_from(folder, path)) for path in paths]
+    if paths in ("-", "store") or paths[:1] == "~" or os.path.isabs(paths):
+        return paths
+    return os.path.relpath(paths, folder)
+
+
+def _release_name(path: Path) -> str:
+    """A release's name of the file's: lower case, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "model"
 
 
 def _said(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:

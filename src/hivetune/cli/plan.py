@@ -17,6 +17,7 @@ from hivetune.plan.memory import disk_bytes, explain_memory
 from hivetune.plan.options import Option, with_advice
 from hivetune.plan.speed import step_flops
 from hivetune.plan.streaming import offload_words
+from hivetune.walk.before.count import refuse_missing
 from hivetune.walk.before.plan import Planned, case_of, plan_document, plan_run, precision_of
 
 
@@ -38,6 +39,8 @@ def plan(
     if card is None and (cores is not None or memory is not None):
         raise UsageError("--cores and --memory are of another machine: name its --card", hint="for example --card zen4")
     loaded, _ = read_settings(config, model, overrides)
+    if not (rows and tokens):
+        refuse_missing(loaded.data)
     planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
     show_plan(planned)
     if planned.choice is not None:

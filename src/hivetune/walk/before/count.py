@@ -50,6 +50,18 @@ class _Part:
     read_bytes: int
 
 
+def refuse_missing(data: DataConfig) -> None:
+    """Raises UsageError when `data.path` names what is not there, or what holds nothing."""
+    sources = find_sources(data.path)
+    files = [name for name in sources if name != "store"]
+    if any(name == "-" or is_pipe(name) or os.path.getsize(name) for name in files):
+        return
+    if len(files) < len(sources) and _stored().rows:
+        return
+    what = "the store is empty" if not files else f"{files[0]} is empty"
+    raise UsageError(what, hint="a plan without rows: --rows N --tokens N, as many as there will be")
+
+
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     """Few rows are checked, with the tokens that this model gives them, as `init` does; of more, `count_rows` without
     the share that is held out.

@@ -60,6 +60,12 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     while not length_said and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
         settings = _with_length(settings, settings.max_length // 2)
         planned = _plan(settings, report)
+    if report["lengths"]["unit"] == "tokens" and report["lengths"]["longest_seen"] > settings.max_length:
+        # Counted as train counts: what is longer than the length that was chosen is rejected.
+        again = check(settings.data, model_folder=folder, max_length=settings.max_length, learn=settings.learn)
+        again.refuse(settings.data.max_rejected)
+        report = {**again.document, "lengths": report["lengths"]}
+        planned = _plan(settings, report)
     return Proposal(settings, report, planned)
 
 

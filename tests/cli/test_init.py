@@ -1,0 +1,59 @@
+"""What `init` writes, read from elsewhere: its rows are where the file says, and are counted once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hivetune.config import DataConfig, load_config
+from hivetune.errors import UsageError
+from hivetune.walk.before.count import refuse_missing
+
+ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("rows.jsonl", "there/rows.jsonl"),
+        ("../other/*.csv", "there/../other/*.csv"),
+        ("store", "store"),
+        ("-", "-"),
+        ("~/rows.jsonl", "~/rows.jsonl"),
+        ("/data/rows.jsonl", "/data/rows.jsonl"),
+    ],
+)
+def test_rows_lie_beside_the_file_that_names_them(
+    written: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/run.yaml").write_text(f"model: m\ndata: {json.dumps(written)}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(Path("there/run.yaml")).data.path == found
+    assert load_config(Path("there/run.yaml"), ["data.path=rows.jsonl"]).data.path == "rows.jsonl"
+    (tmp_path / "there/run.yaml").write_text(f"model: m\ndata: {{path: [{json.dumps(written)}, store]}}\n")
+    assert load_config(Path("there/run.yaml")).data.path == [found, "store"]
+    monkeypatch.chdir(tmp_path / "there")
+    assert load_config(Path("run.yaml")).data.path == written
+
+
+def test_a_plan_for_rows_that_do_not_exist_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: smollm2-135m\ndata: nowhere.jsonl\n")
+    command = [sys.executable, "-m", "hivetune", "plan", str(config), "--card", "H200"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "nowhere.jsonl does not exist" in refused.stderr and not refused.stdout
+    said = subprocess.run([*command, "--rows", "9", "--tokens", "9"], capture_output=True, text=True, check=False)
+    assert said.returncode == 0 and "9 rows of" in said.stdout
+
+
+def test_what_is_empty_has_no_plan_either(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    for path, words in ((str(tmp_path / "empty.jsonl"), "is empty"), ("store", "the store is empty")):
+        with pytest.raises(UsageError, match=words):
+            refuse_missing(DataConfig(path=path))
+    refuse_missing(DataConfig(path="-"))
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    refuse_missing(DataConfig(path=[str(tmp_path / "rows.jsonl"), "store"]))
