@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 # Field numbers of LoggedEvent, of Summary.Value and of SessionLog.
 _WALL_TIME, _STEP, _VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
 _VALUE, _TAG, _SIMPLE_VALUE, _STATUS = 1, 1, 2, 1
+_TENSOR, _METADATA = 8, 9  # of Summary.Value; of SummaryMetadata and its PluginData the first fields
+_DTYPE, _SHAPE, _STRING_VALUE, _DT_STRING = 1, 2, 8, 7  # of TensorProto (tensorflow/core/framework/tensor.proto)
+HPARAMS_TAG = "_hparams_/session_start_info"  # tensorboard/plugins/hparams/metadata.py
 _START = 1  # of SessionLog.SessionStatus: readers forget what they have from this step on
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 FILE_VERSION = b"brain.Event:2"
@@ -22,12 +25,14 @@ _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """`start`: everything from `step` on, in the records before it, counts no more."""
+    """`start`: everything from `step` on, in the records before it, counts no more. `parts`: what is no number, by its
+    tag, as `text_part` and `settings_part` make it."""
 
     time_s: float
     step: int
     values: Mapping[str, float] = field(default_factory=dict)
     start: bool = False
+    parts: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def first_record(time_s: float) -> bytes:
@@ -42,7 +47,40 @@ def record_of(event: LoggedEvent) -> bytes:
         _bytes(_VALUE, _bytes(_TAG, name.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + _float32(value))
         for name, value in event.values.items()
     )
+    values += b"".join(_bytes(_VALUE, part) for part in event.parts.values())
     return _record(message + _bytes(_SUMMARY, values))
+
+
+def text_part(tag: str, text: str) -> bytes:
+    """Markdown for TensorBoard's page of texts."""
+    return _plugin_part(tag, "text", b"", _bytes(_STRING_VALUE, text.encode()))
+
+
+def settings_part(settings: Mapping[str, object], time_s: float) -> bytes:
+    """The settings of a run for TensorBoard's page of hyperparameters: its `SessionStartInfo`
+    (tensorboard/plugins/hparams/plugin.proto; values are google.protobuf.Value)."""
+    pairs = b"".join(
+        _bytes(1, _bytes(1, name.encode()) + _bytes(2, _plain_value(value))) for name, value in settings.items()
+    )
+    info = _bytes(3, pairs + _double(5, time_s))
+    return _plugin_part(HPARAMS_TAG, "hparams", info, _bytes(_STRING_VALUE, b""))
+
+
+def _plain_value(value: object) -> bytes:
+    if isinstance(value, bool):
+        return _varint_field(4, int(value))
+    if isinstance(value, int | float):
+        return _double(2, float(value))
+    return _bytes(3, str(value).encode())
+
+
+def _plugin_part(tag: str, plugin: str, content: bytes, tensor: bytes) -> bytes:
+    about = _bytes(1, _bytes(1, plugin.encode()) + _bytes(2, content))
+    return (
+        _bytes(_TAG, tag.encode())
+        + _bytes(_METADATA, about)
+        + _bytes(_TENSOR, _varint_field(_DTYPE, _DT_STRING) + _bytes(_SHAPE, b"") + tensor)
+    )
 
 
 def read_records(data: bytes) -> Iterator[tuple[LoggedEvent, int]]:
@@ -67,6 +105,7 @@ def read_records(data: bytes) -> Iterator[tuple[LoggedEvent, int]]:
 def _event(message: bytes) -> LoggedEvent:
     time_s, step, start = 0.0, 0, False
     values: dict[str, float] = {}
+    others: dict[str, bytes] = {}
     for field_number, number, data in _fields(message):
         if field_number == _WALL_TIME:
             (time_s,) = struct.unpack("<d", data)
@@ -77,8 +116,12 @@ def _event(message: bytes) -> LoggedEvent:
         elif field_number == _SUMMARY:
             for _, _, one in _fields(data):
                 parts = {name: part for name, _, part in _fields(one)}
-                values[parts[_TAG].decode()] = struct.unpack("<f", parts[_SIMPLE_VALUE])[0]
-    return LoggedEvent(time_s, step, values, start)
+                tag = parts[_TAG].decode()
+                if _SIMPLE_VALUE in parts:
+                    values[tag] = struct.unpack("<f", parts[_SIMPLE_VALUE])[0]
+                else:
+                    others[tag] = one
+    return LoggedEvent(time_s, step, values, start, others)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:

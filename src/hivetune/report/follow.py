@@ -12,7 +12,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import from_plain
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.report.points import Held, JournalReader, first_difference, missing
-from hivetune.report.sink import Sink, Subject, subject_of
+from hivetune.report.sink import Sink, Subject, outcome_of, subject_of
 from hivetune.report.targets import Destination, open_sink
 from hivetune.run.folder import METRICS
 from hivetune.run.status import State, run_status
@@ -75,7 +75,7 @@ class Exporter:
 
     def finish(self, state: State) -> None:
         if self._sink is not None:
-            self._sink.finish(state)
+            self._sink.finish(state, outcome_of(self._subject.run))
 
     def lose(self) -> None:
         """After an error nobody knows what arrived: the tool is asked again."""

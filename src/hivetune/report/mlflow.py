@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hivetune.report.sink import PROJECT, Subject
 
 RUN_TAG = "hivetune.run"
 # MLflow's limits of one request: 1,000 metrics, 100 parameters, 6,000 characters of a parameter.
-_POINTS_A_REQUEST, _PARAMETERS_A_REQUEST, _LONGEST_PARAMETER = 200, 100, 6000
+_POINTS_A_REQUEST, _PARAMETERS_A_REQUEST, _LONGEST_PARAMETER, _LONGEST_TAG = 200, 100, 6000, 5000
 _ENDED = {"done": "FINISHED", "failed": "FAILED"}
 # The exporter tries again itself, and says so; the client alone would wait for minutes without a word.
 _CLIENT = {
@@ -72,7 +72,9 @@ class MLflow:
             ]
             self._client.log_batch(self._run, metrics=metrics)
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, outcome: Mapping[str, str]) -> None:
+        for name, value in outcome.items():
+            self._client.set_tag(self._run, f"hivetune.{name}", value[:_LONGEST_TAG])
         if status == "running":
             return
         self._client.set_terminated(self._run, _ENDED.get(status, "KILLED"), end_time=round(time.time() * 1000))

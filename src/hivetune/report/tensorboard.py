@@ -1,11 +1,19 @@
-"""Points in an event file below DIR/RUN, for `tensorboard --logdir DIR`."""
+"""Points, settings and outcome of a run in an event file of its own folder, for `tensorboard --logdir DIR`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hivetune.base.private import make_folder, open_plain
-from hivetune.report.event_file import LoggedEvent, first_record, read_records, record_of
+from hivetune.report.event_file import (
+    HPARAMS_TAG,
+    LoggedEvent,
+    first_record,
+    read_records,
+    record_of,
+    settings_part,
+    text_part,
+)
 from hivetune.report.points import Held, RunPoint, point_kind
 from hivetune.report.sink import Subject
 
@@ -21,6 +29,8 @@ class TensorBoard:
         make_folder(self.path.parent)
         self._file = os.fdopen(open_plain(self.path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         self._held: Held = {}
+        self._parts: dict[str, bytes] = {}
+        self._subject = subject
         self._size_bytes = 0
         for event, end in read_records(self._file.read()):
             self._note(event)
@@ -41,8 +51,18 @@ class TensorBoard:
     def add(self, points: Sequence[RunPoint]) -> None:
         self._write([LoggedEvent(point.time_ms / 1000, point.step, point.values) for point in points])
 
-    def finish(self, status: str) -> None:
-        pass
+    def finish(self, status: str, outcome: Mapping[str, str]) -> None:
+        """Settings as hyperparameters, and a text of each; what the file has already is not written again."""
+        created_s = self._subject.created_ms / 1000
+        settings = {name: value for name, value in self._subject.settings.items() if value != {}}
+        parts = {HPARAMS_TAG: settings_part(settings, created_s)}
+        for tag, rows in (("run/settings", settings), ("run/outcome", {"status": status, **outcome})):
+            parts[tag] = text_part(
+                tag, "\n".join(["| | |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in rows.items())])
+            )
+        new = {tag: part for tag, part in parts.items() if self._parts.get(tag) != part}
+        if new:
+            self._write([LoggedEvent(max([*self._held.values(), 1000 * created_s]) / 1000, 0, parts=new)])
 
     def _write(self, events: Sequence[LoggedEvent]) -> None:
         """All of them or none."""
@@ -70,5 +90,6 @@ class TensorBoard:
     def _note(self, event: LoggedEvent) -> None:
         if event.start:
             self._held = {key: time_ms for key, time_ms in self._held.items() if key[1] < event.step}
-        elif event.values:
+        self._parts |= event.parts
+        if event.values:
             self._held[point_kind(next(iter(event.values))), event.step] = round(event.time_s * 1000)

@@ -1,7 +1,7 @@
 """Points in trackio's local database, which `trackio show` draws. No server is started and nothing is uploaded."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,29 @@ class Trackio:
         return {}
 
     def add(self, points: Sequence[RunPoint]) -> None:
-        name, identity = self._subject.name, self._subject.id
+        self._send(points, self._subject.settings)
+
+    def finish(self, status: str, outcome: Mapping[str, str]) -> None:
+        """As settings of the run: trackio takes them with points alone, so the last goes again, and is stored once."""
+        rows = self._storage.get_logs(PROJECT, self._subject.name, run_id=self._subject.id)
+        if rows:
+            row = rows[-1]
+            values = {name: value for name, value in row.items() if "/" in name}
+            last = RunPoint(_kind_of(row), row["step"], _time_ms(row["timestamp"]), values)
+            self._send([last], {**self._subject.settings, "status": status, **outcome})
+
+    def _send(self, points: Sequence[RunPoint], settings: Mapping[str, Any]) -> None:
+        identity = self._subject.id
         self._storage.bulk_log(
             PROJECT,
-            name,
+            self._subject.name,
             [dict(point.values) for point in points],
             steps=[point.step for point in points],
             timestamps=[datetime.fromtimestamp(point.time_ms / 1000, UTC).isoformat() for point in points],
-            config={key: value for key, value in self._subject.settings.items() if value != {}},
+            config={key: value for key, value in settings.items() if value != {}},
             log_ids=[f"{identity}-{point.kind}-{point.step}-{point.time_ms}" for point in points],
             run_id=identity,
         )
-
-    def finish(self, status: str) -> None:
-        pass
 
 
 def _kind_of(row: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hivetune.base.disk import read_json, write_json
@@ -24,7 +24,8 @@ class WandB:
         written = self._before[-1] / _POINTS if self._before else None
         known = read_json(written) if written is not None and written.exists() else {"status": None, "points": []}
         self._points = [RunPoint(*fields) for fields in known["points"]]
-        self._written = (known["status"], len(self._points)) if len(self._before) == 1 else None
+        done = (known["status"], len(self._points), known.get("outcome"))
+        self._written = done if len(self._before) == 1 else None
         self._changed = False
 
     def held(self) -> Held:
@@ -38,22 +39,22 @@ class WandB:
     def add(self, points: Sequence[RunPoint]) -> None:
         self._points += points
 
-    def finish(self, status: str) -> None:
+    def finish(self, status: str, outcome: Mapping[str, str]) -> None:
         """Replaces what an earlier report wrote, unless it is the same."""
-        if not self._changed and self._written == (status, len(self._points)):
+        if not self._changed and self._written == (status, len(self._points), dict(outcome)):
             return
         for rest in self._folder.glob(f".{self._subject.id}-*"):  # of an exporter that was killed
             shutil.rmtree(rest)
         with tempfile.TemporaryDirectory(prefix=f".{self._subject.id}-", dir=self._folder) as staging:
-            self._write(Path(staging), failed=status == "failed")
+            self._write(Path(staging), outcome, failed=status == "failed")
             [made] = Path(staging).glob("wandb/offline-run-*")
             points = [[point.kind, point.step, point.time_ms, dict(point.values)] for point in self._points]
-            write_json(made / _POINTS, {"schema": 1, "status": status, "points": points})
+            write_json(made / _POINTS, {"schema": 1, "status": status, "points": points, "outcome": dict(outcome)})
             for each in self._before:
                 shutil.rmtree(each)
             os.rename(made, self._folder / made.name)
 
-    def _write(self, staging: Path, *, failed: bool) -> None:
+    def _write(self, staging: Path, outcome: Mapping[str, str], *, failed: bool) -> None:
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
@@ -78,6 +79,7 @@ class WandB:
         )
         for step, values, time_ms in _rows(self._points):
             run.log({**values, "_timestamp": time_ms / 1000}, step=step)
+        run.summary.update(dict(outcome))
         run.finish(exit_code=1 if failed else 0)
 
 
