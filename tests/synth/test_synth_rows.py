@@ -52,13 +52,11 @@ def test_many_kinds_are_made_and_the_counts_add_up(made: Any) -> None:
         "which",
         "command",
         "mistake",
-        "undo",
-        "steps",
         "follow-up",
         "concept",
         "explain",
     }
-    assert kinds.keys() >= {"unsaid", "default", "purpose", "compare"}
+    assert kinds.keys() >= {"unsaid", "purpose", "compare"}
     (category,) = document["categories"]
     assert category["kinds"] == dict(sorted(kinds.items()))
     assert category["made"] == category["kept"] + sum(category["rejected"].values()) + category["not_needed"]
@@ -104,10 +102,10 @@ def test_more_than_there_is_gives_all_there_is_without_copies(hive_pack: Pack, p
 
 def test_a_kind_that_a_pack_does_not_want_is_not_waited_for(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
     """More rows are asked for than the other kinds give: all of those, and an end."""
-    pack = replace(hive_pack, kinds={kind: 0.0 for kind in DRAFT_KINDS if kind != "undo"})
+    pack = replace(hive_pack, kinds={kind: 0.0 for kind in DRAFT_KINDS if kind != "compare"})
     document = synthesize([pack], places, tmp_path / "rows.jsonl", rows=5000, seed=0)
     (category,) = document["categories"]
-    assert set(category["kinds"]) == {"undo"} and 0 < document["rows"] < 5000
+    assert set(category["kinds"]) == {"compare"} and 0 < document["rows"] < 5000
     assert category["not_needed"] > 0
 
 

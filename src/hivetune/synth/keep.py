@@ -61,7 +61,7 @@ def _row(category: str, page: str, path: str, draft: Draft, *, maker: str, seed:
     row: dict[str, Any] = {"messages": messages, "category": category, "session": f"synth {page}"}
     if draft.checker is not None:
         row["checker"] = dict(draft.checker)
-    sources = ((page, draft.section, path), *draft.also)
+    sources = ((page, draft.section, path),)
     row["synth"] = {
         "kind": draft.kind,
         "sources": [dict(zip(("page", "section", "file"), one, strict=True)) for one in sources],

@@ -6,15 +6,14 @@ The same packs, documentation, number and seed give the same file. Nothing is wr
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.disk import scratch_folder
 from hivetune.records import Progress, silent
 from hivetune.synth.keep import KeptRows
 from hivetune.synth.make.draft import Draft
-from hivetune.synth.make.drafts import drafts_of, steps_of
-from hivetune.synth.make.pages import Deeds, deeds_of
+from hivetune.synth.make.drafts import drafts_of
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.pool import Pool, draw_key
 from hivetune.synth.quotas import share_out
@@ -100,7 +99,6 @@ def _fill(settings: SynthSettings, pool: Pool, progress: Progress) -> dict[str, 
     for pack in settings.packs:
         sources, tally = found[pack.category], counts[pack.category]
         spare = max(LEAST_SPARE, -(-SPARE * asked.get(pack.category, 0) // max(1, len(sources))))
-        deeds: list[Deeds] = []
         pages: dict[str, DocPage] = {}
         for source in sources:
             try:
@@ -112,12 +110,8 @@ def _fill(settings: SynthSettings, pool: Pool, progress: Progress) -> dict[str, 
                 done += 1
                 progress(done, total)
             _offer(pool, tally, pack.category, page, drafts_of(page, settings.seed), spare, settings.seed)
-            deeds.append(_slim(deeds_of(page)))
             if any(fact.source == page.label for fact in pack.facts):
                 pages[page.label] = page
-        for label, draft in steps_of(deeds, settings.seed, pack.category):
-            slim = next(page for found_deeds in deeds for page, _, _ in found_deeds if page.label == label)
-            _offer(pool, tally, pack.category, slim, [draft], None, settings.seed)
         _offer_facts(pool, tally, pack, pages, settings.seed)
     return counts
 
@@ -143,8 +137,7 @@ def _offer(
         for key, draft in found:
             if taken == most:
                 break
-            own = source if draft.kind != "steps" else Cited((replace(page, text=draft.passage),))
-            reason = check_draft(draft, own, lambda _code, _language: True, strict=False)
+            reason = check_draft(draft, source, lambda _code, _language: True, strict=False)
             if reason is not None:
                 tally.rejected[reason] += 1
                 continue
@@ -167,13 +160,6 @@ def _offer_facts(pool: Pool, tally: CategoryCounts, pack: Pack, pages: dict[str,
             tally.rejected[reason] += 1
         else:
             pool.add(pack.category, page.label, str(page.path), draw_key(seed, draft), draft)
-
-
-def _slim(deeds: Deeds) -> Deeds:
-    """Without the text of the pages: a category's steps are composed when all its pages were read."""
-    return [
-        (replace(page, entries=(), examples=(), passages=(), text=""), entry, action) for page, entry, action in deeds
-    ]
 
 
 class _Chooser:

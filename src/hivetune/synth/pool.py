@@ -100,5 +100,4 @@ def _draft(kind: str, body: Mapping[str, Any]) -> Draft:
         tuple(body["commands"]),
         tuple(body["python"]),
         body["checker"],
-        tuple((page, section, path) for page, section, path in body["also"]),
     )

@@ -10,8 +10,8 @@ from typing import Any
 
 OPENER_SHARE = 0.3
 # What a row teaches; packs weigh them by these names.
-DRAFT_KINDS = ("meaning", "which", "command", "mistake", "explain", "undo", "compare", "steps", "follow-up", "unsaid",
-         "default", "purpose", "concept", "call", "fact")  # fmt: skip
+DRAFT_KINDS = ("meaning", "which", "command", "mistake", "explain", "compare", "follow-up", "unsaid",
+         "purpose", "concept", "call", "fact")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,7 @@ class Draft:
     """`turns`: questions and answers in order. `passage`: what of the source the answers rest on.
 
     `absent`: options that the questions name and that do not exist. `commands`: shell lines of the answers, `python`:
-    code of the answers; both are parsed. `checker`: what a right answer has, where that can be told. `also`: (page,
-    section, file) of the other pages that the answers rest on.
+    code of the answers; both are parsed. `checker`: what a right answer has, where that can be told.
     """
 
     kind: str
@@ -31,7 +30,6 @@ class Draft:
     commands: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
     checker: Mapping[str, Any] | None = field(default=None)
-    also: tuple[tuple[str, str, str], ...] = ()
 
 
 @cache

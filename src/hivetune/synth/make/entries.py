@@ -9,14 +9,11 @@ from hivetune.synth.make.lines import command_line, full_command, option_line
 from hivetune.synth.make.wording import capital, deed, sentences, told
 from hivetune.synth.sources.page import DocEntry, DocPage
 
-NEGATED = "--" + "no-"  # in front of what an option turns off
 _LENGTHS = (160, 260, 420)  # answers of several lengths, so that none is learned
-_OWN_DEFAULT = re.compile(
-    r"(?:(?:The )?[Dd]efaults? (?:is|are|to|value)|Default:|By default|Without this|"
-    r"If (?:this is )?(?:unset|omitted|not (?:set|given|specified|present|used)))\b"
-)
 _ASPECTS = {
-    "default": re.compile(r"default|without this|if (?:not|omitted|unset)|otherwise", re.IGNORECASE),
+    "default": re.compile(
+        r"default|without|if\b.{0,40}\b(?:not|omitted|unset|missing)\b|otherwise|unless", re.IGNORECASE
+    ),
     "version": re.compile(r"version|since|added in|deprecat|obsolete|remov", re.IGNORECASE),
     "largest": re.compile(r"max|largest|at most|limit|up to|range|between|default", re.IGNORECASE),
 }
@@ -26,7 +23,7 @@ _ASKED_ASPECT = ("What is the default", "Since which version", "What is the larg
 def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
     """Every question that this entry is good for."""
     said = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
-    if not said:
+    if not said or is_everywhere(entry):
         return
     fields = _fields(page, entry, said)
     yield from _meaning(page, entry, fields, draw)
@@ -35,7 +32,11 @@ def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator
         if action and not any(name in action for name in entry.names):
             yield from _which(page, entry, {**fields, "deed": action}, draw)
         yield from _unsaid(page, entry, fields, draw)
-        yield from _default(entry, fields, draw)
+
+
+def is_everywhere(entry: DocEntry) -> bool:
+    """Whether nearly every command has it, so that nobody asks a model about it."""
+    return bool({name.lstrip("-") for name in entry.names} & {"help", "version", "usage"})
 
 
 def is_pair(entry: DocEntry) -> bool:
@@ -57,9 +58,9 @@ def _fields(page: DocPage, entry: DocEntry, said: str) -> dict[str, str]:
         "usage": entry.usage,
         "told": said,
         "page": page.label,
-        "command": page.command or page.label,
-        "topic": page.command or page.label,
-        "parent": (page.command or page.label),
+        "command": page.called,
+        "topic": page.called,
+        "parent": page.called,
     }
     if entry.kind == "command":
         fields["full"] = full_command(page, entry) if page.command else name
@@ -69,7 +70,7 @@ def _fields(page: DocPage, entry: DocEntry, said: str) -> dict[str, str]:
 
 
 def _meaning(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
-    kind = "explain" if entry.kind in ("status", "field") else "meaning"
+    kind = "explain" if entry.kind == "status" else "meaning"
     if entry.kind == "function" or (entry.kind == "command" and page.command is None):
         return
     yield Draft(kind, (worded(f"{kind}.{entry.kind}", draw, fields),), entry.section, _passage(entry))
@@ -95,17 +96,6 @@ def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.
     if wrong:
         turn = worded("mistake.option", draw, {**fields, "wrong": wrong})
         yield Draft("mistake", (turn,), entry.section, _passage(entry), absent=(wrong,), checker=checker)
-
-
-def _default(entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
-    """The sentence that names the default, where one does."""
-    for sentence in sentences(entry.text):
-        if _OWN_DEFAULT.match(sentence):
-            said = told(sentence)
-            if said:
-                turn = worded("default", draw, {**fields, "said": said})
-                yield Draft("default", (turn,), entry.section, _passage(entry))
-            return
 
 
 def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:

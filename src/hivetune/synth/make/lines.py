@@ -10,14 +10,17 @@ from hivetune.synth.words import word_list
 _NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
 _SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
 _OPERAND = re.compile(r"<?[A-Za-z][\w./-]*>?(?:\.\.\.)?")
+_OPTION = frozenset({"option", "opt", "flag", "switche"})  # without the s of the plural
+# Sections for options of every call; in others stand those of a suite or a mode, as in perf-bench(1).
+_OF_THE_WHOLE = re.compile(r"OPTION|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
 _PROMPT = re.compile(r"^\s*(?:\$|#|%|[\w.@:~-]*[#$]) +(?=\S)")
 
 
 def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
     """(command line, sentence for the question that gives its value) for an option; None where it can't be told."""
-    operands = operands_of(page)
+    operands = operands_of(page, entry)
     spelled = _spelled(entry, draw)
-    if page.command is None or operands is None or spelled is None:
+    if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
         return None
     option, value = spelled
     return " ".join([page.command, option, *operands]), value
@@ -37,23 +40,34 @@ def full_command(page: DocPage, entry: DocEntry) -> str:
     return name if name.split()[0] == command.split()[0] else f"{command} {name}"
 
 
-def operands_of(page: DocPage) -> list[str] | None:
-    """What must stand behind the options by the synopsis, as capital letters. None where it can't be told."""
+def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
+    """What must stand behind the option `entry`, as capital letters, by the form of the synopsis that has it: by its
+    name, or as OPTION. None where it can't be told."""
+    if page.command is None:
+        return None
     for text in page.synopsis:
-        line = text.splitlines()[0]
-        if page.command and line.split()[: len(page.command.split())] == page.command.split():
-            rest = _without_brackets(line).split()[len(page.command.split()) :]
-            found = _placeholders(rest)
-            return None if found and "COMMAND" in found else found
+        for form in _forms(text, page.command):
+            words = set(re.findall(r"[\w-]+", form))
+            if words & {*entry.names} or {word.lower().rstrip("s") for word in words} & _OPTION:
+                rest = [word for word in _without_brackets(form).split() if word.lower().rstrip("s") not in _OPTION]
+                found = _placeholders(rest)
+                return None if found and "COMMAND" in found else found
     return None
 
 
+def _forms(text: str, command: str) -> list[str]:
+    """What stands behind each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line."""
+    first, *rest = re.split(rf"(?:^|(?<=\s)){re.escape(command)}(?=\s|$)", text)
+    return [] if first.strip() else [" ".join(form.split()) for form in rest]
+
+
 def _placeholders(words: Sequence[str]) -> list[str] | None:
+    """NAME or <name>; None where a word may be one that is typed as it stands, since italics are lost in plain text."""
     found = []
     for word in words:
         if word in ("...",):
             continue
-        if not _OPERAND.fullmatch(word):
+        if not _OPERAND.fullmatch(word) or not (word[0] == "<" or word.removesuffix("...").isupper()):
             return None
         found.append(word.strip("<>").removesuffix("...").strip("<>").upper())
     return found if len(found) <= 3 else None
@@ -95,6 +109,8 @@ def example_lines(page: DocPage, code: str) -> str:
     kept = prompted or [line.strip() for line in lines]
     first = kept[0].split() if kept else []
     own = (page.command or "").split()[:1]
+    if kept and kept[-1].endswith(("\\", "|")):
+        return ""  # it goes on where the page's form was not understood
     if not first or not own or first[0] not in (*own, "sudo") or len(kept) > 6:
         return ""
     if not prompted and len(kept) > 1 and any(line.split()[0] not in own for line in kept):

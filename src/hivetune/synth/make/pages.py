@@ -1,14 +1,15 @@
-"""Questions about a page as a whole: what it is for, its examples, its prose, and steps over two pages."""
+"""Questions about a page as a whole: what it is for, its examples, its prose."""
 
 import random
 import re
 from collections.abc import Iterator
 
 from hivetune.synth.make.draft import Draft, worded
-from hivetune.synth.make.lines import command_line, example_lines, full_command
+from hivetune.synth.make.lines import example_lines
 from hivetune.synth.make.wording import capital, deed, sentences, told
-from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage
+from hivetune.synth.sources.page import DocExample, DocPage, DocPassage
 
+_ABOUT_CHARS = 200  # of a page's first sentences: later ones speak of its parts
 _TO_DO = re.compile(r"^(?:.*?\b)?[Tt]o (?P<deed>[a-z][^,:]{8,120}?)(?:,.*|:| (?:use|run|type|execute|do|with)\b.*)?:?$")
 _FOLLOWING = re.compile(
     r"^(?:The following|This|The) (?:command|example|invocation|line)s? (?:will |shows how to |below )?"
@@ -16,7 +17,8 @@ _FOLLOWING = re.compile(
 )
 _TITLE = re.compile(r"^(?:Example\s+[\w.]+\s*[.:]?\s*)?(?P<title>[A-Z].{8,100}?)[.:]?$")
 _GENERAL = re.compile(r"^(?:DESCRIPTION|OVERVIEW|INTRODUCTION|OPTIONS|EXAMPLES?|USAGE|COMMANDS|NOTES?|DETAILS|GENERAL|"
-                      r"EXIT STATUS|FILES|ENVIRONMENT|CAVEATS|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS)$",
+                      r"EXIT STATUS|FILES|ENVIRONMENT|CAVEATS|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS|"
+                      r"TODO|BUGS|[\w ]*OPTIONS)$",
                       re.IGNORECASE)  # fmt: skip
 
 
@@ -32,7 +34,9 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     if page.command is None or len(page.summary) < 8 or page.summary.lower() == page.command:
         return
     summary = capital(page.summary)
-    about = next((told(passage.text) for passage in page.passages if passage.heading.upper() == "DESCRIPTION"), "")
+    about = next(
+        (told(passage.text, _ABOUT_CHARS) for passage in page.passages if passage.heading.upper() == "DESCRIPTION"), ""
+    )
     fields = {"command": page.command, "page": page.label, "summary": summary, "told": about, "topic": page.command}
     passage = f"{page.summary}\n{about}"
     for _ in range(2):  # the same fact in two wordings
@@ -88,40 +92,9 @@ def _concept(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterato
         turn = worded("call.module", draw, {"module": heading, "told": said, "topic": heading, "command": heading})
         yield Draft("purpose", (turn,), passage.heading, passage.text)
         return
-    if _GENERAL.match(heading) or len(heading) < 4 or len(heading) > 80 or heading.startswith("-"):
+    if _GENERAL.match(heading) or " - " in heading or len(heading) < 4 or len(heading) > 80 or heading.startswith("-"):
         return
     shown = heading.capitalize() if heading.isupper() and "[" not in heading else heading
     fields = {"heading": shown, "told": said, "page": page.label, "command": page.command or page.label,
               "topic": page.command or shown}  # fmt: skip
     yield Draft("concept", (worded("concept", draw, fields),), passage.heading, f"{passage.heading}\n{passage.text}")
-
-
-Deeds = list[tuple[DocPage, DocEntry | None, str]]
-
-
-def deeds_of(page: DocPage) -> Deeds:
-    """What the page's commands do, as steps: the page itself, and its sub-commands."""
-    found: Deeds = []
-    for entry in page.entries if page.command else ():
-        if entry.kind == "command" and (action := deed(entry.text)) and told(entry.text):
-            found.append((page, entry, action))
-    if page.command and not found and (action := deed(f"{capital(page.summary)}.")):
-        found.append((page, None, action))
-    return found
-
-
-def two_steps(one: tuple[DocPage, DocEntry | None, str], other: tuple[DocPage, DocEntry | None, str],
-          draw: random.Random) -> Draft:  # fmt: skip
-    """A task of two documented two_steps."""
-    lines, said, passages = [], [], []
-    for page, entry, _ in (one, other):
-        lines.append((command_line(page, entry) or full_command(page, entry)) if entry else page.command or "")
-        said.append(told(entry.text) if entry else f"{capital(page.summary)}.")
-        passages.append(f"{entry.usage}\n{entry.text}" if entry else page.summary)
-    fields = {"first": one[2], "second": other[2], "one": lines[0], "other": lines[1], "told": said[0],
-              "told_other": said[1], "page": one[0].label, "page_other": other[0].label, "topic": one[0].command or "",
-              "command": one[0].command or ""}  # fmt: skip
-    sections = [entry.section if entry else "NAME" for _, entry, _ in (one, other)]
-    also = ((other[0].label, sections[1], str(other[0].path)),)
-    turn = worded("steps", draw, fields)
-    return Draft("steps", (turn,), sections[0], "\n".join([*passages, *lines]), commands=tuple(lines), also=also)

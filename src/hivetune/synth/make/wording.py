@@ -16,6 +16,10 @@ _DANGLING = re.compile(
     r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d)\b|\[\d+\]|:$",
     re.IGNORECASE,
 )
+# A first sentence that points at what stood before it.
+_POINTING = re.compile(
+    r"(?:These|Those|Such|Here|Setting these|This list|They|Other|Another)\b|This (?:is|was) (?:also|the same)\b"
+)
 _LEAD = re.compile(
     r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|argument|parameter|directive)s?"
     r"|This|It|Is used to|Used to|Can be used to|May be used to)\s+(?:(?:is|can be|may be) used to |will |can |may )?",
@@ -56,6 +60,8 @@ def sentences(text: str) -> list[str]:
 
 def told(text: str, longest: int = _LONGEST_TOLD_CHARS) -> str:
     """The first whole sentences that fit and need nothing else of the page; empty if there are none."""
+    if _POINTING.match(text.lstrip()):
+        return ""
     said = ""
     for sentence in sentences(text):
         if len(said) + len(sentence) + 1 > longest or _DANGLING.search(sentence) or not balanced(sentence):
@@ -85,8 +91,8 @@ def deed(text: str) -> str:
         return ""
     word, _, rest = first.partition(" ")
     base = imperative(word)
-    if not base or len(rest.split()) < 2 or _NOUN_BEFORE.match(rest):
-        return ""
+    if not base or len(rest.split()) < 2 or _NOUN_BEFORE.match(rest) or f"{base} {rest}".startswith("do not "):
+        return ""  # "how can I do not print"
     if base in word_list("nouns") and not _DETERMINER.match(rest):
         return ""
     return "" if _NO_DEED.match(f"{base} {rest}") else f"{base} {rest}"

@@ -12,8 +12,8 @@ from hivetune.synth.make.draft import DRAFT_KINDS
 
 # Weights of the kinds where a pack says nothing: what people ask most, first.
 KIND_WEIGHTS: Mapping[str, float] = {
-    "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "undo": 1, "compare": 1, "steps": 1.5,
-    "follow-up": 2, "unsaid": 1, "default": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
+    "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "compare": 1,
+    "follow-up": 2, "unsaid": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
 }  # fmt: skip
 PACK_KEYS = ("category", "title", "install", "weight", "pages", "documents", "modules", "info", "help", "completions",
              "kinds", "fact")  # fmt: skip

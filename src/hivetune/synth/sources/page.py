@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-EntryKind = Literal["option", "command", "directive", "variable", "file", "status", "field", "function"]
+EntryKind = Literal["option", "command", "directive", "variable", "file", "status", "function"]
 BlockKind = Literal["heading", "subheading", "term", "text", "code"]
 
 # An option wherever it stands in a text: -n, --lines, -Wall; not a range (a-z), a number (-1) or a ruler (---).
@@ -71,6 +71,11 @@ class DocPage:
     examples: tuple[DocExample, ...]
     passages: tuple[DocPassage, ...]
     text: str = field(repr=False)
+
+    @property
+    def called(self) -> str:
+        """What it documents, in a question: the command, also where no synopsis shows one; else the page."""
+        return self.command or re.sub(r"\([18]\w*\)$", "", self.label)
 
     @cached_property
     def options(self) -> frozenset[str]:

@@ -27,7 +27,6 @@ _SECTIONS: tuple[tuple[str, EntryKind], ...] = (
     (r"EXIT|RETURN VALUE|RETURN CODE|STATUS CODE", "status"),
     (r"ENVIRONMENT", "variable"),
     (r"^FILES|FILES$", "file"),
-    (r"OUTPUT|FIELD|COLUMN|STATISTIC|REPORT|STANDARD FORMAT|PROCESS STATE", "field"),
     (r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION|FUNCTIONS MODE", "command"),
 )
 _LEFT_OUT = re.compile(
@@ -204,8 +203,6 @@ def _kind(term: str, heading: str) -> EntryKind | None:
         return "directive"
     for pattern, kind in _SECTIONS:
         if re.search(pattern, heading.upper()):
-            if kind == "field" and ("OPTION" in heading.upper() or re.fullmatch(r"\W*\d+\W*", term)):
-                continue
             fits = {"status": _STATUS, "variable": _VARIABLE, "file": _FILE, "command": _COMMAND}.get(kind)
             if fits is None or fits.match(term):
                 return kind

@@ -145,7 +145,7 @@ def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
 
     `strict`: in the passage and not anywhere on the page, and names all of them, since a model may bring what it knows.
     """
-    asked = "\n".join([*(question for question, _ in draft.turns), *(page for page, *_ in draft.also)])
+    asked = "\n".join(question for question, _ in draft.turns)
     said = f"{draft.passage}\n{asked}\n{source.about}"
     numbers = set(_NUMBER.findall(said)) | {"1", "2", "3"}
     known = set(words_in(said)) | word_list("english") | word_list("frame")

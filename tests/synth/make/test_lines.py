@@ -1,0 +1,57 @@
+"""Command lines by what a synopsis says, and none where it does not say it; questions that are not asked."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hivetune.synth.make.drafts import drafts_of
+from hivetune.synth.make.lines import example_lines, option_line
+from hivetune.synth.sources.page import DocEntry, DocPage
+
+
+def page(command: str, *synopsis: str, entries: tuple[DocEntry, ...] = ()) -> DocPage:
+    text = "\n".join([*synopsis, *(f"{entry.usage} {entry.text}" for entry in entries)])
+    return DocPage(f"{command}(1)", Path("x"), command, "do it", synopsis, entries, (), (), text)
+
+
+def option(usage: str, text: str = "Print the name of every file that was read.", section: str = "OPTIONS") -> DocEntry:
+    return DocEntry("option", (usage.partition("=")[0],), usage, text, section)
+
+
+@pytest.mark.parametrize(
+    ("command", "synopsis", "line"),
+    [
+        ("sleep", ("sleep NUMBER[SUFFIX]... sleep OPTION",), "sleep --quick"),
+        ("cp", ("cp [OPTION]... [-T] SOURCE DEST", "cp [OPTION]... SOURCE... DIRECTORY"), "cp --quick SOURCE DEST"),
+        ("tidy", ("tidy add NAME", "tidy list [--quick] PLACE"), None),
+        ("tidy", ("tidy NAME", "tidy [--quick] PLACE"), "tidy --quick PLACE"),
+        ("tidy", ("tidy NAME",), None),
+        ("tidy", ("tidy [options] COMMAND",), None),
+    ],
+)
+def test_the_form_that_has_the_option_says_what_stands_behind_it(
+    command: str, synopsis: tuple[str, ...], line: str | None
+) -> None:
+    found = option_line(page(command, *synopsis), option("--quick"), random.Random(0))
+    assert (found and found[0]) == line
+
+
+def test_an_option_of_a_suite_is_none_of_the_command() -> None:
+    suite = option("--quick", section="SUITES FOR MEM")
+    assert option_line(page("bench", "bench [options] NAME"), suite, random.Random(0)) is None
+
+
+def test_an_example_that_goes_on_elsewhere_is_no_example() -> None:
+    assert example_lines(page("scan", "scan"), "scan -f hosts | \\") == ""
+    assert example_lines(page("scan", "scan"), "scan -f hosts > found") == "scan -f hosts > found"
+
+
+def test_nobody_asks_about_help_and_version() -> None:
+    entries = (option("--help"), option("--version"), option("--names"))
+    asked = "\n".join(
+        question
+        for draft in drafts_of(page("tidy", "tidy [OPTION]", entries=entries), 0)
+        for question, _ in draft.turns
+    )
+    assert "--names" in asked and "--help" not in asked and "--version" not in asked
