@@ -36,7 +36,7 @@ def test_rows_lie_beside_the_file_that_names_them(
     (tmp_path / "there/run.yaml").write_text(f"model: m\ndata: {{path: [{json.dumps(written)}, store]}}\n")
     assert load_config(Path("there/run.yaml")).data.path == [found, "store"]
     monkeypatch.chdir(tmp_path / "there")
-    assert load_config(Path("run.yaml")).data.path == written
+    assert load_config(Path("run.yaml")).data.path == [written, "store"]
 
 
 def test_a_plan_for_rows_that_do_not_exist_is_refused(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def _deed_of_example(explanation: str, section: str) -> str:
 
 def _concept(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
     said = told(passage.text, 600)
-    if len(said) < 60:
+    if len(said) < 60 or said.startswith("This is"):  # of what stood before, as a heading's first words are not
         return
     heading = passage.heading.rpartition(": ")[2].strip()
     if heading.endswith("?"):

@@ -13,7 +13,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[A-Z0-9-])")
 # A sentence that needs what stands elsewhere on the page.
 _DANGLING = re.compile(
     r"\b(?:see (?:also )?(?:below|above|the|section)|below|above|following|as follows|this section|previous(?:ly)?"
-    r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d)\b|\[\d+\]|:$",
+    r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d"
+    r"|mandatory arguments to)\b|\[\d+\]|-{3}|:$",
     re.IGNORECASE,
 )
 # A first sentence that points at what stood before it.
