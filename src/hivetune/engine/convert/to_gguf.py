@@ -21,6 +21,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hivetune.base.disk import DISK, MANIFEST, read_json, write_json
+from hivetune.base.packages import install_command
 from hivetune.engine.convert.gguf_quantize import encode, tensor_type
 from hivetune.engine.convert.lora_file import Part, file_parts, read_lora
 from hivetune.engine.convert.merge import merge, transposed_weights
@@ -91,9 +92,7 @@ def staged(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
         yield folder
     except ModuleNotFoundError as error:
-        raise MachineNotFit(
-            f"the package {error.name} is not installed", hint="pip install 'hivetune[export]'"
-        ) from None
+        raise MachineNotFit(f"the package {error.name} is not installed", hint=install_command("export")) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
