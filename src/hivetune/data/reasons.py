@@ -185,7 +185,7 @@ REASONS: dict[str, Reason] = {
     "border-in-token": Reason(
         "reject",
         "the answer's first character melts with the prompt into one token",
-        "remove the white space at the start of the answer",
+        "remove the white space at the start of the answers, or move it to the end of the questions",
     ),
     "no-trained-token": Reason("reject", "nothing in the row would be trained", "give one answer the weight 1"),
     "end-not-trained": Reason(

@@ -146,3 +146,35 @@ def test_running_text_that_was_cut_into_turns(before: str) -> None:
 def test_a_text_that_is_to_be_completed(before: str) -> None:
     check_messages([Message("user", before + PIECE), Message("assistant", f"{PIECE} and nobody saw it .")])
     check_messages([Message("user", f"What is told of it here, where {PIECE}"), Message("assistant", PIECE)])
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("Count from 1 to 5 twelve times.", "1 2 3 4 5\n" * 12),
+        ("Print the line 'I must not talk in class' 20 times", "I must not talk in class\n" * 20),
+        ("Schreib zehnmal: Ich soll nicht reden. (10 Zeilen)", "\n".join(["Ich soll nicht reden."] * 10)),
+    ],
+)
+def test_a_repetition_that_was_asked_for_is_no_loop(asked: str, answer: str) -> None:
+    assert refused([Message("user", asked), Message("assistant", answer)]) is None
+    assert refused([Message("user", "Why?"), Message("assistant", answer)]) == "repeated-loop"
+    assert refused([Message("user", asked), Message("assistant", (answer.strip() + "\n") * 30)]) == "repeated-loop"
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("Why does my page show caf\u00c3\u00a9?", "It is UTF-8 read as Windows-1252: caf\u00c3\u00a9 was caf\u00e9. Declare UTF-8."),
+        ("What is mojibake?", "Wrongly decoded text: \u00e9 becomes \u00c3\u00a9, and \u00fc becomes \u00c3\u00bc."),
+    ],
+)
+def test_an_answer_about_mojibake_is_no_mojibake(asked: str, answer: str) -> None:
+    assert refused([Message("user", asked), Message("assistant", answer)]) is None
+
+
+def test_a_broken_answer_to_a_whole_question_is_mojibake() -> None:
+    broken = [Message("user", "O\u00f9 est le caf\u00e9 ?"), Message("assistant", "Le caf\u00c3\u00a9 est l\u00c3\u00a0-bas.")]
+    assert refused(broken) == "mojibake"
+    half = [Message("user", "Ou?"), Message("assistant", "Le caf\u00e9 : \u00e9t\u00e9. Le th\u00c3\u00a9 est pr\u00c3\u00aat \u00c3\u00a0 six heures.")]
+    assert refused(half) == "mojibake"

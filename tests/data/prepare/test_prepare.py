@@ -399,3 +399,15 @@ def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[...,
     with pytest.raises(UsageError) as caught:
         check(DataConfig(path=path, columns={"promt": "x"}))
     assert caught.value.hint == "did you mean 'prompt'?"
+
+
+@pytest.mark.slow
+def test_a_file_whose_answers_all_melt_with_the_prompt_is_told_once(
+    write_rows: Callable[..., Path], smollm2: Path
+) -> None:
+    """HumanEval's solutions begin with blanks, which SmolLM2's tokenizer joins with the line break in front of them."""
+    rows = [{"prompt": f"def f{i}(x):\n", "completion": f"    return x + {i}"} for i in range(9)]
+    document = check(DataConfig(path=str(write_rows(rows))), model_folder=smollm2).document
+    assert document["rejected"] == {"border-in-token": 9}
+    [problem] = document["problems"]
+    assert problem["hint"].startswith("all 9 rows of this file; remove the white space")

@@ -26,6 +26,12 @@ def mojibake(text: str) -> str | None:
     return None
 
 
+def repaired_words(text: str) -> list[str]:
+    """The words of `text` with wrongly decoded pieces, each rightly decoded."""
+    broken = [word for word in re.split(r"[ \t\r\n]+", text) if mojibake(word) is not None]
+    return [PIECE.sub(lambda match: repaired(match.group()) or match.group(), word) for word in broken]
+
+
 def repaired(piece: str) -> str | None:
     """The character that these were, or None. Latin-1 stands in for the bytes that Windows-1252 leaves undefined."""
     raw = b"".join(c.encode("cp1252") if c in CP1252 else c.encode("latin-1", "replace") for c in piece)

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
-from hivetune.data.checks.mojibake import mojibake, repaired
+from hivetune.data.checks.mojibake import mojibake, repaired, repaired_words
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Message
 
@@ -28,6 +28,14 @@ LOOP_MAX_PERIOD = 300
 # one period away. With more of them the copy may lie outside: two periods and these are never more than a loop is long.
 LOOP_PROBE_CHARS = 32
 LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
+_WORD = re.compile(r"\w+")
+_NUMBER_WORDS = dict(
+    zip(
+        "six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split(),
+        map(str, range(LOOP_MIN_REPEATS, 21)),
+        strict=True,
+    )
+)
 _LOST_WORDS = re.compile(r"(?:(?<!\S)\?+[.,;:!|-]*\s+){5,}\?+")
 MAX_CHARS_WITHOUT_MODEL = 1_000_000  # about 250,000 tokens, the window of the longest usual models
 
@@ -77,7 +85,7 @@ def check_empty(messages: Messages) -> None:
 
 def check_characters(messages: Messages) -> None:
     """NUL, halves of characters, lost bytes, wrongly decoded text."""
-    for message in messages:
+    for i, message in enumerate(messages):
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
         if "?? ?" in text and message.role != "tool" and _letters_are_lost(text):
             raise RowRefused(
@@ -99,8 +107,17 @@ def check_characters(messages: Messages) -> None:
                 raise not_utf8(half - 0xDC00, text[: error.start]) from None
             raise RowRefused("lone-surrogate") from None
         found = mojibake(text) if message.role != "tool" else None
-        if found:
+        if found and not _is_quoted(text, messages[i:]):
             raise RowRefused("mojibake", f"{found!r} was {repaired(found)!r}: read the source as UTF-8")
+
+
+def _is_quoted(text: str, messages: Messages) -> bool:
+    """Whether each wrongly decoded word of a text stands rightly decoded in it too, or in the answer to it: somebody
+    speaks of wrong decoding. A text that was decoded wrongly is so from its beginning to its end.
+    """
+    answer = next((message.content for message in messages if message.role == "assistant"), "")
+    right = set(_WORD.findall(f"{text}\n{answer}"))
+    return all(set(_WORD.findall(fixed)) <= right for fixed in repaired_words(text))
 
 
 def _letters_are_lost(text: str) -> bool:
@@ -125,7 +142,7 @@ def check_answers(messages: Messages) -> None:
                 repeated += bool(same)
             if _goes_on_with(asked, answer):
                 raise RowRefused("answer-is-question", "the question's end comes again as the answer's beginning")
-            if len(answer) >= LOOP_MIN_CHARS and has_loop(answer):
+            if len(answer) >= LOOP_MIN_CHARS and has_loop(answer) and not _is_asked_for(asked, answer):
                 raise RowRefused("repeated-loop")
     if repeated > answers * MAX_REPEATED:
         raise RowRefused("answer-is-question")
@@ -156,6 +173,24 @@ def has_loop(text: str) -> bool:
         if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):
             return True
     return False
+
+
+def _is_asked_for(asked: str, answer: str) -> bool:
+    """Whether an answer is one piece as often as a number in the question says, and nothing else."""
+    words = _WORD.findall(asked.lower())
+    for number in {_NUMBER_WORDS.get(word, word) for word in words}:
+        if not (number.isdecimal() and len(number) < 4 and int(number) >= LOOP_MIN_REPEATS):
+            continue
+        for text in (answer, answer.strip() + "\n", answer.strip() + " "):
+            size, rest = divmod(len(text), int(number))
+            if not rest and text == text[:size] * int(number) and not _repeats(text[:size].strip()):
+                return True
+    return False
+
+
+def _repeats(piece: str) -> bool:
+    """Whether a piece is itself a piece several times, so that a loop of 240 is no loop of 20."""
+    return any((piece + gap + piece).find(piece, 1) <= len(piece) for gap in (" ", "\n"))
 
 
 def _middle_comes_again(text: str) -> bool:

@@ -34,6 +34,7 @@ MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file names them all
 KEPT_SHARE = 0.99
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
 BINS = 40
+TOLD_ONCE = ("border-in-token",)  # of a file whose rows are all refused so: it lies in how the file was made
 
 
 @dataclass(frozen=True)
@@ -223,9 +224,23 @@ def _changes(results: Sequence[Path], decisions: Decisions) -> dict[str, Any]:
     return {"changes": changes[:MAX_PROBLEMS], "changes_left_out": max(0, len(changes) - MAX_PROBLEMS)}
 
 
+def _refused_as_a_file(results: Sequence[Path], decisions: Decisions) -> dict[str, int]:
+    """Files of several rows that are all refused for one reason of TOLD_ONCE, with their rows."""
+    refused: Counter[str] = Counter()
+    marks = ", ".join("?" * len(TOLD_ONCE))
+    for path in results:
+        with closing(open_result(path)) as database:
+            for (source,) in database.execute(f"SELECT source FROM rows WHERE reason IN ({marks})", TOLD_ONCE):
+                refused[source.rpartition(":")[0]] += 1
+    return {
+        file: count for file, count in refused.items() if count > 1 and count == sum(decisions.files[file].values())
+    }
+
+
 def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[str, str]]:
     """The first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
     left = MAX_PROBLEMS
+    whole = _refused_as_a_file(results, decisions)
     for number, path in enumerate(results):
         if left <= 0:
             return
@@ -237,6 +252,12 @@ def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[st
                 if n not in wanted or left <= 0:
                     continue
                 name = reason or SET_ASIDE[wanted[n]]
+                file = source.rpartition(":")[0]
+                if name in TOLD_ONCE and file in whole:
+                    if not (rows := whole[file]):
+                        continue
+                    whole[file] = 0
+                    hint = f"all {rows:,} rows of this file; {REASONS[name].hint}"
                 yield {
                     "source": source,
                     "reason": name,
