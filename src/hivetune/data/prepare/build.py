@@ -15,7 +15,7 @@ from hivetune.data.judged.lessons import Lessons
 from hivetune.data.snapshot import BAD, ROWS_FILE, ROWS_SCHEMA, SPLITS
 from hivetune.records import LessonKind
 
-_BATCH_ROWS = 1000
+BATCH_BYTES = 1 << 20  # of tokens and masks, which are about as large as the rows that wait to be written
 READ = (
     "SELECT n, vouched, lesson, worse, worse_tokens, worse_mask, answered_by, id, interaction_id, source, agent,"
     " category, session, user, time, messages, tools, checker, tokens, mask, views"
@@ -42,6 +42,7 @@ def write_snapshot(
         database = stack.enter_context(closing(sqlite3.connect(folder / ROWS_FILE, isolation_level=None)))
         database.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS_SCHEMA}")
         batch: list[tuple[Any, ...]] = []
+        size_bytes = 0
         compared = _Compared(decisions.lessons)
         for row in _rows(results, decisions):
             tokens_file.write(row.tokens)
@@ -53,8 +54,10 @@ def write_snapshot(
             compared.note(len(offsets) - 2, row)
             num_bad += row.lesson is not None
             batch.append((len(offsets) - 2, *row.columns, len(row.mask), row.mask.count(1)))
-            if len(batch) >= _BATCH_ROWS:
+            size_bytes += len(row.tokens) + len(row.mask)
+            if size_bytes >= BATCH_BYTES:
                 _insert(database, batch)
+                size_bytes = 0
         _insert(database, batch)
         for pair in compared.pairs():
             digest.update(f"{pair}\n".encode())

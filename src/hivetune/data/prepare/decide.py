@@ -43,7 +43,7 @@ from hivetune.data.snapshot import SPLITS, messages_from
 from hivetune.data.synthetic import cap_synthetic
 from hivetune.records import Progress
 
-CACHED_LESSONS = 500
+CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text: longer ones are read again
 ADDRESS_SPACE = 1 << 64
 _QUERY = (
     "SELECT source, layout, reason, hash64, read64, question64, session64, user64, texts64, lesson64, time, length,"
@@ -218,7 +218,11 @@ def _drop_near(
         memoryview(mapped) as view,
         closing(RowLookup(results, decisions, _BODY)) as bodies,
     ):
-        lesson = lru_cache(maxsize=CACHED_LESSONS)(partial(_lesson, bodies))
+        cached = lru_cache(maxsize=CACHED_LESSONS)(partial(_lesson, bodies))
+
+        def lesson(row: int) -> Lesson:
+            return cached(row) if columns.length[row] <= CACHED_ROW_CHARS else _lesson(bodies, row)
+
         about = Rows(
             lesson=lambda i: lesson(rows[i]),
             question=lambda i: ties.question[rows[i]],

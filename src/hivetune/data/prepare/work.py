@@ -53,6 +53,7 @@ class Worker:
             database.executescript(RESULT_SCHEMA)
             rows: list[tuple[Any, ...]] = []
             bodies: list[tuple[Any, ...]] = []
+            size_bytes = 0
             for raw, found in self._examined(read_rows(chunk)):
                 if isinstance(found, RowRefused):
                     row, body = refused_rows(raw, found)
@@ -63,8 +64,10 @@ class Worker:
                 rows.append((count, *row))
                 bodies.append((count, *body))
                 count += 1
-                if len(rows) >= _BATCH_ROWS:
+                size_bytes += len(raw.payload)
+                if len(rows) >= _BATCH_ROWS or size_bytes >= STAGE_BYTES:
                     insert(database, rows, bodies)
+                    size_bytes = 0
                     told(count)
             insert(database, rows, bodies)
         if self._job.near:
