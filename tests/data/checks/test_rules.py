@@ -165,7 +165,10 @@ def test_a_repetition_that_was_asked_for_is_no_loop(asked: str, answer: str) -> 
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        ("Why does my page show caf\u00c3\u00a9?", "It is UTF-8 read as Windows-1252: caf\u00c3\u00a9 was caf\u00e9. Declare UTF-8."),
+        (
+            "Why does my page show caf\u00c3\u00a9?",
+            "It is UTF-8 read as Windows-1252: caf\u00c3\u00a9 was caf\u00e9. Declare UTF-8.",
+        ),
         ("What is mojibake?", "Wrongly decoded text: \u00e9 becomes \u00c3\u00a9, and \u00fc becomes \u00c3\u00bc."),
     ],
 )
@@ -174,7 +177,15 @@ def test_an_answer_about_mojibake_is_no_mojibake(asked: str, answer: str) -> Non
 
 
 def test_a_broken_answer_to_a_whole_question_is_mojibake() -> None:
-    broken = [Message("user", "O\u00f9 est le caf\u00e9 ?"), Message("assistant", "Le caf\u00c3\u00a9 est l\u00c3\u00a0-bas.")]
+    broken = [
+        Message("user", "O\u00f9 est le caf\u00e9 ?"),
+        Message("assistant", "Le caf\u00c3\u00a9 est l\u00c3\u00a0-bas."),
+    ]
     assert refused(broken) == "mojibake"
-    half = [Message("user", "Ou?"), Message("assistant", "Le caf\u00e9 : \u00e9t\u00e9. Le th\u00c3\u00a9 est pr\u00c3\u00aat \u00c3\u00a0 six heures.")]
+    half = [
+        Message("user", "Ou?"),
+        Message(
+            "assistant", "Le caf\u00e9 : \u00e9t\u00e9. Le th\u00c3\u00a9 est pr\u00c3\u00aat \u00c3\u00a0 six heures."
+        ),
+    ]
     assert refused(half) == "mojibake"

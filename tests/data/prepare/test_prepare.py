@@ -421,9 +421,7 @@ def test_large_rows_are_written_one_after_the_other(
     batches: list[int] = []
     insert = build._insert
     monkeypatch.setattr(build, "BATCH_BYTES", 100_000)
-    monkeypatch.setattr(
-        build, "_insert", lambda database, batch: (batches.append(len(batch)), insert(database, batch))
-    )
+    monkeypatch.setattr(build, "_insert", lambda database, batch: (batches.append(len(batch)), insert(database, batch)))
     rng = random.Random(3)
     rows = [chat(f"question {i}", " ".join(rng.choices(WORDS, k=3000))) for i in range(24)]
     prepare(parse_config({"model": "m", "max_length": 1 << 20, "data": {"path": str(write_rows(rows))}}), chatml)
