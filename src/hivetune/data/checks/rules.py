@@ -29,13 +29,10 @@ LOOP_MAX_PERIOD = 300
 LOOP_PROBE_CHARS = 32
 LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
 _WORD = re.compile(r"\w+")
-_NUMBER_WORDS = dict(
-    zip(
-        "six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty".split(),
-        map(str, range(LOOP_MIN_REPEATS, 21)),
-        strict=True,
-    )
+_NUMBER_NAMES = (
+    "six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
 )
+_NUMBER_WORDS = {name: str(n) for n, name in enumerate(_NUMBER_NAMES.split(), LOOP_MIN_REPEATS)}
 _LOST_WORDS = re.compile(r"(?:(?<!\S)\?+[.,;:!|-]*\s+){5,}\?+")
 MAX_CHARS_WITHOUT_MODEL = 1_000_000  # about 250,000 tokens, the window of the longest usual models
 
