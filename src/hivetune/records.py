@@ -40,7 +40,8 @@ class Message:
 class Example:
     """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`;
     `answered_by` the release whose own, unedited answer it holds. `lesson`: failure if the last answer is a bad one;
-    `worse`: a worse answer in place of the last one. `maker`: what made a synthetic row."""
+    `worse`: a worse answer in place of the last one. `maker`: what made a synthetic row. `client`: whose token asked at
+    the gateway, which a quota counts, whatever user the request named."""
 
     id: str
     source: str
@@ -59,6 +60,7 @@ class Example:
     lesson: LessonKind = "sft"
     worse: Message | None = None
     maker: str | None = None
+    client: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

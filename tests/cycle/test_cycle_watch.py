@@ -73,6 +73,27 @@ def test_each_way_to_be_worse_is_noticed_with_its_reason(change: dict[str, float
         assert words in found[1] and "was usual with a@1" in found[1]
 
 
+def test_other_questions_do_not_make_a_release_worse() -> None:
+    """Longer questions get longer answers: an equal release that is asked more of them."""
+
+    def answers(seed: int, long: float, count: int) -> list[SeenAnswer]:
+        draw = random.Random(seed)
+        asked = [draw.random() < long for _ in range(count)]
+        return [
+            SeenAnswer(
+                int((4 if is_long else 1) * draw.lognormvariate(5.7, 0.6)), draw.random() < 0.03, 5 + 5 * is_long
+            )
+            for is_long in asked
+        ]
+
+    for seed in range(50):
+        before = Service("a@1", ReleaseCounts(), answers(2 * seed, 0.3, 400))
+        now = Service("a@2", ReleaseCounts(), answers(2 * seed + 1, 0.9, 300))
+        assert why_worse(before, now) == ""
+    strange = [SeenAnswer(9000, True, 20)] * 100  # questions of a kind that the one before was never asked
+    assert why_worse(before, Service("a@2", ReleaseCounts(), strange)) == ""
+
+
 def test_little_is_known_and_nothing_is_said() -> None:
     """Of few answers of the one before nobody knows what is usual; of ten of the new one nothing follows."""
     few = Serving(1, "a@1").answer(FEWEST_BEFORE - 1)

@@ -12,6 +12,7 @@ from hivetune.base.database import open_database
 from hivetune.cli.arguments import ReleaseArgument, RunArgument
 from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, say, show, table
+from hivetune.errors import HivetuneError
 from hivetune.release import registry
 from hivetune.release.registry import Release, forgotten_rows
 from hivetune.run.find import find_run
@@ -119,14 +120,27 @@ def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
         "created": release.created,
         "withdrawn": release.withdrawn or None,
         "pruned": release.pruned,
+        "damaged": _damage(release),
         "forgotten_rows": forgotten_rows(database, release.snapshot),
     }
+
+
+def _damage(release: Release) -> str | None:
+    """What is wrong with the files of a release that an alias names."""
+    if release.pruned or not release.aliases:
+        return None
+    try:
+        release.check()
+    except HivetuneError as error:
+        return error.message
+    return None
 
 
 def _line(document: dict[str, Any]) -> tuple[object, ...]:
     notes = [
         "rolled back" if document["withdrawn"] else "",
         "pruned" if document["pruned"] else "",
+        "damaged" if document["damaged"] else "",
         f"{document['forgotten_rows']} forgotten rows" if document["forgotten_rows"] else "",
     ]
     return (

@@ -37,6 +37,9 @@ def serve(
     slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Answers at once.")] = 4,
     context: Annotated[int, typer.Option("--context", min=256, help="Tokens of context of each slot.")] = 4096,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    private_cache: Annotated[
+        bool, typer.Option("--private-cache", help="No client profits from the prompt of another one, nor can time it.")
+    ] = False,
     card: Annotated[
         str, typer.Option("--card", metavar="cuda:N", help="Offload to this card, on the CPU while a run trains on it.")
     ] = "",
@@ -58,6 +61,7 @@ def serve(
         slots=slots,
         context_tokens=context,
         threads=threads,
+        private_cache=private_cache,
         card=card,
     )
     with closing(open_database()) as database:

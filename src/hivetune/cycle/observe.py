@@ -43,7 +43,7 @@ from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
-from hivetune.serve.swap.watch import watched_pair
+from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
 from hivetune.walk.experts.station import not_looked_at
 
 
@@ -114,9 +114,10 @@ def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: fl
     if pair is None or now > since + hours * 3600:
         return ""
     newest, before = pair
-    return why_worse(
-        read_service(database, before.label, newest=True), read_service(database, newest.label, newest=False)
-    )
+    services = [read_service(database, release.label, newest=release is before) for release in (before, newest)]
+    if loaded_labels(name) is not None:  # the gateway lives, and judges its counts with what it knows of the traffic
+        services = [replace(service, counts=ReleaseCounts()) for service in services]
+    return why_worse(*services)
 
 
 @dataclass(frozen=True)

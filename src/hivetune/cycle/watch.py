@@ -11,7 +11,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hivetune.judge.drift import is_refusal
 from hivetune.serve.gateway.capture import SOURCE
@@ -27,10 +27,12 @@ MOST_BEFORE, MOST_AFTER = 500, 5000  # of them that are read: the newest of the 
 
 @dataclass(frozen=True, slots=True)
 class SeenAnswer:
-    """A captured answer as the watch sees it. `length`: characters."""
+    """A captured answer as the watch sees it. `length`: characters; `asked`: those of its question, as a power of two:
+    answers are held against those to questions of about that length."""
 
     length: int
     refused: bool
+    asked: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,36 @@ def why_worse(before: Service, now: Service) -> str:
         alarm = Alarm(usual, answers=now.counts.answers, bad=getattr(now.counts, kind))
         if alarm.raised:
             return _reason(alarm, WORDS[kind], before.label)
-    if len(before.answers) < FEWEST_BEFORE:
+    known = _by_question(before.answers)
+    now_answers = [answer for answer in now.answers if answer.asked in known]
+    if not now_answers:
         return ""
-    refused = sum(answer.refused for answer in before.answers)
-    usual = usual_rate(refused, len(before.answers), REFUSAL_FLOOR)
-    raised = _first_raised(usual, (answer.refused for answer in now.answers))
+    # The rate of those questions that were refused most: that others are asked now is not the release's doing.
+    usual = max(usual_rate(sum(a.refused for a in group), len(group), REFUSAL_FLOOR) for group in known.values())
+    raised = _first_raised(usual, (answer.refused for answer in now_answers))
     if raised is not None:
         return _reason(raised, "refused", before.label)
-    shortest, longest = _usual_lengths([answer.length for answer in before.answers])
-    unusual = sum(not shortest <= answer.length <= longest for answer in before.answers)
-    usual = usual_rate(unusual, len(before.answers), 1 - LONGEST_SHARE + SHORTEST_SHARE)
-    raised = _first_raised(usual, (not shortest <= answer.length <= longest for answer in now.answers))
+    bounds = {asked: _usual_lengths([answer.length for answer in group]) for asked, group in known.items()}
+
+    def is_unusual(answer: SeenAnswer) -> bool:
+        shortest, longest = bounds[answer.asked]
+        return not shortest <= answer.length <= longest
+
+    unusual = [is_unusual(answer) for group in known.values() for answer in group]
+    usual = usual_rate(sum(unusual), len(unusual), 1 - LONGEST_SHARE + SHORTEST_SHARE)
+    raised = _first_raised(usual, map(is_unusual, now_answers))
     if raised is not None:
+        shortest, longest = min(low for low, _ in bounds.values()), max(high for _, high in bounds.values())
         return _reason(raised, f"were shorter than {shortest} or longer than {longest} characters", before.label)
     return ""
+
+
+def _by_question(answers: Sequence[SeenAnswer]) -> dict[int, list[SeenAnswer]]:
+    """Answers by the length of their question, where enough are known to say what is usual."""
+    groups: dict[int, list[SeenAnswer]] = {}
+    for answer in answers:
+        groups.setdefault(answer.asked, []).append(answer)
+    return {asked: group for asked, group in groups.items() if len(group) >= FEWEST_BEFORE}
 
 
 def _reason(alarm: Alarm, words: str, before: str) -> str:
@@ -104,6 +122,10 @@ def _seen(stored: str) -> SeenAnswer | None:
         row = json.loads(stored)
     except ValueError:
         return None
-    given = row.get("rejected_answer") or (row.get("messages") or [{}])[-1]
+    messages = row.get("messages") or [{}]
+    given = row.get("rejected_answer") or messages[-1]
     text = given.get("content") if isinstance(given, dict) else None
-    return SeenAnswer(len(text), is_refusal(text)) if isinstance(text, str) and text else None
+    if not isinstance(text, str) or not text:
+        return None
+    asked = sum(len(str(turn.get("content") or "")) for turn in messages[:-1] if isinstance(turn, dict))
+    return SeenAnswer(len(text), is_refusal(text), asked.bit_length())

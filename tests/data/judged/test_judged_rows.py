@@ -157,6 +157,17 @@ def test_ten_thousand_thumbs_of_one_user_are_a_hundred(write_rows: Callable[...,
     assert document["learn"]["failures"] == 140
 
 
+def test_a_quota_counts_the_token_and_not_the_name_that_a_request_declares(write_rows: Callable[..., Path]) -> None:
+    """300 wrong rows under 300 invented names went in."""
+    rows = [good(n, feedback="down", user=f"u{n}", answered_by="a@1", client="laptop") for n in range(300)]
+    rows += [good(n, feedback="down", user=f"u{n}", answered_by="a@1", client="desk") for n in range(300, 350)]
+    rows += [good(n, feedback="down", user=f"u{n}", client="of another data set") for n in range(400, 520)] + [
+        good(999)
+    ]
+    document = report(write_rows(rows))
+    assert document["set_aside"] == {"for-stage-2": 270, "quota-user": 200}
+
+
 def test_what_is_not_named_is_told_and_not_learned(write_rows: Callable[..., Path]) -> None:
     rows = [good(0), good(1, success=False), good(2, feedback="down"), good(3, success=False, error="timeout")]
     rows += [{"prompt": words(4, "q"), "chosen": words(4, "a"), "rejected": words(4, "b")}]

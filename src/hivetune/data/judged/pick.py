@@ -47,8 +47,10 @@ def _candidates(
     found, bad = [], set()
     for start, path in zip(decisions.chunk_starts, results, strict=True):
         with closing(open_result(path)) as database:
-            rows = database.execute("SELECT n, lesson, judged64, worse64 FROM rows WHERE lesson != 'sft' ORDER BY n")
-            for n, lesson, answer, worse in rows:
+            rows = database.execute(
+                "SELECT n, lesson, judged64, worse64, client64 FROM rows WHERE lesson != 'sft' ORDER BY n"
+            )
+            for n, lesson, answer, worse, client in rows:
                 row = start + n
                 fate = decisions.fate[row]
                 decisions.corrections += lesson == "correction" and fate < len(SPLITS)
@@ -57,7 +59,7 @@ def _candidates(
                 stays = decisions.original(row) if fate in (DUPLICATE, NEAR_DUPLICATE) else row
                 if decisions.fate[stays] >= len(SPLITS) or (lesson == "failure" and stays != row):
                     continue
-                about = ties.user[row], ties.session[row], ties.read[row], ties.time[row], order[row]
+                about = client or ties.user[row], ties.session[row], ties.read[row], ties.time[row], order[row]
                 if lesson == "failure":
                     found.append(Candidate(row, answer, None, row, *about))
                 elif worse is not None:

@@ -363,7 +363,14 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
         maker=maker_of(row),
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
+        client=_client(row),
     )
+
+
+def _client(row: Row) -> str | None:
+    """Of a row that the gateway captured (serve/gateway/capture.py); other data may have a column of this name."""
+    captured = "answered_by" in row or "rejected_answer" in row
+    return row["client"] if captured and isinstance(row.get("client"), str) else None
 
 
 def _kto_label(row: Row) -> bool | None:

@@ -10,7 +10,7 @@ from hivetune.data.checks.lessons import lesson_hashes
 from hivetune.data.checks.policies import is_vouched
 from hivetune.data.judged.answers import with_worse
 from hivetune.data.prepare.examine.stages import ExaminedRow, TooLong, num_chars
-from hivetune.data.prepare.split import text_hashes, tie_hashes
+from hivetune.data.prepare.split import group_hash, text_hashes, tie_hashes
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.renderer import RenderedView
 from hivetune.data.rows.read import RawRow, judged_hash
@@ -30,6 +30,7 @@ CREATE TABLE rows (
   maker TEXT,                         -- of a synthetic row
   vouched INTEGER,                    -- 1 where somebody or something called the answer good
   lesson TEXT, judged64 INTEGER, worse64 INTEGER,  -- of the last answer, and of a worse one, with all before them
+  client64 INTEGER,                   -- whose token asked for the last answer; 0: nobody's
   notes TEXT                          -- what was changed where, as JSON: [[reason, "GitHub token in the answer"], ...]
 );
 CREATE TABLE bodies (
@@ -40,7 +41,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 30, 12
+ROW_COLUMNS, BODY_COLUMNS = 31, 12
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # a bad answer is no copy of a good one
 TableRow = tuple[Any, ...]
 
@@ -48,7 +49,7 @@ TableRow = tuple[Any, ...]
 def refused_rows(raw: RawRow, error: RowRefused) -> tuple[TableRow, TableRow]:
     """What both tables say of a refused row, without its number."""
     length = error.length if isinstance(error, TooLong) else None
-    row = (storable(raw.source), None, error.reason, storable(error.hint), *[None] * 10, length, *[None] * 14)
+    row = (storable(raw.source), None, error.reason, storable(error.hint), *[None] * 10, length, *[None] * 15)
     return row, (*[None] * (BODY_COLUMNS - 2), raw.payload)
 
 
@@ -84,6 +85,7 @@ def usable_rows(found: ExaminedRow, *, keep_raw: bool) -> tuple[TableRow, TableR
         example.lesson,
         _signed(judged_hash(example.messages, example.tools)),
         None if worse is None else _signed(judged_hash(worse, example.tools)),
+        0 if example.client is None else _signed(group_hash(f"client:{example.client}")),
         _json(found.notes),
     )
     return row, _body(found, keep_raw=keep_raw)

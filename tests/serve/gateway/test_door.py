@@ -1,0 +1,133 @@
+"""What the door says: hosts, ports, ids, versions that were rolled back, names of two things, starts that fail."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from serve.gateway.stage import Stage, said
+from serve.swap.test_keeper import Stage as Loop
+from serve.swap.test_keeper import play, wants
+
+from hivetune.errors import HivetuneError, MachineNotFit, NotThere
+from hivetune.serve.gateway.run import own_hosts
+from hivetune.serve.swap.router import Route, Routes, Withdrawn, route, served_names
+
+HEADERS = {"Authorization": "Bearer token-a"}
+
+
+def test_on_the_usual_port_clients_leave_it_out() -> None:
+    assert own_hosts(("box", "::1"), 80) == {"box:80", "box", "[::1]:80", "[::1]"}
+    assert own_hosts(("box",), 8642) == {"box:8642"}
+
+
+def test_a_refused_host_is_told_how_to_allow_it() -> None:
+    async def scene(stage: Stage) -> None:
+        answer = await stage.client.get("/health", headers={**HEADERS, "Host": "box.lan:8642"})
+        assert answer.status_code == 421 and "--allow-host box.lan:8642" in answer.json()["error"]["message"]
+
+    Stage().play(scene)
+
+
+def test_every_answer_has_an_id_of_its_request() -> None:
+    async def scene(stage: Stage) -> None:
+        own = await stage.post({"messages": []}, x_request_id="req_1.2-3")
+        assert own.status_code == 400 and own.headers["x-request-id"] == "req_1.2-3"
+        for odd in ("a b", "x" * 200, "\u00e9", ""):
+            headers = {**HEADERS, "x-request-id": odd.encode("latin-1")}
+            answer = await stage.client.get("/health", headers=headers)  # type: ignore[arg-type]
+            assert len(answer.headers["x-request-id"]) == 32
+        refused = await stage.client.get("/v1/models", headers={"x-request-id": "r"})
+        assert refused.status_code == 401 and refused.headers.get_list("x-request-id") == ["r"]
+
+    Stage().play(scene)
+
+
+def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None:
+    routes = Routes(("m",), {"a@1": "m", "a@2": "m"}, {"a": "a@1"}, withdrawn={"a@2": "12 of 20 answers failed"})
+    with pytest.raises(Withdrawn, match="12 of 20 answers failed"):
+        route(routes, "a@2", "s")
+    assert route(routes, "a", "s").label == "a@1"
+
+    async def scene(stage: Stage) -> None:
+        stage.keeper.routes = routes
+        answer = await stage.ask(model="a@2")
+        assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
+
+    Stage(labels=("a@1", "a@2")).play(scene)
+
+
+def test_a_release_goes_before_a_base_of_its_name() -> None:
+    """It was answered by the base, without a word."""
+    routes = Routes(("qwen",), {"qwen@1": "qwen"}, {"qwen": "qwen@1"})
+    assert route(routes, "qwen", "s") == Route("qwen", "qwen@1")
+    assert route(routes, "base", "s") == Route("qwen", "base", adapted=False)
+    two = Routes(("other", "qwen"), {"qwen@1": "qwen"}, {"qwen": "qwen@1"})
+    assert route(two, "qwen", "s").label == "qwen@1"
+    assert route(two, "other", "s") == Route("other", "other", adapted=False)
+    assert served_names(two) == ["qwen", "qwen@1", "other"]
+    with pytest.raises(NotThere):
+        route(two, "base", "s")
+
+
+def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
+    """A child that died while it started gave everybody an instant 503."""
+
+    async def scene() -> None:
+        stage = Loop()
+        keeper = stage.keeper
+        stage.now = wants(1, 1)
+        await stage.until(lambda: keeper.ready)
+        stage.failing = HivetuneError("it died while loading")
+        keeper.lives["m"].backend.kill()
+        await stage.until(lambda: bool(keeper._retries))
+        assert keeper.routes.champions == {"a": "a@1"}
+        waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+        stage.failing = None
+        for retry in keeper._retries.values():
+            retry.at_s = 0.0  # the second is over
+        await stage.until(lambda: keeper.ready)
+        assert (await waiting) is keeper.lives["m"]
+        stage.failing = HivetuneError("it dies each time")
+        keeper.lives["m"].backend.kill()
+        for _ in range(4):
+            known = len(stage.started)
+            await stage.until(lambda known=known: len(stage.started) > known and not keeper._starting)  # type: ignore[misc]
+            for retry in keeper._retries.values():
+                retry.at_s = 0.0
+        with pytest.raises(MachineNotFit, match="it dies each time"):
+            await keeper.live(Route("m", "a@1"))
+
+    play(scene())
+
+
+def test_a_prompt_is_counted_before_it_waits_for_a_slot() -> None:
+    async def scene(stage: Stage) -> None:
+        def answer(path: str, body: dict) -> object:  # type: ignore[type-arg]
+            if path == "/tokenize":
+                return said().__class__(200, json={"tokens": [0] * (len(body["content"]) // 4)})
+            return said()
+
+        stage.answer = answer  # type: ignore[assignment]
+        for length, counted in ((100, False), (6_000, True)):
+            stage.asked.clear()
+            assert (await stage.ask(messages=[{"role": "user", "content": "x" * length}])).status_code == 200
+            assert [path for path, _ in stage.asked][:-1] == (["/tokenize"] if counted else [])
+        assert stage.live.prompted > 1500
+
+    Stage().play(scene)
+
+
+def test_the_databases_own_errors_end_no_request() -> None:
+    async def scene(stage: Stage) -> None:
+        def broken(answer: str, client: str) -> str:
+            raise sqlite3.OperationalError("database is locked")
+
+        stage.find_answer = broken  # type: ignore[method-assign]
+        stage.gateway.find_answer = broken
+        stage.gateway.capture = object()  # type: ignore[assignment]
+        answer = await stage.post({"id": "hive-1", "rating": "up"}, "/v1/feedback")
+        assert answer.status_code == 500 and "locked" not in answer.text
+
+    Stage().play(scene)
+    assert Path(__file__).exists()
