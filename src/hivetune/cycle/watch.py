@@ -80,8 +80,8 @@ def why_worse(before: Service, now: Service) -> str:
         shortest, longest = bounds[answer.asked]
         return not shortest <= answer.length <= longest
 
-    unusual = [is_unusual(answer) for group in known.values() for answer in group]
-    usual = usual_rate(sum(unusual), len(unusual), 1 - LONGEST_SHARE + SHORTEST_SHARE)
+    floor = 1 - LONGEST_SHARE + SHORTEST_SHARE
+    usual = max(usual_rate(sum(map(is_unusual, group)), len(group), floor) for group in known.values())
     raised = _first_raised(usual, map(is_unusual, now_answers))
     if raised is not None:
         shortest, longest = min(low for low, _ in bounds.values()), max(high for _, high in bounds.values())
