@@ -118,24 +118,6 @@ def test_groks_export(tmp_path: Path) -> None:
     assert [[m.content for m in messages] for messages in found] == [["what floats?", "Wood does."]] * 2
 
 
-def deepseek(*messages: Turn) -> dict[str, Any]:
-    mapping: dict[str, Any] = {"root": {"id": "root", "parent": None, "children": ["0"], "message": None}}
-    for number, one in enumerate(messages):
-        below = [str(number + 1)] if number + 1 < len(messages) else []
-        above = str(number - 1) if number else "root"
-        moment = {"inserted_at": f"2025-01-01T10:0{number}:00+08:00", "model": "m", "files": []}
-        mapping[str(number)] = {"id": str(number), "parent": above, "children": below, "message": {**moment, **one}}
-    return {"id": "d", "title": "Boats", "inserted_at": "2025-01-01T10:00:00+08:00", "mapping": mapping}
-
-
-def copilot(*requests: Turn) -> dict[str, Any]:
-    return {"requesterUsername": "ann", "responderUsername": "GitHub Copilot", "requests": list(requests)}
-
-
-def request(asked: str, *parts: Any, **more: Any) -> Turn:
-    return {"requestId": asked, "message": {"text": asked, "parts": []}, "response": list(parts), **more}
-
-
 TOOL = {"kind": "toolInvocationSerialized", "toolId": "readFile"}
 
 

@@ -95,19 +95,6 @@ def test_a_chinese_prompt_that_a_template_wrote() -> None:
         read_conversation({"query": "<s>Where is it?", "response": "There."})
 
 
-def test_what_opencode_says_after_a_result_stands_behind_it() -> None:
-    tool = {"type": "tool", "callID": "c", "tool": "ls", "state": {"input": {}, "output": "a.txt"}}
-    parts = [{"type": "text", "text": "I look."}, tool, {"type": "text", "text": "It is a.txt."}]
-    asked = {"info": {"role": "user"}, "parts": [{"type": "text", "text": "Which file?"}]}
-    row = {"info": {"id": "s"}, "messages": [asked, {"info": {"role": "assistant"}, "parts": parts}]}
-    assert said(row) == [
-        ("user", "Which file?"),
-        ("assistant", "I look."),
-        ("tool", "a.txt"),
-        ("assistant", "It is a.txt."),
-    ]
-
-
 def test_headers_that_a_template_left_in_the_columns() -> None:
     marked = {"instruction": "\n\n### Instruction:\nWhere is it?", "output": "\n### Response:\n\n### Response:\nThere."}
     assert said(marked) == ASKED
@@ -155,43 +142,11 @@ def test_blocks_of_text_that_end_with_a_sentence_are_paragraphs() -> None:
     assert said({"uuid": "u", "chat_messages": turns})[1] == ("assistant", "There it is.\n\nShall I go? Or not?")
 
 
-def test_a_session_of_gemini_whose_answers_are_those_of_a_model() -> None:
-    turns = [
-        {"type": "user", "parts": [{"text": "Where is it?"}]},
-        {"type": "model", "thoughts": [{"description": "Look behind."}], "parts": [{"text": "There."}]},
-    ]
-    row = {"projectHash": "p", "sessionId": "s", "messages": turns}
-    assert said(row) == ASKED
-    assert read_conversation(row).messages[1].reasoning == "Look behind."
-
-
 def test_the_only_prompt_of_a_run() -> None:
     run = {"run_type": "llm", "outputs": {"generations": [[{"text": "There."}]]}}
     assert said({**run, "inputs": {"prompts": ["Where is it?"]}}) == ASKED
     with pytest.raises(RowRefused, match="unsupported-content"):
         said({**run, "inputs": {"prompts": ["Where is it?", "Where was it?"]}})
-
-
-def test_an_answer_of_opencode_that_is_a_thought_alone_is_left_out() -> None:
-    def turn(role: str, kind: str, text: str) -> dict[str, Any]:
-        return {"info": {"role": role, "sessionID": "s"}, "parts": [{"type": kind, "text": text}]}
-
-    turns = [turn("user", "text", "which?"), turn("assistant", "reasoning", "hm"), turn("user", "text", "which one?")]
-    found = read_conversation({"info": {"id": "s"}, "messages": [*turns, turn("assistant", "text", "Red.")]})
-    assert [(m.role, m.content) for m in found.messages] == [("user", "which?\n\nwhich one?"), ("assistant", "Red.")]
-    assert found.changed == ("lone-thought", "merged-turns")
-
-
-def test_what_opencode_sums_up_is_no_turn() -> None:
-    def turn(role: str, text: str, **info: Any) -> dict[str, Any]:
-        return {"info": {"role": role, **info}, "parts": [{"type": "text", "text": text}]}
-
-    told = {"info": {"role": "user"}, "parts": [{"type": "compaction", "auto": True}]}
-    summary = turn("assistant", "They asked for a colour.", summary=True, mode="compaction")
-    turns = [turn("user", "which?"), turn("assistant", "Red."), told, summary, turn("user", "and then?")]
-    found = read_conversation({"info": {"id": "s"}, "messages": [*turns, turn("assistant", "Blue.")]})
-    assert [m.content for m in found.messages] == ["which?", "Red.", "and then?", "Blue."]
-    assert found.changed == ("program-notes",)
 
 
 def test_messages_of_opencode_below_another_name() -> None:

@@ -13,7 +13,6 @@ from hivetune.data.pieces.turns import ROLE_KEYS
 from hivetune.data.rows.api.recorded import METHOD_KEY, NOCK_KEY, RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.traces.agent_spans import agent_runs
-from hivetune.data.rows.traces.agents import ADK_KEY, CREW_KEY, adk_cases, crew_tasks
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
 from hivetune.data.rows.traces.runs import MODEL_RUNS
 from hivetune.data.rows.traces.spans import without_what_repeats
@@ -41,8 +40,6 @@ _ALSO = (
     NOCK_KEY,
     METHOD_KEY,
     *EVALUATION_KEYS,
-    CREW_KEY,
-    ADK_KEY,
 )
 _MARK = re.compile(b'"(?:%s)"' % b"|".join(re.escape(key.encode()) for key in (*KEYS, *_ALSO, *batch_keys())))
 # What a trace says of all its steps.
@@ -66,7 +63,7 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return [json.dumps(row).encode() for row in known] or None
     record = _without_wrapper(record)
     found = list(_spans(record)) or list(_logged(record)) or _model_runs(record)
-    found = found or evaluated(record) or crew_tasks(record) or adk_cases(record) or agent_runs(record) or []
+    found = found or evaluated(record) or agent_runs(record) or []
     found = found or _listed(record) or []
     return [json.dumps(row).encode() for row in found] if found else None
 

@@ -3,9 +3,7 @@ asked, what was answered.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from hivetune.data.pieces.answers import (
     continues_request,
@@ -20,14 +18,13 @@ from hivetune.data.pieces.said import (
     Tools,
     all_texts,
     first_of,
-    listed,
     names,
     objects,
     one_of,
     parsed,
 )
-from hivetune.data.pieces.session import is_lone_thought, system_first
-from hivetune.data.pieces.turns import THOUGHT_KEYS, in_order, read_messages, read_turn
+from hivetune.data.pieces.session import system_first
+from hivetune.data.pieces.turns import THOUGHT_KEYS, in_order, read_messages
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.sides import REPEATED_REQUESTS, RESPONSES, TEXT_ANSWERS, request_and_response
@@ -88,92 +85,6 @@ def _without_marks(texts: list[str]) -> list[str]:
     """
     marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(texts)]
     return [text[mark.end() :] for text, mark in zip(texts, marks, strict=True) if mark] if all(marks) else texts
-
-
-def _opencode(name: str, row: Row) -> Conversation:
-    """OpenCode: `info` of the session, `messages` of info and parts; a tool's call and result are one part."""
-    messages: list[Message] = []
-    left: list[str] = []
-    for turn in row["messages"]:
-        info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
-        if one_of(info, "error"):
-            left.append("other-branches")
-        elif one_of(info, "summary") is True or any(part.get("type") == "compaction" for part in parts):
-            left.append("program-notes")  # what was said before, summed up; it stands in the export as it was
-        elif one_of(info, "role") == "user":
-            texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
-            if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
-                raise RowRefused("unsupported-content", "a message that is only a file")
-            messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
-        else:
-            messages += _opencode_answer(parts)
-    answered = [message for message in messages if not is_lone_thought(message, silent=True)]
-    ordered, changed = in_order(answered)
-    left += [] if len(answered) == len(messages) else ["lone-thought"]
-    return Conversation(name, ordered, changed=(*dict.fromkeys(left), *changed))
-
-
-def _opencode_answer(parts: list[dict[str, Any]]) -> list[Message]:
-    """Step by step: what was thought and said, the calls, then their results."""
-    messages: list[Message] = []
-    content: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
-    for part in [*parts, {"type": "step-start"}]:
-        kind, state = part.get("type"), part.get("state")
-        said_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
-        if said_after or (kind == "step-start" and (content or results)):
-            messages += read_turn({"role": "assistant", "content": content})
-            messages += [m for result in results for m in read_turn({"role": "tool", "content": [result]})]
-            content, results = [], []
-        if kind in ("text", "reasoning"):
-            content.append({"type": kind, "text": part.get("text")})
-        elif kind == "tool" and isinstance(state, dict):
-            call_id = part.get("callID")
-            content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
-            output = one_of(state, "output", "error") or ""
-            results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
-    return messages
-
-
-def _gemini_cli(name: str, row: Row) -> Conversation:
-    """Gemini CLI's sessions: turns by `type`, calls with their results and thoughts beside the text."""
-    messages: list[Message] = []
-    notes = False
-    for turn in row["messages"]:
-        kind = one_of(turn, "type")
-        if kind in ("info", "error", "warning"):
-            notes = True
-        elif kind in ("gemini", "model"):
-            messages += _gemini_answer(turn)
-        else:
-            messages += read_turn({"role": kind, "content": one_of(turn, "content") or one_of(turn, "parts")})
-    ordered, changed = in_order(messages)
-    return Conversation(name, ordered, changed=(("program-notes",) if notes else ()) + changed)
-
-
-def _gemini_answer(turn: Mapping[str, Any]) -> list[Message]:
-    thoughts = [": ".join(_gemini_thought(thought)) for thought in listed(turn.get("thoughts"))]
-    calls = objects(turn.get("toolCalls")) or []
-    said = turn.get("content") or turn.get("parts") or ""
-    said = said if isinstance(said, list) else [{"type": "text", "text": said}]
-    parts = [*said, *({"functionCall": call} for call in calls)]
-    messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
-    for call in calls:
-        result = call.get("result")
-        if result is None:
-            raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
-        content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
-        messages += read_turn({"role": "tool", "content": content})
-    return messages
-
-
-def _gemini_thought(thought: Any) -> list[str]:
-    return [str(text) for text in (one_of(thought, "subject"), one_of(thought, "description")) if text]
-
-
-def _is_opencode(row: Row) -> bool:
-    turns = objects(row.get("messages"))
-    return turns is not None and isinstance(row.get("info"), dict) and "parts" in turns[0] and "info" in turns[0]
 
 
 def _contents(name: str, row: Row) -> Conversation:
@@ -287,12 +198,3 @@ CONTENTS = RowLayout(
 SHAREGPT = RowLayout(
     "sharegpt", frozenset((*LISTS, "paragraph")), lambda row: _list_column(row) is not None, _sharegpt, _COMMON, BESIDE
 )
-GEMINI_CLI = RowLayout(
-    "gemini-cli",
-    frozenset(("project_hash",)),
-    lambda row: objects(row.get("messages")) is not None,
-    _gemini_cli,
-    frozenset(("messages",)),
-    frozenset(("summary",)),
-)
-OPENCODE = RowLayout("opencode", frozenset(("info",)), _is_opencode, _opencode, frozenset(("messages", "info")))

@@ -12,15 +12,10 @@ from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts import pairs, records
 from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
-from hivetune.data.rows.traces import agents, runs, spans
+from hivetune.data.rows.traces import runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
-    records.OPENCODE,
-    records.GEMINI_CLI,
-    agents.SMOLAGENTS,
-    agents.ATIF,
-    agents.AUTOGEN,
     runs.BRAINTRUST_SPAN,
     runs.DATADOG_SPAN,
     spans.SPAN,

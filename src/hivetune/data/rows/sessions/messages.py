@@ -6,15 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from hivetune.data.formats import smolagents
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, conversation, events, write_rows
-from hivetune.data.pieces.said import names
+from hivetune.data.pieces.said import listed, names
+from hivetune.data.pieces.turns import is_item
 from hivetune.data.rows.find.names import role_of, words
 from hivetune.data.rows.find.talk.branches import kept_branch
 from hivetune.data.rows.find.talk.events import is_span
 from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
 from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
 from hivetune.data.rows.find.talk.text_lists import speaker_and_text
-from hivetune.data.rows.traces.agents import are_smolagents_steps, are_turns_of_a_program, smolagents_turns
 
 NUM_SAMPLE = 400
 _TALK = names("chat chats conversation conversations dialog dialogs dialogue dialogues history transcript")  # of files
@@ -69,7 +70,7 @@ def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iter
 
 _TURNS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
     "openhands": openhands_turns,
-    "smolagents": smolagents_turns,
+    "smolagents": smolagents.turns_of,
     "messages": list,
 }
 
@@ -78,9 +79,25 @@ def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
     """Whose events, messages or steps a file lists, by its first ones."""
     if are_of_openhands(turns):
         return "openhands"
-    if are_smolagents_steps(turns):
+    if smolagents.are_steps(turns):
         return "smolagents"
-    return "messages" if are_turns_of_a_program(turns) else None
+    return "messages" if _are_turns(turns) else None
+
+
+def _are_turns(turns: Sequence[Any]) -> bool:
+    """Whether a file lists the messages of one conversation as LangChain, Semantic Kernel or OpenAI's agents
+    write them.
+    """
+    if len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
+        return False
+    if all(
+        "lc" in turn and str(listed(turn.get("id"))[-1:]).endswith(("Message']", "MessageChunk']")) for turn in turns
+    ):
+        return True
+    if all(isinstance(turn.get("Items"), list) and "Role" in turn for turn in turns):  # Semantic Kernel
+        return True
+    written = [is_item(turn) or (turn.get("type") == "message" and "status" in turn) for turn in turns]
+    return any(written) and all(item or "role" in turn for item, turn in zip(written, turns, strict=True))
 
 
 def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event]]:

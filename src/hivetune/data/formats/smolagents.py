@@ -1,0 +1,73 @@
+"""The memory of an agent of smolagents: its task, then its steps.
+
+https://huggingface.co/docs/smolagents/tutorials/memory
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, listed, objects, one_of
+from hivetune.data.pieces.turns import in_order, read_messages
+
+CODE_TOOL = "python_interpreter"  # smolagents' name for code that stands in the answer itself
+LAST_TOOL = "final_answer"
+
+
+def are_steps(steps: Sequence[Any]) -> bool:
+    """Whether a list is such a memory."""
+    begun = [step for step in steps[:3] if isinstance(step, dict) and ("task" in step or "system_prompt" in step)]
+    acted = (isinstance(step, dict) and "step_number" in step and "model_output" in step for step in steps)
+    return bool(begun) and any(acted)
+
+
+def turns_of(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The turns of such a memory. Plans and the answer that the last step repeats are left out."""
+    turns: list[dict[str, Any]] = []
+    for step in steps:
+        system = step.get("system_prompt") or (
+            step.get("text") if "speaker" in step else None
+        )  # as a line that is read
+        if isinstance(system, str):
+            turns.append({"role": "system", "content": system})
+        elif isinstance(step.get("task"), str):
+            turns.append({"role": "user", "content": step["task"]})
+        elif "step_number" in step:
+            turns += _acted(step)
+    return turns
+
+
+def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
+    said = step.get("model_output") or ""
+    calls = [_call(call) for call in objects(step.get("tool_calls")) or []]
+    last = next((call for call in calls if call["name"] == LAST_TOOL), None)
+    error = one_of(step.get("error"), "message")
+    seen = f"Error:\n{error}" if error else str(step.get("observations") or "")
+    if last is not None:
+        answer = one_of(last["arguments"], "answer") if isinstance(last["arguments"], dict) else last["arguments"]
+        return [{"role": "assistant", "content": answer if isinstance(answer, str) else said}]
+    if not calls or any(call["name"] == CODE_TOOL for call in calls):
+        spoken = {"role": "assistant", "content": said}
+        shown = seen if seen.startswith("Error") else f"Observation:\n{seen}"
+        return [spoken] if step.get("is_final_answer") is True else [spoken, {"role": "user", "content": shown}]
+    results = [
+        {"role": "tool", "content": seen if call is calls[-1] else "", "tool_call_id": call["id"]} for call in calls
+    ]
+    return [{"role": "assistant", "content": said, "tool_calls": calls}, *results]
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    return {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
+
+
+def recognise(row: Row) -> bool:
+    return are_steps(listed(row["steps"]))
+
+
+def rows(row: Row) -> Conversation:
+    messages, changed = in_order(read_messages(turns_of(row["steps"]), None))
+    return Conversation("smolagents", messages, changed=changed)
+
+
+FORMAT = Format("smolagents", recognise, rows, needs=frozenset(("steps",)))
