@@ -5,11 +5,13 @@ import os
 import time
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.config import known_settings, load_config, override_config, parse_config
+from hivetune.config import config_schema, known_settings, load_config, override_config, parse_config
 from hivetune.errors import UsageError
 from hivetune.process.cluster import cluster_of
 
@@ -26,7 +28,7 @@ def write(folder: Path, text: str) -> Path:
 def test_three_lines_are_a_config(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "model: smollm2-135m\ndata:\n  path: rows.jsonl\n"))
     assert config.lora.r == 16
-    assert config.data.path == "rows.jsonl"
+    assert config.data.path == str(tmp_path / "rows.jsonl")
 
 
 def test_numbers_as_people_write_them(tmp_path: Path) -> None:
@@ -80,10 +82,12 @@ def test_a_wrong_setting_of_the_command_line_is_not_blamed_on_the_file(tmp_path:
 def test_rows_alone_are_their_path(tmp_path: Path) -> None:
     path = write(tmp_path, "model: m\ndata: faq.csv\n")
     assert load_config(path, ["data.test=0.2"]).data.model_dump(include={"path", "test"}) == {
-        "path": "faq.csv",
+        "path": str(tmp_path / "faq.csv"),
         "test": 0.2,
     }
-    assert load_config(write(tmp_path, "model: m\ndata: [a.csv, b.csv]\n")).data.path == ["a.csv", "b.csv"]
+    assert load_config(write(tmp_path, "model: m\ndata: [a.csv, b.csv]\n")).data.path == [
+        str(tmp_path / name) for name in ("a.csv", "b.csv")
+    ]
     assert load_config(path, ["data=b.csv"]).data.path == "b.csv"
 
 
@@ -189,3 +193,17 @@ def test_workers_are_a_number_a_word_or_a_cluster(value: object) -> None:
 def test_other_workers_are_refused_with_what_there_is(value: object) -> None:
     with pytest.raises(UsageError, match="choose auto, a number from 1 to 64, or HOST:PORT of a cluster"):
         parse_config({"model": "m", "data": "d", "workers": value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: smollm2-135m\ndata: interactions.jsonl\n",  # the README's own
+        "model: m\ndata: [a.jsonl, b.csv]\nlearn: [sft, pairs]\n",
+        "model: m\ndata: {path: a.jsonl}\n",
+    ],
+)
+def test_the_schema_takes_what_is_read(text: str) -> None:
+    jsonschema.validate(yaml.safe_load(text), config_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"model": "m", "data": 5}, config_schema())

@@ -308,6 +308,10 @@ class RunConfig(Section):
     experts: ExpertsConfig = ExpertsConfig()
 
 
+# What a section means that is a text or a list: the setting of it that is given so.
+_SHORT = {"data": "path", "learn": "use"}
+
+
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """The config in `path` with each `a.b=c` of `overrides` applied.
 
@@ -361,15 +365,27 @@ def _place_beside(tree: dict[str, Any], folder: Path) -> None:
         return  # validation says what is wrong
     entries = [data["path"]] if isinstance(data["path"], str) else data["path"]
     placed = [
-        str(folder / entry) if isinstance(entry, str) and entry not in ("", "-", "store") and entry[0] != "~" else entry
-        for entry in entries
+        str(folder / entry) if isinstance(entry, str) and not _stays_as_it_is(entry) else entry for entry in entries
     ]
     data["path"] = placed[0] if isinstance(data["path"], str) else placed
 
 
+def _stays_as_it_is(entry: str) -> bool:
+    return entry in ("", "-", "store") or entry[0] == "~" or "://" in entry
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of the YAML file, with the short forms that `load_config` takes."""
+    document = RunConfig.model_json_schema()
+    for section in _SHORT:
+        short = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        document["properties"][section] = {"anyOf": [document["properties"][section], *short]}
+    return document
+
+
 def _expand_short(tree: dict[str, Any]) -> None:
     """`data: faq.csv` means `data: {path: faq.csv}`, `learn: [sft, pairs]` means `learn: {use: [sft, pairs]}`."""
-    for section, key in (("data", "path"), ("learn", "use")):
+    for section, key in _SHORT.items():
         if isinstance(tree.get(section), str | list):
             tree[section] = {key: tree[section]}
 

@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from hivetune.config import DataConfig, load_config
+from hivetune.data.intake.files import find_sources
+from hivetune.data.rows.formats import refuse_foreign
 from hivetune.errors import UsageError
 from hivetune.walk.before.count import refuse_missing
 
@@ -23,6 +26,7 @@ ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
         ("-", "-"),
         ("~/rows.jsonl", "~/rows.jsonl"),
         ("/data/rows.jsonl", "/data/rows.jsonl"),
+        ("https://example.org/rows.jsonl", "https://example.org/rows.jsonl"),
     ],
 )
 def test_rows_lie_beside_the_file_that_names_them(
@@ -57,3 +61,29 @@ def test_what_is_empty_has_no_plan_either(tmp_path: Path) -> None:
     refuse_missing(DataConfig(path="-"))
     (tmp_path / "rows.jsonl").write_text(ROW)
     refuse_missing(DataConfig(path=[str(tmp_path / "rows.jsonl"), "store"]))
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("https://example.org/rows.jsonl", "curl -LO https://example.org/rows.jsonl"),
+        ("someone/their-rows", "hf download someone/their-rows --repo-type dataset"),
+        ("rows.jsonl", "give a file, a folder"),
+    ],
+)
+def test_what_is_elsewhere_has_a_next_step(
+    path: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        find_sources(path)
+    assert step in refused.value.hint
+
+
+def test_an_office_file_is_named_for_what_it_is(tmp_path: Path) -> None:
+    for inside, what in (("word/document.xml", "a Word document"), ("xl/workbook.xml", "an Excel workbook")):
+        with zipfile.ZipFile(tmp_path / "file.zip", "w") as archive:
+            archive.writestr("[Content_Types].xml", "<Types/>")
+            archive.writestr(inside, "<x/>")
+        with pytest.raises(UsageError, match=what):
+            refuse_foreign((tmp_path / "file.zip").read_bytes()[:4096], "file.zip")

@@ -54,7 +54,7 @@ def make_files(folder: Path) -> None:
     (folder / "colon.yaml").write_text("model: smollm2-135m\ndata: a: b\n")
     (folder / "latin.yaml").write_bytes("model: é\n".encode("latin-1"))
     (folder / "circle").symlink_to("circle")
-    (folder / "book.xlsx").write_bytes(b"PK\x03\x04" + bytes(90))
+    (folder / "book.xlsx").write_bytes(b"PK\x03\x04" + bytes(26) + b"xl/workbook.xml" + bytes(90))
     (folder / "paper.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3\n")
     (folder / "model.gguf").write_bytes(b"GGUF\3\0\0\0")
     (folder / "rows.jsonl.gz").write_bytes(gzip.compress(b"SQLite format 3\0"))
@@ -90,7 +90,7 @@ WRONG = [
     ("plan mine.yaml --card MI50 --memory -1", 2, "Invalid value for '--memory'"),
     ("plan mine.yaml --cores 4", 2, "name its --card"),
     # files that hold no rows
-    ("data check book.xlsx", 2, "an Excel workbook or another ZIP archive, not a file of rows\nhint: save each sheet"),
+    ("data check book.xlsx", 2, "an Excel workbook, not a file of rows\nhint: save each sheet"),
     ("data check paper.pdf", 2, "paper.pdf is a PDF"),
     ("data check model.gguf", 2, "hint: give it as the model: --model model.gguf"),
     ("data check app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),

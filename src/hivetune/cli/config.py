@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from hivetune.cli.output import MODE, emit, table
-from hivetune.config import RunConfig, known_settings
+from hivetune.config import config_schema, known_settings
 
 
 def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of the YAML file.")] = False,
 ) -> None:
     """The settings of the YAML file: names, defaults and what they do, or with --schema their JSON Schema."""
-    document = RunConfig.model_json_schema()
+    document = config_schema()
     settings = known_settings()
     if schema and not MODE.json:
         typer.echo(json.dumps(document, indent=1))

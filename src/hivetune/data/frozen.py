@@ -105,7 +105,7 @@ def general_questions() -> list[FrozenQuestion]:
     return [
         FrozenQuestion(
             "general",
-            f"{GENERAL_FILE.name}:{number}",
+            f"general question {number} of Hivetune",
             (Message("user", row["question"]),),
             row["checker"],
             category=row["category"],

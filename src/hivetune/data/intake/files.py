@@ -6,6 +6,7 @@ input) is first turned into lines below a spill folder, streamed, each with its 
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -97,10 +98,22 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
                 raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern, and look at it with ls")
             found += matches
         else:
-            raise UsageError(f"{spelled(path)} does not exist", hint="give a file, a folder, a glob, '-' or 'store'")
+            raise UsageError(f"{spelled(path)} does not exist", hint=_elsewhere(path))
     return list(
         {name if name in ("-", "store") else os.path.realpath(name): name for name in reversed(found)}.values()
     )[::-1]
+
+
+def _elsewhere(path: str) -> str:
+    """What to do about a source that is no file here: an address, an id of the Hub, or a name that is wrong."""
+    if "://" in path:
+        return f"rows are read from this machine: curl -LO {quoted(path)}, then give the file"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.isdir(path.partition("/")[0]):
+        return (
+            f"give a file, a folder, a glob, '-' or 'store'; a data set of the Hub is fetched by: "
+            f"hf download {path} --repo-type dataset --local-dir rows"
+        )
+    return "give a file, a folder, a glob, '-' or 'store'"
 
 
 def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, encoding: str | None = None) -> Inputs:

@@ -89,7 +89,7 @@ _FOREIGN = (
     (b"%PDF-", "a PDF", "rows are made from documents by: hivetune data synth, of texts and not of PDFs"),
     (b"GGUF", "a model in GGUF", "give it as the model: --model {name}"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
-    (b"PK\x03\x04", "an Excel workbook or another ZIP archive", "save each sheet as CSV, or unpack the archive"),
+    (b"PK\x03\x04", "a ZIP archive", "unpack it"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
     (b"Rar!\x1a\x07", "a RAR archive", "unpack it"),
     (b"BZh9", "compressed by bzip2", "unpack it (bunzip2); .gz and .zst are read as they are"),
@@ -99,10 +99,21 @@ _FOREIGN = (
 )
 
 
+# Office's files are ZIP archives; the name of a file in them tells which (ECMA-376, part 2).
+_IN_ARCHIVES = (
+    (b"word/", "a Word document", "save it as text; rows are made from documents by: hivetune data synth"),
+    (b"xl/", "an Excel workbook", "save each sheet as CSV"),
+    (b"ppt/", "a PowerPoint file", "save its text; rows are made from documents by: hivetune data synth"),
+)
+
+
 def refuse_foreign(head: bytes, name: str) -> None:
     """Raises UsageError where a file that begins so is of a kind that holds no rows."""
     for begins, what, instead in _FOREIGN:
         if head.startswith(begins):
+            if begins == b"PK\x03\x04":
+                found = next((kind for kind in _IN_ARCHIVES if kind[0] in head), (begins, what, instead))
+                _, what, instead = found
             raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead.format(name=name))
 
 
