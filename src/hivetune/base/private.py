@@ -27,11 +27,12 @@ def make_folder(folder: Path) -> None:
             path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
-def temporary_folder(name: str) -> Path:
+def temporary_folder(name: str, below: Path | None = None) -> Path:
     """`name` and this user's number among the temporary files, for what needs a short path: the name of a socket has at
-    most 107 bytes. It stays, and the next process finds it again. Raises UsageError where somebody else has planted it.
+    most 107 bytes. `below`: instead of the folder for temporary files. It stays, and the next process finds it again.
+    Raises UsageError where somebody else has planted it.
     """
-    folder = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}"
+    folder = (below or Path(tempfile.gettempdir())) / f"{name}-{os.geteuid()}"
     make_folder(folder)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & PRIVATE_UMASK:

@@ -8,6 +8,7 @@ import pytest
 
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
+from hivetune.scale.cluster import node
 from hivetune.scale.cluster.machine import claim_device, make_token, need_token, offered_devices, token_path
 from hivetune.scale.cluster.node import _ray_folder
 
@@ -65,8 +66,25 @@ def test_the_folder_of_ray_is_found_again_with_what_ray_left_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(node, "LONGEST_FOLDER", 1000)
     folder = _ray_folder()
+    assert folder.is_relative_to(tmp_path)
     assert folder.parent.stat().st_mode & 0o077 == 0
     folder.mkdir()
     (folder / "session_latest").symlink_to(folder)
     assert _ray_folder() == folder
+
+
+@pytest.mark.parametrize("length", [4, 18, 90])
+def test_ray_has_room_for_the_names_of_its_sockets(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def folder(name: str, below: Path | None) -> Path:
+        asked.append((below or Path(tempfile.gettempdir())) / f"{name}-{os.geteuid()}")
+        return asked[-1]
+
+    monkeypatch.setattr(node, "temporary_folder", folder)
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "t" * (length - 1))
+    socket = _ray_folder() / "session_2026-11-25_23-59-59_123456_4194304/sockets/plasma_store"
+    assert len(str(socket)) <= 107
+    assert str(asked[0]).startswith("/ttt") is (length <= 18)

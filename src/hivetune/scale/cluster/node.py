@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ HOME_MARK = "HIVETUNE_CLUSTER"
 # Ray's shared memory: nothing of ours passes through it. Its own least size is 75 MiB.
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
+# Bytes: a socket's name has at most 107 (unix(7)), and Ray puts /session_DATE_TIME_PID/sockets/plasma_store behind it.
+LONGEST_FOLDER = 107 - len("/session_2026-11-25_23-59-59_123456_4194304/sockets/plasma_store")
 # `ray start` with its options read from a pipe: a password does not stand in the list of processes.
 _START = "import json, sys; from ray.scripts.scripts import cli; cli(json.load(sys.stdin))"
 _TAIL_LINES = 5
@@ -172,8 +175,11 @@ def mark_of_home() -> str:
 
 
 def _ray_folder() -> Path:
-    """Not below the home: Ray has sockets. It lets everybody into its folder, so that lies in a private one."""
-    return temporary_folder(f"hivetune-ray-{mark_of_home()}") / "ray"
+    """Not below the home: Ray has sockets. It lets everybody into its folder, so that lies in a private one. Below /tmp
+    where TMPDIR is too long for them."""
+    name = f"ht-{mark_of_home()}"
+    wanted = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}" / "ray"
+    return temporary_folder(name, None if len(os.fsencode(wanted)) <= LONGEST_FOLDER else Path("/tmp")) / "ray"
 
 
 def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
