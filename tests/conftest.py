@@ -25,8 +25,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Read when triton is imported, which transformers does too: the kernels for cards run in its interpreter here.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# llama.cpp's converter, as `make` has fetched it.
-CONVERTERS = Path(os.environ.get("HIVETUNE_HOME") or platformdirs.user_data_dir("hivetune")) / "converter"
+# llama.cpp's converter, as `make` has fetched it, whatever home a test has.
+_HOME = os.environ.get("HIVETUNE_HOME") or platformdirs.user_data_dir("hivetune")
+os.environ.setdefault("HIVETUNE_CONVERTERS", str(Path(_HOME) / "converter"))
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker and for the programs that it starts: two that compute on all cores hinder each other.
@@ -58,7 +59,6 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or writes the user's home."""
     home = tmp_path_factory.mktemp("home")
-    (home / "converter").symlink_to(CONVERTERS)
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
     # The CPU kernels are compiled once for all of a session's processes.
     monkeypatch.setenv("HIVETUNE_KERNELS", str(common_folder(tmp_path_factory) / "kernels"))

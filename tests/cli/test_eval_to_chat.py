@@ -79,7 +79,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     (folder / "run.yaml").write_text(text)
     code, _, err = found.call("train", str(folder / "run.yaml"))
     assert code == 0, err
-    assert "exports: tried without weights: llama.cpp loads them, 50 conversations have the token ids" in err
+    assert (
+        "exports: tried with a small model: llama.cpp computes it as it is trained, 50 conversations have the token ids"
+        in err
+    )
     return found
 
 

