@@ -13,7 +13,7 @@ import pytest
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import judge
-from hivetune.judge.pages.comparison import MOST_ANSWERS, comparison_page
+from hivetune.judge.pages.comparison import MOST_ANSWERS, _direction, comparison_page
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
 
@@ -167,3 +167,20 @@ def test_a_browser_draws_it_without_sideways_scrolling(tmp_path: Path, width: in
     )
     needed, there = re.findall(r"<title>(\d+) (\d+)</title>", done.stdout)[0]
     assert int(needed) <= int(there)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "kind"),
+    [
+        ("length", -90.0, -20.0, "unclear"),  # shorter is not better by itself
+        ("loss", -0.2, -0.1, "better"),
+        ("success", -0.2, -0.1, "worse"),
+        ("kept", 0.1, 0.2, "better"),
+        ("refusals", 0.1, 0.2, "worse"),
+        ("loss", -0.2, 0.1, "unclear"),
+    ],
+)
+def test_a_difference_has_a_colour_only_where_one_direction_is_better(
+    name: str, low: float, high: float, kind: str
+) -> None:
+    assert _direction(name, low, high) == kind

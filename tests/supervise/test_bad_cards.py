@@ -56,3 +56,11 @@ def test_a_driver_that_is_too_old_ends_the_run_with_what_to_do() -> None:
     found, replies = answers("RuntimeError", text)
     assert found == "device-driver-old" and [reply.kind for reply in replies] == ["stop"]
     assert "does not fit this build of torch" in replies[0].why
+
+
+def test_a_limit_of_addresses_is_no_library_that_does_not_fit() -> None:
+    """ulimit -v; a file on a disk mounted noexec ends in nearly the same words."""
+    start = "libtorch_cpu.so: failed to map segment from shared object"
+    found, replies = answers("ImportError", start)
+    assert found == "address-space" and [reply.kind for reply in replies] == ["stop"]
+    assert answers("ImportError", f"{start}: Operation not permitted")[0] != "address-space"

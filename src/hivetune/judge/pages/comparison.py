@@ -16,7 +16,8 @@ from hivetune.judge.pages.sections import advice_list, curve_plot, frozen_table,
 MOST_SESSIONS = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MOST_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
-HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred")
+HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred", "kept", "kept_general")
+NEITHER_IS_BETTER = ("length",)  # shorter answers may be terse, longer ones padded
 _STYLE = Path(__file__).with_name("page.css")
 _PLOT_WIDTH, _ROW_HEIGHT = 260, 22
 _COLOURS = {"yes": "better", "no": "worse"}
@@ -127,7 +128,7 @@ def _interval_plot(metric: Mapping[str, Any]) -> str:
 
 
 def _direction(name: str, low: float, high: float) -> str:
-    if low <= 0 <= high:
+    if low <= 0 <= high or name in NEITHER_IS_BETTER:
         return "unclear"
     return "better" if (low > 0) == (name in HIGHER_IS_BETTER) else "worse"
 
