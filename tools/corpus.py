@@ -120,7 +120,7 @@ def _row(raw: RawRow, columns: Mapping[str, str], pairs: bool) -> dict[str, Any]
     example = read.example
     outcome: dict[str, Any] = {"by": read.layout, "messages": json.loads(messages_json(example.messages))}
     if raw.chunk is not None and raw.chunk.inside:
-        outcome["inside"] = list(raw.chunk.inside)
+        outcome["inside"] = raw.chunk.inside
     if example.tools:
         outcome["tools"] = [dict(tool) for tool in example.tools]
     if example.worse is not None:

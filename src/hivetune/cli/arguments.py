@@ -13,6 +13,7 @@ from hivetune.cli.output import say
 from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
 from hivetune.data.intake.files import names_rows
 from hivetune.data.intake.places import check_storable
+from hivetune.data.mapping import parse_columns
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.release.registry import releases
@@ -65,13 +66,31 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Override a setting.", autocompletion=complete_setting),
 ]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=YOURS,...",
+        help="Your columns: prompt=question,completion=reply, or several: completion=category+priority",
+    ),
+]
 ReleaseArgument = Annotated[
     str,
     typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...", autocompletion=complete_release),
 ]
 
 
-def read_settings(config: str, model: str | None, overrides: Sequence[str] | None) -> tuple[RunConfig, str]:
+def with_columns(settings: RunConfig, columns: str | None) -> RunConfig:
+    """The settings with what `--columns` says in place of `data.columns`. Raises UsageError."""
+    if columns is None:
+        return settings
+    data = settings.data.model_copy(update={"columns": parse_columns(columns)})
+    return settings.model_copy(update={"data": data})
+
+
+def read_settings(
+    config: str, model: str | None, overrides: Sequence[str] | None, columns: str | None = None
+) -> tuple[RunConfig, str]:
     """The settings and the name of their runs: of a YAML file, or of rows with a model and all else at its default.
 
     Raises UsageError.
@@ -80,7 +99,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
     if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or rows together with --model")
     if model is None and not names_rows(config):
-        return load_config(path, overrides or ()), path.stem
+        return with_columns(load_config(path, overrides or ()), columns), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(
             f"--model {model}: {config} names its model itself", hint=f"in place of --model: --set model={model}"
@@ -101,4 +120,4 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] | Non
         f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "
         "others: --set, and hivetune config"
     )
-    return settings, "rows" if config == "-" else path.stem
+    return with_columns(settings, columns), "rows" if config == "-" else path.stem

@@ -9,10 +9,13 @@ import typer
 
 from hivetune.base.disk import file_to_write
 from hivetune.base.paths import spelled
+from hivetune.cli.arguments import ColumnsOption
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
+from hivetune.cli.suggestions import show_suggestion
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.intake.files import find_sources
+from hivetune.data.mapping import parse_columns
 from hivetune.data.prepare.clean import duplicates_path, quarantine_path
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare as prepare_rows
@@ -33,14 +36,6 @@ Sources = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check template, mask and tokens of this model.")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]
-ColumnsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--columns",
-        metavar="OURS=YOURS,...",
-        help="Your columns: prompt=question,completion=reply, or several: completion=category+priority",
-    ),
-]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens; longer rows: data.on_overlong.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
@@ -130,10 +125,7 @@ def _settings(
     if max_length is not None:
         tree["max_length"] = max_length
     if columns is not None:
-        pairs = [pair.partition("=") for pair in columns.split(",")]
-        if not all(ours and yours for ours, _, yours in pairs):
-            raise UsageError(f"--columns {columns}: not of the form OURS=YOURS,...", hint="prompt=question")
-        tree["data"]["columns"] = {ours.strip(): yours.strip() for ours, _, yours in pairs}
+        tree["data"]["columns"] = parse_columns(columns)
     return override_config(parse_config(tree, "command line"), overrides or [])
 
 
@@ -223,9 +215,9 @@ def _show_reading(document: dict[str, Any]) -> None:
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
         show(f"{spelled(names[0])}{more}: {said}")
     for name, lines in document.get("unclear", {}).items():  # a snapshot that was made before has none
-        show(f"{spelled(name)}: nothing knows how its rows are laid out; what would read them:")
+        show(f"{spelled(name)}: its layout has no name; it may be read as follows, once you say so:")
         for line in lines:
-            show(f"  {line.get('said') or line['line']}\n    asked: {line['question']}\n    answered: {line['answer']}")
+            show_suggestion(line)
     for name in document.get("no_header", ()):
         why = "its first line is a row, and its columns are called by their place or content"
         show(f"{spelled(name)} has no header: {why}")

@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
-from hivetune.cli.arguments import SetOption, complete_model
+from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, with_columns
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
+from hivetune.cli.suggestions import confirm_columns
 from hivetune.data.fates import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
@@ -37,6 +38,7 @@ def init(
             "--model", "-m", metavar="M", help="Model to train; else the one at hand.", autocompletion=complete_model
         ),
     ] = None,
+    columns: ColumnsOption = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME.yaml here.")] = None,
 ) -> None:
@@ -49,22 +51,31 @@ def init(
             f"{path} is there already",
             hint=f"use it: hivetune train {quoted(path)}, or write another: --out FILE",
         )
-    settings = first_settings(rows, model, overrides or ())
+    settings = with_columns(first_settings(rows, model, overrides or ()), columns)
     # What is on this machine is prepared; a Hub id that is not here would need the network.
     here = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
     folder = model_folder(settings.model) if here else None
+    mapping, confirmed = confirm_columns(settings)
+    if mapping is not None:
+        data = settings.data.model_copy(update={"columns": mapping})
+        settings = settings.model_copy(update={"data": data})
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
         proposal = propose(settings, folder, report)
+    only_suggested = None if confirmed else mapping
     train = f"hivetune train {quoted(path)}"
-    text = "\n".join(_lines(proposal, shlex.join(sources), train, path)) + "\n"
+    text = "\n".join(_lines(proposal, shlex.join(sources), train, path, only_suggested)) + "\n"
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: {train}")
     emit({"config": str(path), "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
 
 
-def _lines(proposal: Proposal, sources: str, train: str, path: Path) -> Iterator[str]:
+def _lines(
+    proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """`suggested`: a mapping of the rows that nobody has confirmed."""
     config, report = proposal.config, proposal.report
-    yield f"# Made by `hivetune init` from {sources}. It trains as it is: {train}"
+    how = "It trains once data.columns is confirmed" if suggested else f"It trains as it is: {train}"
+    yield f"# Made by `hivetune init` from {sources}. {how}"
     yield "# Every other setting, its default and the reason for it: hivetune config"
     yield ""
     yield from _about_model(proposal)
@@ -73,7 +84,10 @@ def _lines(proposal: Proposal, sources: str, train: str, path: Path) -> Iterator
     yield from _about_rows(report, sources)
     yield "data:"
     yield f"  path: {_value(_seen_from(path.parent, config.data.path))}"
-    yield from _said(config.data, ("path",), "  ")
+    if suggested is not None:
+        yield "  # The layout of the rows has no name. If this mapping reads them rightly, take the # off:"
+        yield f"  # columns: {_value(dict(suggested))}"
+    yield from _said(config.data, ("path",) if suggested is None else ("path", "columns"), "  ")
     yield ""
     yield from _about_length(report, config.max_length)
     yield f"max_length: {config.max_length}"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.data import learned_words
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.model import model_folder
@@ -16,9 +16,14 @@ from hivetune.walk.learn.station import learn as learn_in_stages
 from hivetune.walk.open import Run
 
 
-def learn(config: ConfigArgument, model: ModelOption = None, overrides: SetOption = None) -> None:
+def learn(
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+) -> None:
     """Train, then learn from pairs and failures; what ships is what answers better. Finished stages are found again."""
-    loaded, name = read_settings(config, model, overrides or [])
+    loaded, name = read_settings(config, model, overrides or [], columns)
     find_sources(loaded.data.path)
     model_folder(loaded.model)
 

@@ -8,7 +8,7 @@ import typer
 
 from hivetune.base.disk import home
 from hivetune.base.units import step_time
-from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
@@ -24,6 +24,7 @@ from hivetune.walk.before.plan import Planned, case_of, plan_document, plan_run,
 def plan(
     config: ConfigArgument,
     model: ModelOption = None,
+    columns: ColumnsOption = None,
     overrides: SetOption = None,
     card: Annotated[str | None, typer.Option(help="Plan for another card or CPU: R9700, H200, zen4, avx2 ...")] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="With --card of a CPU: its cores.")] = None,
@@ -38,7 +39,7 @@ def plan(
     """Memory, time and disk of a run before anything is loaded, and what would fit instead. Needs no torch."""
     if card is None and (cores is not None or memory is not None):
         raise UsageError("--cores and --memory are of another machine: name its --card", hint="for example --card zen4")
-    loaded, _ = read_settings(config, model, overrides)
+    loaded, _ = read_settings(config, model, overrides, columns)
     if not (rows and tokens):
         refuse_missing(loaded.data)
     planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)

@@ -5,7 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, complete_setting, read_settings
+from hivetune.cli.arguments import (
+    ColumnsOption,
+    ConfigArgument,
+    ModelOption,
+    SetOption,
+    complete_setting,
+    read_settings,
+)
 from hivetune.cli.output import emit, number, progress, say, show, table
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.scale.sweep import CURVES, run_sweep
@@ -25,12 +32,13 @@ def sweep(
         str | None, typer.Option("--on", metavar="HOST:PORT", help="Train on all devices of this cluster.")
     ] = None,
     model: ModelOption = None,
+    columns: ColumnsOption = None,
     overrides: SetOption = None,
 ) -> None:
     """Train every combination, one device each; stop those that are shown to be worse; judge the best."""
     if keep not in KEEP:
         raise UsageError(f"--keep {keep}: choose all or best")
-    loaded, name = read_settings(config, model, overrides or [])
+    loaded, name = read_settings(config, model, overrides or [], columns)
     with progress("training", "steps") as report:
         document = run_sweep(
             loaded, name, [*(over or []), *(more or [])], "best" if keep == "best" else "all", say, report, on

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import emit, say, show
 from hivetune.process.detach import start_detached
 from hivetune.process.launch import Ahead
@@ -14,6 +14,7 @@ from hivetune.run.find import shortest_name
 def train(
     config: ConfigArgument,
     model: ModelOption = None,
+    columns: ColumnsOption = None,
     overrides: SetOption = None,
     chunk_rows: Annotated[
         int | None, typer.Option("--chunk-rows", help="Finish all epochs on this many rows before the next ones.")
@@ -24,7 +25,7 @@ def train(
 ) -> None:
     """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
-    loaded, name = read_settings(config, model, [*(overrides or []), *chunks])
+    loaded, name = read_settings(config, model, [*(overrides or []), *chunks], columns)
     with Ahead() as ahead:
         if not detach:
             ahead.start()

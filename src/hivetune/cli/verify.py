@@ -3,16 +3,21 @@
 import typer
 
 from hivetune.base.disk import home, scratch_folder
-from hivetune.cli.arguments import ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, say, show, table
 from hivetune.supervise.verify import verify_resume as verify
 from hivetune.walk.prepare import prepare_data
 
 
-def verify_resume(config: ConfigArgument, model: ModelOption = None, overrides: SetOption = None) -> None:
+def verify_resume(
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+) -> None:
     """Train a few steps twice, once killed by SIGKILL and resumed, and compare weights and optimizer bit for bit."""
-    loaded, _ = read_settings(config, model, overrides)
+    loaded, _ = read_settings(config, model, overrides, columns)
     folder_of_model = model_folder(loaded.model)
     with progress("preparing data", "rows", AFTER_ROWS) as report:
         snapshot = prepare_data(loaded, folder_of_model, report)

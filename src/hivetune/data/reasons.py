@@ -67,6 +67,11 @@ REASONS: dict[str, Reason] = {
         'close it; inside a quoted field write two quotes ("") for one',
     ),
     # The shape of the row
+    "unread-column": Reason(
+        "reject",
+        "equal questions have different answers, and a column that is not read tells them apart",
+        "name the column in the mapping, or leave it out on purpose: --columns prompt=...,completion=...",
+    ),
     "unknown-layout": Reason(
         "reject", "no known columns", "map your columns, for example --columns prompt=my_question,completion=my_answer"
     ),
@@ -202,6 +207,7 @@ REASONS: dict[str, Reason] = {
         "reject", "checking the row took more than 20 s of processor time", "split the row, or look at what it holds"
     ),
     # By policy
+    "filtered": Reason("set_aside", "data.columns says `where`, and the row is another one", "nothing to do"),
     "failed": Reason(
         "set_aside", "the row's own success is false", "learn: [sft, failures] learns from it, as a bad answer"
     ),

@@ -278,7 +278,7 @@ def test_calls_and_thoughts_beside_the_text_of_an_answer() -> None:
 def test_what_a_program_decided_about_a_question_is_no_answer() -> None:
     logged = {"ts": "2026-03-03T19:03:07Z", "type": "query", "query": Q, "intent": "faq"}
     assert refused({**logged, "tokens_in": 3, "latency_ms": 81.5}) == "unknown-layout"
-    assert said({"text": Q, "intent": "parking"}) == [("user", Q), ("assistant", "parking")]
+    assert refused({"text": Q, "intent": "parking"}) == "unexplained-column"
 
 
 def test_an_answer_that_its_judge_calls_wrong() -> None:

@@ -10,7 +10,7 @@ from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.layouts.table import read_layout as read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 
 Turn = dict[str, Any]
@@ -144,7 +144,7 @@ def test_a_text_in_pieces() -> None:
     turns = [("Ann", "When does it leave?"), ("Harbour Bot", pieces), ("Ann", "thanks"), ("Harbour Bot", "Gladly.")]
     messages = [{"id": n, "type": "message", "from": who, "text": what} for n, (who, what) in enumerate(turns)]
     found, _ = said({"name": "Harbour Bot", "type": "bot_chat", "id": 5, "messages": messages})
-    assert [(role, line) for role, line, _ in found][:2] == [
+    assert [(role, line) for role, line, *_ in found][:2] == [
         ("user", "When does it leave?"),
         ("assistant", "It leaves at noon."),
     ]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.layouts.table import read_layout as read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 
 PASSAGE = "The Seine flows through the middle of the city."
@@ -61,10 +61,6 @@ USABLE: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
     "instruction, context, response, category": (
         {"instruction": QUESTION, "context": PASSAGE, "response": ANSWER, "category": "closed_qa"},
         [("user", f"{QUESTION}\n{PASSAGE}"), ("assistant", ANSWER)],
-    ),
-    "a text with its summary": (
-        {"text": PASSAGE, "summary": "A river."},
-        [("user", PASSAGE), ("assistant", "A river.")],
     ),
     "question, response": ({"id": "flan.1", "system_prompt": "", "question": QUESTION, "response": ANSWER}, SPLIT),
     "query, response": ({"query": QUESTION, "response": ANSWER, "type": "GSM_Rephrased"}, SPLIT),
@@ -276,19 +272,6 @@ def test_a_text_with_marks_that_cannot_be_told_apart_is_refused(text: str) -> No
     with pytest.raises(RowRefused) as refused:
         read_conversation({"text": text})
     assert refused.value.reason == "rendered-text"
-
-
-def test_what_stands_in_front_of_a_question_or_belongs_to_it_is_kept() -> None:
-    headed = "Be brief.\n\n### Instruction:\nSay it.\n### Input:\nOne\n### Output:\n### Steps:\nGo."
-    found = read_conversation({"text": headed})
-    assert [(m.role, m.content) for m in found.messages] == [
-        ("system", "Be brief."),
-        ("user", "Say it.\nOne"),
-        ("assistant", "### Steps:\nGo."),
-    ]
-    assert read_conversation({"id": 7, "formatted": headed}).messages[-1].content == "### Steps:\nGo."
-    about = read_conversation({"text": "table: Rivers\nQ: Which is long?\nA: SELECT name FROM Rivers"})
-    assert [m.content for m in about.messages] == ["table: Rivers\nWhich is long?", "SELECT name FROM Rivers"]
 
 
 @pytest.mark.parametrize(

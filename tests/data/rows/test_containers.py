@@ -8,7 +8,6 @@ import pytest
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.read import RawRow, read_example
@@ -128,22 +127,3 @@ def test_what_stands_behind_the_rows_is_said(tmp_path: Path) -> None:
     assert report["rejected"] == {"broken-file": 1}
     path.write_text(json.dumps({"question": "Which?", "data": [{"a": 1}]}, indent=1))
     assert check(DataConfig(path=str(path))).document["rows_in"] == 1
-
-
-def test_what_is_said_in_many_ways_has_a_row_for_each(tmp_path: Path) -> None:
-    intents = [
-        {
-            "tag": "hello",
-            "patterns": ["Hi there", "Good day"],
-            "responses": ["Hello.", "How are you?"],
-            "context": [""],
-        },
-        {"tag": "depot", "patterns": ["Where is it?"], "responses": "In Bonn."},
-    ]
-    expected = [("Hi there", "Hello."), ("Good day", "Hello."), ("Where is it?", "In Bonn.")]
-    texts = {"a.json": json.dumps({"intents": intents}, indent=1), "b.json": json.dumps(intents)}
-    texts["c.jsonl"] = "\n".join(map(json.dumps, intents))
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-        rows = [example_of(raw).messages for raw in rows_of_files(str(tmp_path / name))]
-        assert [tuple(message.content for message in messages) for messages in rows] == expected

@@ -9,10 +9,10 @@ import pytest
 from data.conftest import chat
 
 from hivetune.config import DataConfig
+from hivetune.data.mapping import map_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
-from hivetune.data.rows.layouts.mapped import map_columns
+from hivetune.data.rows.layouts.table import read_layout as read_conversation
 from hivetune.data.rows.read import RawRow, content_id, read_example
 from hivetune.data.snapshot import messages_from, messages_json
 from hivetune.records import Example, Message

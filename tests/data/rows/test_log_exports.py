@@ -166,13 +166,6 @@ RECORDS: dict[str, tuple[dict[str, Any], list[tuple[str, str]]]] = {
         {"metadata": {"title": "Shoes"}, "messages": [{"role": "Prompt", "say": Q}, {"role": "Response", "say": A}]},
         PLAIN,
     ),
-    "one word of a user": (
-        {"ts": "2025-01-01", "user": "Tom", "user_msg": "hi", "bot_msg": "Hello, how are you?"},
-        [
-            ("user", "hi"),
-            ("assistant", "Hello, how are you?"),
-        ],
-    ),
     "Cursor": ({"composerId": "c", "name": "Shoes", "conversation": [bubble(1, Q), bubble(2, A)]}, PLAIN),
     "LibreChat": (
         {
@@ -318,16 +311,6 @@ FILES: dict[str, tuple[str, Any, list[list[tuple[str, str]]]]] = {
             {"kind": "response", "parts": [{"part_kind": "text", "content": A}]},
         ],
         [[("system", SYSTEM), ("user", Q), ("assistant", ""), ("tool", "30"), ("assistant", A)]],
-    ),
-    "events of an agent": (
-        "agent.jsonl",
-        [
-            {"event": "user_query", "content": Q, "ts": 1},
-            {"event": "tool_call", "tool": "look", "args": {"for": "shoes"}, "ts": 2},
-            {"event": "tool_result", "tool": "look", "result": "it is 30 days", "ts": 3},
-            {"event": "final_answer", "content": A, "ts": 4},
-        ],
-        [[("user", Q), ("assistant", ""), ("tool", "it is 30 days"), ("assistant", A)]],
     ),
     "a store of sessions": (
         "store.json",

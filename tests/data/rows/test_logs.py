@@ -7,7 +7,7 @@ import pytest
 
 from hivetune.data.pieces.said import Conversation
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.layouts.table import read_layout as read_conversation
 
 ASK = {"role": "user", "content": "What is the capital of France?"}
 SYSTEM = {"role": "system", "content": "Answer in one word."}

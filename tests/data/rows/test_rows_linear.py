@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from hivetune.data.checks.placeholders import LONGEST_CHARS, placeholder_in
+from hivetune.data.columns import stands_in
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
+from hivetune.data.pieces.rounds import ended_rounds
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT
 from hivetune.data.rows.api.printed import printed_rows
-from hivetune.data.rows.find.talk.rounds import ended_rounds
 from hivetune.data.rows.formats import text_lines
-from hivetune.data.rows.layouts.columns import stands_in
 from hivetune.data.rows.read import RawRow, read_example
 from hivetune.data.rows.sessions.servers import server_rows
 

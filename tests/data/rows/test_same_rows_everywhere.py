@@ -22,10 +22,10 @@ QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5
 
 @pytest.fixture
 def nested(tmp_path: Path) -> str:
-    """Five rows, two levels below the one record of a file; their agent stands beside them."""
+    """Five rows below the one record of a file."""
     path = tmp_path / "nested.json"
     rows = [{"question": asked, "answer": f"It turns wheel {number}."} for number, asked in enumerate(QUESTIONS)]
-    path.write_text(json.dumps({"version": "1.1", "parts": [{"agent": "shop", "talks": rows}]}))
+    path.write_text(json.dumps({"version": "1.1", "data": rows}))
     return str(path)
 
 
@@ -58,13 +58,13 @@ def test_a_line_of_a_log_that_holds_rows(tmp_path: Path) -> None:
     assert check(DataConfig(path="store")).document["usable"] == 5
 
 
-def test_a_row_that_is_nested_too_deep_is_counted_and_named(tmp_path: Path) -> None:
+def test_a_row_that_is_nested_deep_is_counted_and_named(tmp_path: Path) -> None:
     path = tmp_path / "deep.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n{"question": ' + '{"a":' * 700 + "1" + "}" * 700 + "}\n")
-    assert prompts_of_rows([str(path)], EvalConfig())[1] == {"too-deep": 1}
+    assert prompts_of_rows([str(path)], EvalConfig())[1] == {"unknown-layout": 1}
     against = Against([str(path)])
     assert (len(list(against)), against.unreadable) == (1, 1)
-    with pytest.raises(DataRefused, match=r"deep\.jsonl:2: too-deep"):
+    with pytest.raises(DataRefused, match=r"deep\.jsonl:2: unknown-layout"):
         own_questions([str(path)], {"name": "not_empty"})
 
 

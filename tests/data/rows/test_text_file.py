@@ -87,4 +87,4 @@ def test_weights_of_turns(tmp_path: Path) -> None:
         *WHOLE,
         PAIRS[1],
     ]
-    assert json.loads(next(iter(rows_of_files(str(path)))).payload).keys() == {"dialogue"}
+    assert json.loads(next(iter(rows_of_files(str(path)))).payload).keys() == {"text"}

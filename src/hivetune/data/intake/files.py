@@ -17,7 +17,14 @@ from typing import Any, Literal
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
-from hivetune.data.rows.formats import convert_lines, file_format, lacks_header, open_bytes, share_before_damage
+from hivetune.data.rows.formats import (
+    convert_lines,
+    file_format,
+    lacks_header,
+    open_bytes,
+    refuse_prose,
+    share_before_damage,
+)
 from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
 from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
 from hivetune.data.rows.sessions.messages import regroup
@@ -36,11 +43,10 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 class Chunk:
     """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
     ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines;
-    `inside`: where in each record the rows are (data/rows/find/nest.py), empty: a record is a row; `line`: what would
-    read the rows of its file that nothing reads, empty: nothing; None: nobody looked at the file; `labels`: columns
-    that hold a few words in every row of its file; `pair`: where question and answer of its rows stand;
-    `prompts`: its rows ask, and none of them answers; `doubted`: columns of rows most of which nothing reads;
-    `cut_chars`: the length at which answers of its file were cut, 0: none (data/rows/find/per_file.py);
+    `inside`: the path of the rows in each record (`rows` of data.columns), empty: a record is a row; `line`: the
+    suggestion for the rows of its file that nothing reads, empty: none; `telling`: a column that is not read, without
+    which equal questions have different answers;
+    `cut_chars`: the length at which answers of its file were cut, 0: none (data/judged/cut.py);
     `most_tokens`: that its first rows counted in an answer.
     """
 
@@ -52,12 +58,9 @@ class Chunk:
     first: int
     last: bool
     rows: int
-    inside: tuple[str, ...] = ()
-    line: str | None = None
-    labels: tuple[str, ...] = ()
-    pair: tuple[str, ...] = ()
-    prompts: bool = False
-    doubted: tuple[str, ...] = ()
+    inside: str = ""
+    line: str = ""
+    telling: str = ""
     cut_chars: int = 0
     most_tokens: int = 0
 
@@ -81,6 +84,7 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
         if path in ("-", "store"):
             found.append(path)
         elif os.path.isdir(path):
+            _refuse_arrow(path)
             inside = [str(p) for p in sorted(map(Path, files_below(path))) if _is_known(p.name)]
             if not inside:
                 raise UsageError(
@@ -116,6 +120,17 @@ def _elsewhere(path: str) -> str:
     return "give a file, a folder, a glob, '-' or 'store'"
 
 
+def _refuse_arrow(folder: str) -> None:
+    """Raises UsageError for a folder that `save_to_disk` of the library datasets wrote, or one with such folders."""
+    inside = (folder, *(str(one) for one in sorted(Path(folder).iterdir()) if one.is_dir()))
+    for one in inside:
+        if os.path.exists(os.path.join(one, "dataset_info.json")) and any(Path(one).glob("*.arrow")):
+            raise UsageError(
+                f"{spelled(one)} is a data set in Arrow files, as datasets.save_to_disk writes it",
+                hint=f"datasets.load_from_disk({one!r}).to_json('rows.jsonl'), then give rows.jsonl",
+            )
+
+
 def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, encoding: str | None = None) -> Inputs:
     """Read every source once: hash it, count its lines and cut it into chunks. `encoding`: that of all files.
 
@@ -140,6 +155,8 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, en
             path = str(spill / f"{number:06d}.piped")
             _spool(name, path)
         known = formats[name] = session_format(path, name, file_format(path, name, encoding))
+        if known.partition(".")[0] in ("jsonl", "json"):
+            refuse_prose(path, name, known)
         side = batch_side(path, known)
         if side is not None:
             _hash_file(path, digest)

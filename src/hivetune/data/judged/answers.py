@@ -1,15 +1,14 @@
 """Rows that hold two answers to one question: preference pairs of any layout, and corrections of an answer."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from hivetune.data.columns import ASKED, CONTEXT, SYSTEM, TOOLS, plain_row
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
-from hivetune.data.rows.find.names import words
-from hivetune.data.rows.layouts.columns import ASKED, CONTEXT, SYSTEM, TOOLS, plain_row
 from hivetune.data.rows.layouts.table import preference_columns, read_layout
 from hivetune.records import Example, LessonKind, Message
 
@@ -34,20 +33,20 @@ class TwoAnswers(NamedTuple):
 
 
 def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
-    """A row with an answer and its correction, None for any other. Raises RowRefused as `read_conversation`."""
+    """A row with an answer and its correction, None for any other. Raises RowRefused as `read_layout`."""
     row = plain_row(row)
     turns = objects(parsed(row.get("messages")))
     if row.get(REJECTED_ANSWER) is not None and turns is not None:
-        said = read_conversation({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
+        said = read_layout({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
         given = row[REJECTED_ANSWER]
         given = given if isinstance(given, dict) else {"role": "assistant", "content": given}
         tools = {key: row[key] for key in TOOLS if key in row}
-        before = read_conversation({**tools, "messages": [*turns[:-1], given]}, mapped=True)
+        before = read_layout({**tools, "messages": [*turns[:-1], given]}, mapped=True)
         return _two(said, before, "correction")
     name = next((name for name in CORRECTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
     if name is None:
         return None
-    before = read_conversation({key: value for key, value in row.items() if key != name}, mapped=mapped)
+    before = read_layout({key: value for key, value in row.items() if key != name}, mapped=mapped)
     last = before.messages[-1]
     if last.role != "assistant":
         raise RowRefused("no-answer", f"{name}: there is no answer that it corrects")
@@ -61,12 +60,13 @@ def with_answers_apart(row: Row) -> Row:
     """
     for name in _TURNS:
         turns = objects(row.get(name)) or []
-        ends = {
-            side: turn for turn in turns[-2:] for side in ("chosen", "rejected") if side in words(str(_speaker(turn)))
-        }
+        ends: dict[str, Any] = {}
+        for turn in turns[-2:]:
+            said = re.split(r"[\W_]+", str(_speaker(turn)).lower())
+            ends |= {side: turn for side in ("chosen", "rejected") if side in said}
         if len(ends) == 2 and len(turns) > 2 and not ends.keys() & row.keys():
-            said: Row = {side: one_of(turn, "content", "value") for side, turn in ends.items()}
-            return {**row, name: turns[:-2], **said}
+            apart: Row = {side: one_of(turn, "content", "value") for side, turn in ends.items()}
+            return {**row, name: turns[:-2], **apart}
     return row
 
 

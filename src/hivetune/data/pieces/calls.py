@@ -5,17 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.pieces.fields import plain_name
-from hivetune.data.pieces.said import Tools, names, objects, one_of, parsed
+from hivetune.data.pieces.said import Tools, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
 HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 _RESPONSE_BEGINS, _RESPONSE_ENDS = "<tool_response>", "</tool_response>"
-
-_TOOL_NAMES = names("tool tool_name function function_name")
-_ARGUMENTS = names(
-    "args arguments parameters params tool_args tool_arguments tool_input tool_params function_args function_arguments"
-)
 
 
 def read_call(call: Any) -> Mapping[str, Any]:
@@ -37,18 +31,6 @@ def read_call(call: Any) -> Mapping[str, Any]:
     if not isinstance(arguments, dict):
         raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
     return _plain_call(name, arguments, one_of(call, "call_id", "id", "toolUseId", "toolCallId", "tool_call_id"))
-
-
-def call_in_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]] | None:
-    """(the call, its columns) of a row that names a tool and its arguments in two columns."""
-    tools = [name for name in row if plain_name(name) in _TOOL_NAMES]
-    given = [name for name in row if plain_name(name) in _ARGUMENTS]
-    if len(tools) != 1 or len(given) != 1:
-        return None
-    name, arguments = row[tools[0]], parsed(row[given[0]])
-    if not isinstance(name, str) or not name.isidentifier() or not isinstance(arguments, dict):
-        return None
-    return {"name": name, "arguments": arguments}, [*tools, *given]
 
 
 def free_call(name: str, text: str, call_id: Any) -> Mapping[str, Any]:

@@ -243,7 +243,10 @@ def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
     found.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
 
 
-_SIDES = (("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a"))
+_SIDES = (
+    *(("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a")),
+    *(("user", "agent"), ("user", "bot")),
+)
 
 
 def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:

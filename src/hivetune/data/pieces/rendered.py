@@ -39,7 +39,7 @@ _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*
 _SPEAKERS = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
     ("assistant", "gpt", "bot"), "assistant"
 )
-_NAMES = r"(Human|User|USER|Assistant|ASSISTANT|GPT|System|SYSTEM) ?: ?"
+_NAMES = r"(Human|HUMAN|User|USER|Assistant|ASSISTANT|GPT|System|SYSTEM) ?: ?"
 _LINE = r"(?:\A|\n)[ \t]*"
 _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
 _ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
@@ -143,7 +143,8 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
         return None
     said = [without_end(piece.strip(), "").strip() for piece in pieces[1::2]]
     spoken = roles[1:] if roles[0] == "system" else roles
-    sides = ("assistant", "user") if roles[0] == "system" and spoken[0] == "assistant" else ("user", "assistant")
+    begins = spoken[0] == "assistant" and (roles[0] == "system" or bool(lead))  # the answer's question stands elsewhere
+    sides = ("assistant", "user") if begins else ("user", "assistant")
     in_turn = all(role == sides[i % 2] for i, role in enumerate(spoken))  # who plays a part may speak first
     if not in_turn or any(_ANY.search(piece) for piece in said):
         return []

@@ -26,6 +26,7 @@ ROLES: dict[str, Role] = {
     "user": "user",
     "human": "user",
     "prompter": "user",
+    "prompt": "user",
     "assistant": "assistant",
     "ai": "assistant",
     "gpt": "assistant",
@@ -33,6 +34,7 @@ ROLES: dict[str, Role] = {
     "model": "assistant",
     "bot": "assistant",
     "chatbot": "assistant",
+    "response": "assistant",
     "tool_call": "assistant",
     "tool_calls": "assistant",
     "function_call": "assistant",
@@ -47,7 +49,7 @@ ROLES: dict[str, Role] = {
 }
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
 ROLE_KEYS = ("role", "from", "sender", "speaker", "author", "type")
-CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message", "utterance")
+CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message", "utterance", "say")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
 MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.
@@ -146,12 +148,14 @@ def _is_silent(turn: Any) -> bool:
 
 
 def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
+    if turn.get("kind") in ("request", "response") and has_part_kinds(turn.get("parts")):  # Pydantic AI
+        return _of_part_kinds(turn, turn["parts"])
     name, role = _role(turn)
     _refuse_media(turn)
     content = plain_parts(one_of(turn, *CONTENT_KEYS))
     if isinstance(content, str) and (parts := parts_in(content)) is not None:
         content = parts
-    if isinstance(content, list) and content and all(one_of(part, "part_kind") for part in content):
+    if has_part_kinds(content):
         return _of_part_kinds(turn, content)
     if name in CALL_ROLES and "tool_calls" not in turn:
         turn, content = _with_calls(turn, parsed(content), name), None
@@ -163,6 +167,11 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
         call_id = one_of(turn, "tool_call_id", "toolCallId")
         return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]
     return _messages_of(role, read_content(content), turn)
+
+
+def has_part_kinds(content: Any) -> bool:
+    """Whether a content holds parts as Pydantic AI names them."""
+    return isinstance(content, list) and bool(content) and all(one_of(part, "part_kind") for part in content)
 
 
 def _with_calls(turn: Mapping[str, Any], called: Any, name: str) -> Mapping[str, Any]:

@@ -27,6 +27,7 @@ from hivetune.data.intake.files import NO_HEADER, Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.judged.lessons import learnable
 from hivetune.data.leave_out import read_leave_out
+from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import decide_rows
@@ -38,7 +39,6 @@ from hivetune.data.prepare.report import Report, make_report
 from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import CR_FORMAT, ENCODED_FORMAT
-from hivetune.data.rows.layouts.mapped import check_columns
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent

@@ -63,6 +63,9 @@ class Report:
         why = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
         first = next((p for p in self.document["problems"] if top and p["reason"] == top[0]), None)
         where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune data check"
+        suggested: list[dict[str, Any]] = next(iter(self.document.get("unclear", {}).values()), [])
+        if suggested and "--columns" not in where:
+            where = f"{where}; if it is right: {suggested[0]['line']}"
         if self.usable == 0:
             raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=where)
         if self.num_rejected > max_rejected * self.rows_in:

@@ -4,7 +4,7 @@ what is answered, and what is left out.
 
 import itertools
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -13,25 +13,18 @@ from typing import Any, NamedTuple
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
+from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
+from hivetune.data.judged.cut import cut_length
 from hivetune.data.judged.failures import most_tokens_in
+from hivetune.data.mapping import ROWS, maps_content
+from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.markup import without_markup
-from hivetune.data.pieces.said import texts_in
+from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.asking.advice import Line, advised, as_option, lines_for
-from hivetune.data.rows.find.leaves import nodes
-from hivetune.data.rows.find.names import part_of, words
-from hivetune.data.rows.find.nest import RowPlace, are_unread, place_name, place_of_rows, places, rows_at, with_choices
-from hivetune.data.rows.find.per_file import (
-    are_prompts,
-    cut_length,
-    doubted_columns,
-    label_columns,
-    pair_columns,
-    readings,
-)
-from hivetune.data.rows.layouts.columns import looks_like_content
-from hivetune.data.rows.read import RawRow, parse_row, read_example, read_rows
+from hivetune.data.rows.layouts.table import read_layout
+from hivetune.data.rows.read import NOT_KNOWN, RawRow, parse_row, read_example, read_rows
+from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message
 
 FIRST_ROWS = 30
@@ -40,7 +33,10 @@ LABEL_ROWS, LABEL_BYTES = 400, 1 << 20  # looked at to see whether answers are c
 MAX_PATHS = 6  # shown of each kind
 PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that is shown, and that is looked through for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-_BESIDE = frozenset(("chunk", "chunks", "source", "sources", "tool", "tools", "step", "steps", "span", "spans"))
+MAX_NODES, MAX_DEPTH = 20_000, 24  # of a row that is looked through
+UNREAD_SHARE = 0.5  # of the first rows, beyond which a mapping is suggested
+TELLING_SHARE = 0.02  # of the rows, whose equal questions have different answers
+TOLD_ROWS = 400  # in which equal questions are looked for
 TOLD_KINDS = ("question", "answer", "system", "tools", "left_out")
 
 
@@ -60,10 +56,10 @@ def example_of(raw: RawRow) -> Example:
 
 
 def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
-    """The inputs with the place of their rows, where the records of a file hold many, and with the line that would read
-    a file's rows where nothing reads most of them.
+    """The inputs with what the first rows of each file tell of all of them, and with the mapping that is suggested
+    where nothing reads most of them.
     """
-    found = {name: _looked_at(list(_records(chunks)), columns) for name, chunks in _by_file(inputs.chunks)}
+    found = {name: _looked_at(list(_records(chunks, TOLD_ROWS)), columns) for name, chunks in _by_file(inputs.chunks)}
     seen = {one.name: found.get(one.name, _Seen()) for one in inputs.chunks}
     return replace(inputs, chunks=tuple(replace(one, **seen[one.name]._asdict()) for one in inputs.chunks))
 
@@ -71,43 +67,76 @@ def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
 class _Seen(NamedTuple):
     """What the first rows of a file told: as in Chunk."""
 
-    inside: RowPlace = ()
-    line: str | None = None
-    labels: tuple[str, ...] = ()
-    pair: tuple[str, ...] = ()
-    prompts: bool = False
-    doubted: tuple[str, ...] = ()
+    inside: str = ""
+    line: str = ""
+    telling: str = ""
     cut_chars: int = 0
     most_tokens: int = 0
 
 
 def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
-    place = with_choices(records, place_of_rows(records, columns), columns)
-    if columns:
-        return _Seen(place)
-    rows = rows_at(records, place) if place else records
-    lines = [] if place else unread_lines(records)
-    line = advised(lines[0]) if lines else ""
-    labels, pair = label_columns(rows), pair_columns(rows)
-    read = readings(rows, labels, pair)
-    doubted, most = doubted_columns(read), most_tokens_in(rows)
-    return _Seen(place, line, labels, pair, are_prompts(rows), doubted, cut_length(read), most)
+    if maps_content(columns):
+        return _Seen(columns.get(ROWS, ""))
+    rows = [record for record in records if isinstance(record, dict)]
+    read = [(row, _said(row)) for row in rows]
+    known = [(row, said) for row, said in read if isinstance(said, Conversation)]
+    telling = telling_column(known)
+    lines = _suggested(records) if telling or _is_unread(read) else []
+    if telling:
+        lines.sort(key=lambda one: telling not in one.columns.get("prompt", "").split("+"))
+    answers = [said.messages[-1].content for _, said in known]
+    line = f"if it is right, read it with {lines[0].option}" if lines else ""
+    return _Seen("", line, telling, cut_length(answers[:FIRST_ROWS]), most_tokens_in(rows[:FIRST_ROWS]))
 
 
-def unread_lines(records: Sequence[Any]) -> list[Line]:
-    """What would read the rows of a file, if nothing reads most of its records; rows inside records too."""
-    objects = [record for record in records if isinstance(record, dict)]
-    if not objects or not are_unread(objects):
-        return []
-    lines = lines_for(objects)
-    for place in places(objects) if not lines else ():
-        beside = any(part_of(key) == "given" or _BESIDE & set(words(key)) for key in place)
-        if not beside and (rows := rows_at(objects, place)):
-            lines = lines_for(rows, inside=True)
-            lines = [line for line in lines if place_of_rows(objects, line.columns) == place]
-        if lines:
-            break
-    return lines
+def _said(row: Row) -> Conversation | RowRefused:
+    try:
+        return read_layout(row)
+    except RowRefused as refused:
+        return refused
+    except RecursionError:
+        return RowRefused("too-deep")
+
+
+def _is_unread(read: Sequence[tuple[Row, Conversation | RowRefused]]) -> bool:
+    unread = sum(isinstance(said, RowRefused) and said.reason in NOT_KNOWN for _, said in read)
+    return bool(read) and unread > UNREAD_SHARE * len(read)
+
+
+def _suggested(records: Sequence[Any]) -> list[Suggestion]:
+    return suggest(records[:FIRST_ROWS])
+
+
+def telling_column(read: Sequence[tuple[Row, Conversation]]) -> str:
+    """The column that is not read, and that tells rows apart whose questions are equal and whose answers differ; empty
+    where there is none.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Row, str]]] = {}
+    for row, said in read:
+        if said.layout not in PUBLISHED:
+            continue  # a program says more of its calls than what was said
+        asked = tuple((message.role, message.content) for message in said.messages[:-1])
+        groups.setdefault(asked, []).append((row, said.messages[-1].content))
+    alike = [group for group in groups.values() if len({answer for _, answer in group}) > 1]
+    if sum(map(len, alike)) < max(2, TELLING_SHARE * len(read)):
+        return ""
+    return next((name for name in alike[0][0][0] if _tells(name, alike)), "")
+
+
+def _tells(name: str, alike: Sequence[Sequence[tuple[Row, str]]]) -> bool:
+    """Whether each value of a column has one answer in each of these groups, and there are several values."""
+    if column_kind(plain_name(name)) != "unknown":
+        return False
+    for group in alike:
+        answers: dict[str, set[str]] = {}
+        for row, answer in group:
+            value = row.get(name)
+            if not isinstance(value, str | int | float) or value == "":
+                return False
+            answers.setdefault(str(value), set()).add(answer)
+        if len(answers) < 2 or any(len(one) > 1 for one in answers.values()):
+            return False
+    return True
 
 
 def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -122,15 +151,23 @@ def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[s
     question and the answer of a row and how many rows of the sample it reads.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, chunks in _by_file(inputs.chunks) if not columns else ():
-        records = list(_records(chunks)) if chunks[0].line else []
-        lines = [
-            {"line": as_option(line.columns), "rows": line.read, "said": advised(line) if line.guessed else ""}
-            | {"question": _preview(line.question), "answer": _preview(line.answer)}
-            for line in unread_lines(records)
-        ]
-        found |= {name: lines} if lines else {}
+    for name, chunks in _by_file(inputs.chunks) if not maps_content(columns) else ():
+        lines = _suggested(list(_records(chunks))) if chunks[0].line else []
+        found |= {name: list(map(suggestion_document, lines))} if lines else {}
     return found
+
+
+def suggested_for(paths: str | Sequence[str], encoding: str | None) -> dict[str, list[dict[str, Any]]]:
+    """What `unclear` says of these files."""
+    with scratch_folder() as spill:
+        return unclear(place_rows(plan_inputs(paths, spill, encoding=encoding), NO_COLUMNS), NO_COLUMNS)
+
+
+def suggestion_document(one: Suggestion) -> dict[str, Any]:
+    """A suggestion as the report holds it."""
+    shown = [{"question": _preview(asked), "answer": _preview(answer)} for asked, answer in one.shown]
+    left_out = list(one.left_out[:MAX_PATHS])
+    return {"line": one.option, "columns": one.columns, "rows": one.read, "shown": shown, "left_out": left_out}
 
 
 def _preview(text: str) -> str:
@@ -155,12 +192,11 @@ def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
     for some in paths.values():  # what is read of one row and left out of another (a last turn) is read
         for path in [path for path in some["left_out"] if any(path in some[kind] for kind in _KINDS.values())]:
             del some["left_out"][path]
-    at = place_name(chunks[0].inside)
     return [
         {
             "layout": layout,
             "rows": count,
-            "rows_at": at,
+            "rows_at": chunks[0].inside,
             **{kind: [path for path, _ in some.most_common(MAX_PATHS)] for kind, some in paths[layout].items()},
         }
         for layout, count in counts.most_common()
@@ -177,15 +213,15 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
     whole = {message.content.strip(): _KINDS[message.role] for message in reversed(example.messages)}
     seen: set[tuple[str, str]] = set()
     unread: dict[str, str] = {}
-    for path, value in nodes(row):
-        if not isinstance(value, str) or not value.strip():
+    for path, value in _texts(row):
+        if not value.strip():
             continue
         forms = (value.strip(), without_markup(value))
         kind = next((kind for text in forms if (kind := whole.get(text))), None)
         kind = kind or next((kind for text in forms if (kind := _kind_within(text, example.messages))), None)
         if kind is None and value in called:
             kind = "answer"
-        if kind is None and not looks_like_content(value):
+        if kind is None and not (looks_like_content(value) or _is_unlisted(path)):
             continue
         kind = kind or ("tools" if value in offered else "left_out")
         name = ".".join(path).replace(".[]", "[]")
@@ -193,6 +229,32 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
         unread |= {name: value} if kind == "left_out" else {}
     around = set(_around(unread, {kind for kind, _ in seen}, example.messages))
     yield from sorted((seen | around) - {("left_out", name) for _, name in around})
+
+
+def _is_unlisted(path: tuple[str, ...]) -> bool:
+    """Whether a column of the row stands in no list of columns.toml: it is told however short its values are."""
+    return len(path) == 1 and column_kind(plain_name(path[0])) == "unknown"
+
+
+def _texts(row: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(path, text) of every text in a row, outer ones first; lists and objects that are written as text are opened.
+
+    Raises RowRefused where there is more than anybody would look through.
+    """
+    waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), row)])
+    seen = 0
+    while waiting:
+        path, value = waiting.popleft()
+        seen += 1
+        if seen > MAX_NODES or len(path) > MAX_DEPTH:
+            raise RowRefused("unknown-layout", "the row holds too much to look through")
+        value = parsed(value) if isinstance(value, str) and is_json_text(value) else value
+        if isinstance(value, dict):
+            waiting.extend(((*path, str(key)), inner) for key, inner in value.items())
+        elif isinstance(value, list):
+            waiting.extend(((*path, "[]"), inner) for inner in value)
+        elif isinstance(value, str):
+            yield path, value
 
 
 def _around(left_out: Mapping[str, str], told: set[str], messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
@@ -236,19 +298,19 @@ def _by_file(chunks: Iterable[Chunk]) -> Iterator[tuple[str, list[Chunk]]]:
     yield from found.items()
 
 
-def _records(chunks: Sequence[Chunk]) -> Iterator[Any]:
-    for raw in _sample(chunks):
+def _records(chunks: Sequence[Chunk], most: int = FIRST_ROWS) -> Iterator[Any]:
+    for raw in _sample(chunks, most):
         try:
             yield json.loads(raw.payload)
         except (ValueError, RecursionError):
             yield None  # broken: no row, wherever rows are
 
 
-def _sample(chunks: Sequence[Chunk]) -> list[RawRow]:
+def _sample(chunks: Sequence[Chunk], most: int = FIRST_ROWS) -> list[RawRow]:
     """The first rows of a file, fewer where they are large."""
     sample: list[RawRow] = []
     size = 0
-    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), FIRST_ROWS):
+    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), most):
         if raw.problem is not None:
             continue
         sample.append(raw)

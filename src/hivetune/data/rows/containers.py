@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hivetune.data.columns import is_content
 from hivetune.data.formats import batch_keys, batch_rows
 from hivetune.data.pieces.attributes import attributes, typed
 from hivetune.data.pieces.said import objects, one_of
 from hivetune.data.pieces.spans import joined_by_id
 from hivetune.data.pieces.turns import ROLE_KEYS
 from hivetune.data.rows.api.recorded import METHOD_KEY, NOCK_KEY, RECORDED_KEYS, recorded_calls
-from hivetune.data.rows.layouts.columns import is_content
 from hivetune.data.rows.traces.agent_spans import agent_runs
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
 from hivetune.data.rows.traces.runs import MODEL_RUNS

@@ -117,6 +117,38 @@ def refuse_foreign(head: bytes, name: str) -> None:
             raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead.format(name=name))
 
 
+# Texts that people have and that hold no rows as they are: what they begin with, what they are, and what to do.
+_MARKED_TIME = rb"\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},? \d{1,2}:\d{2}.{0,12}?[\]-] ?[^:\n]{1,40}: "
+_PROSE = (
+    (
+        re.compile(rb"commit [0-9a-f]{40}\b"),
+        "a git log",
+        "it answers nobody's question; issues do: gh issue list --json title,body,author,comments > issues.json",
+    ),
+    (
+        re.compile(_MARKED_TIME),
+        "a chat log with times",
+        "export it as JSON, then say who answers: --columns assistant=NAME",
+    ),
+    (re.compile(rb"#{1,3} |---\s"), "a Markdown text", "rows are made from documents by: hivetune data synth"),
+)
+
+
+def refuse_prose(path: str, name: str, known: str) -> None:
+    """Raises UsageError for a file that is read as JSON lines and whose beginning holds none, and no other format."""
+    head = open_bytes(path, known).read(HEAD_BYTES)[0].removeprefix(codecs.BOM_UTF8)
+    if head.lstrip().startswith(b"{") and b'"nbformat"' in open_bytes(path, known).read(_SAMPLE_BYTES)[0]:
+        raise UsageError(
+            f"{spelled(name)} is a notebook, not a file of rows",
+            hint="rows are made from documents by: hivetune data synth",
+        )
+    if not head.strip() or any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
+        return
+    for begins, what, instead in _PROSE:
+        if begins.match(head.lstrip()):
+            raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead)
+
+
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
     """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT, .as=utf-16-le,
     .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as the user says.

@@ -5,9 +5,8 @@ with one of few words, else `column_1`, `column_2` ...
 
 from collections.abc import Sequence
 
+from hivetune.data.columns import column_kind, looks_like_content, names_document
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
-from hivetune.data.rows.find.names import part_of
-from hivetune.data.rows.layouts.columns import looks_like_content, names_document
 
 HEAD_RECORDS = 30  # records of a table
 _MIN_RECORDS = 4  # below which a table without a header can't be told from one with an odd one
@@ -36,11 +35,11 @@ def _is_row(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     """
     columns = [[row[i].strip() for row in below] for i in range(len(first))]
     cells = [cell.strip() for cell in first]
+    if any(_is_name(cell) and len(cell) > 1 and column_kind(plain_name(cell)) != "unknown" for cell in cells):
+        return False
     for i, cell in enumerate(cells):
         if cell and as_number(cell) is None and any(row[i].strip() == cell for row in below if row != first):
             return True
-    if any(_is_name(cell) and len(cell) > 1 and part_of(plain_name(cell)) != "unknown" for cell in cells):
-        return False
     others = [(cell, column) for cell, column in zip(cells, columns, strict=True) if cell and not _is_name(cell)]
     return bool(others) and all(_share(column, _look(cell)) > 1 / 2 for cell, column in others)
 

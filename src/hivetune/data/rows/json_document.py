@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hivetune.data.columns import column_kind, looks_like_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 from hivetune.data.pieces.said import names
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
 
 _KEPT_CHARS = 1 << 20  # of a broken element
 _MAX_KEY_CHARS = 1024

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from hivetune.base.database import SEALED_COLUMNS, row_seal
+from hivetune.data.columns import CHOICE, outcome_of
 from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
 from hivetune.data.judged.answers import (
     TwoAnswers,
@@ -18,26 +19,21 @@ from hivetune.data.judged.answers import (
     read_preference,
     with_answers_apart,
 )
+from hivetune.data.judged.cut import CUT_NEAR_CHARS, ends_inside
 from hivetune.data.judged.failures import call_failed, cut_at, is_cut_json, outside_cause, without_reasons
+from hivetune.data.mapping import in_your_words, map_columns, maps_content, missing_column, rows_at
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
-from hivetune.data.pieces.rendered import without_ends
+from hivetune.data.pieces.rendered import is_marked, turns_of, without_ends
 from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
 from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
+from hivetune.data.pieces.transcripts import turns_in_text
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
-from hivetune.data.rows.find.asking.advice import advised, lines_for
-from hivetune.data.rows.find.conversation import NOT_KNOWN, read_conversation, with_system_of_text, with_written_message
-from hivetune.data.rows.find.made import class_column
-from hivetune.data.rows.find.nest import RowPlace, split_payload
-from hivetune.data.rows.find.per_file import read_as_its_file
-from hivetune.data.rows.find.talk.text_lists import speaker_and_text
-from hivetune.data.rows.find.talk.transcripts import turns_in_text
-from hivetune.data.rows.layouts.columns import CHOICE
-from hivetune.data.rows.layouts.mapped import in_your_words, map_columns, maps_content, missing_column
+from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.sessions.detect import is_session_line
 from hivetune.data.synthetic import maker_of
 from hivetune.records import Example, Message
@@ -49,6 +45,9 @@ QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
 _LONGEST_NUMBER = 24
 _NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
+# What a layout says of a row that it does not know; any other reason is a fault of the row.
+NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
+WHOLE_ROWS = ("text",)  # layouts in which nothing is asked
 KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 
@@ -76,14 +75,14 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
         yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large", size))
     else:
         for raw in _line_rows(chunk):
-            yield from _each(raw, tuple(chunk.inside))
+            yield from _each(raw, chunk.inside)
 
 
-def _each(raw: RawRow, place: RowPlace) -> Iterator[RawRow]:
-    """The row itself, or the rows that it holds; all have its place in the file."""
+def _each(raw: RawRow, path: str) -> Iterator[RawRow]:
+    """The row itself, or the rows that it holds, at `path` where the user named one; all have its place in the file."""
     inside = None
-    if raw.problem is None and place:
-        inside = split_payload(raw.payload, place)
+    if raw.problem is None and path:
+        inside = _at_path(raw.payload, path)
     elif raw.problem is None and may_hold_rows(raw.payload):
         inside = rows_inside(raw.payload)
     if inside is None:
@@ -91,6 +90,15 @@ def _each(raw: RawRow, place: RowPlace) -> Iterator[RawRow]:
     else:
         for payload in inside:
             yield replace(raw, payload=payload)
+
+
+def _at_path(payload: bytes, path: str) -> list[bytes] | None:
+    """The rows of a record at a path; None where it is no JSON, or nothing stands there."""
+    try:
+        found = rows_at(json.loads(payload), path)
+    except (ValueError, RecursionError):
+        return None
+    return [json.dumps(row).encode() for row in found] or None
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -211,18 +219,11 @@ def _parsed_row(text: str) -> Row:
         return {"text": value}
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
-    if isinstance(value, list) and _are_lines(lines := [one for one in value if one is not None]):
-        return {"conversation": lines}
     value = _object(value)
     if QUARANTINE_KEY in value:
         inner = value.get("row")
         return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
     return with_answers_apart(value) if "chosen" in text else value
-
-
-def _are_lines(texts: Sequence[Any]) -> bool:
-    """Whether each of several texts begins with who speaks."""
-    return len(texts) > 1 and all(isinstance(text, str) and speaker_and_text(text) for text in texts)
 
 
 def _object(value: Any) -> Row:
@@ -264,7 +265,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if is_session_line(row):
         raise RowRefused("session-line")
     refuse_cut_row(row)
-    if "assistant" in columns and ("hivetune_session" in row or columns["assistant"] not in row):
+    if "assistant" in columns and not maps_content({name: "" for name in columns if name != "assistant"}):
         row = {**row, ASSISTANT: columns["assistant"]}
         columns = {name: column for name, column in columns.items() if name != "assistant"}
     if columns:
@@ -272,15 +273,15 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     mapped, two, told = maps_content(columns), None, without_reasons(row)
     try:
         two = read_corrected(told, mapped=mapped) or (read_preference(told) if pairs else None)
-        said = two.said if two else _conversation(told, raw, mapped=mapped)
+        said = two.said if two else _conversation(told, mapped=mapped)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
         if columns:
             raise in_your_words(refused, columns) from None
-        if refused.reason not in NOT_KNOWN:
-            raise
-        raise _with_advice(refused, row, raw.chunk.line if raw.chunk else None) from None
+        raise _with_advice(refused, raw.chunk.line if raw.chunk else "") from None
+    if not columns and raw.chunk is not None:
+        _refuse_by_file(row, said, raw.chunk)
     said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     example = _example(raw.source, row, said, raw.stored or {})
     _refuse_answer(row, example.messages, raw.chunk)
@@ -303,11 +304,38 @@ def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -
         raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
 
 
-def _conversation(row: Row, raw: RawRow, *, mapped: bool) -> Conversation:
-    if mapped:
-        return without_ends(read_conversation(row, mapped=True))
-    said = without_ends(read_as_its_file(row, raw.chunk))
-    return with_written_message(with_system_of_text(row, said))
+def _conversation(row: Row, *, mapped: bool) -> Conversation:
+    said = without_ends(read_layout(row, mapped=mapped))
+    return said if mapped else _with_system_of_text(row, said)
+
+
+def _with_system_of_text(row: Row, said: Conversation) -> Conversation:
+    """A question and its answer with the system prompt of the text that a template wrote of them, where the row keeps
+    that, too.
+    """
+    if said.messages[0].role == "system" or len(said.messages) != 2:
+        return said
+    for text in row.values():
+        if isinstance(text, str) and text.lstrip()[:1] in ("<", "[") and is_marked(text):
+            turns = turns_of(text, whole=True) or []
+            told = [turn["content"].strip() for turn in turns]
+            if told[1:] == [message.content.strip() for message in said.messages] and turns[0]["role"] == "system":
+                return said._replace(messages=(Message("system", turns[0]["content"]), *said.messages))
+    return said
+
+
+def _refuse_by_file(row: Row, said: Conversation, chunk: Chunk) -> None:
+    """Raises RowRefused for what only the other rows of a file show: a column without which equal questions have
+    different answers, and the length at which its answers were cut.
+    """
+    if chunk.telling and chunk.telling in row and said.layout not in WHOLE_ROWS:
+        hint = f"without {chunk.telling!r} equal questions have different answers: {chunk.line}"
+        raise RowRefused("unread-column", hint)
+    answer = said.messages[-1].content.strip()
+    if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR_CHARS and ends_inside(answer):
+        raise RowRefused(
+            "cut-off-answer", f"several answers of the file end inside a sentence at {chunk.cut_chars} characters"
+        )
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
@@ -323,12 +351,9 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
     return example
 
 
-def _with_advice(refused: RowRefused, row: Row, line: str | None) -> RowRefused:
-    """The reason with the line that would read the row, where there is one: that of its file, if anybody looked."""
-    if line is None:
-        lines = lines_for([row])
-        line = advised(lines[0]) if lines else ""
-    if not line:
+def _with_advice(refused: RowRefused, line: str) -> RowRefused:
+    """The reason with the suggested mapping of the row's file, if there is one."""
+    if refused.reason not in NOT_KNOWN or not line:
         return refused
     hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
     return RowRefused(refused.reason, f"{hint}: {line}")
@@ -338,10 +363,10 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
     """What the store knows goes before what the row says: it may come from a column map."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
-    if said.layout == "structure" and "other-answers" in said.changed:
-        success = None  # what was judged is the answer that is not learned
     if success is None:
         success = _kto_label(row)
+    if success is None and said.layout not in WHOLE_ROWS:
+        success = outcome_of(row)
     if success is None and isinstance(row.get("result"), bool):
         success = row["result"]
     if success is None and call_failed(row, said.messages):
@@ -376,7 +401,7 @@ def _client(row: Row) -> str | None:
 def _kto_label(row: Row) -> bool | None:
     """Whether an answer is a good one; a class that is true or false is the answer itself."""
     named = [name for name in KTO_LABELS if _is_truth(row.get(name)) or _is_of_an_answer(row, name)]
-    return as_success(row[named[0]]) if named and class_column(row) is None else None
+    return as_success(row[named[0]]) if named else None
 
 
 def _is_of_an_answer(row: Row, name: str) -> bool:

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.pieces.rendered import is_marked
+from hivetune.data.pieces.speakers import part_of
+from hivetune.data.pieces.transcripts import turns_in_text
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.names import words
-from hivetune.data.rows.find.talk.transcripts import turns_in_text
 
 TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS, RENDERED = TEXT_FORMS = (
     "talk-lines",
@@ -23,12 +23,7 @@ TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS, RENDERED = TEXT_FORMS = (
 _MIN_ALIKE = 2  # lines or questions
 _SHARE = 0.8  # of the lines that have as many fields as the first
 _SIDE = re.compile(r"\s*([^\W\d_]{1,20}) ?\d{0,4} ?[:\uff1a]\s?(.*)", re.S)
-_SIDES: dict[tuple[str, ...], str] = {
-    ("q",): "question",
-    ("question",): "question",
-    ("a",): "answer",
-    ("answer",): "answer",
-}
+_SIDES = {"asked": "question", "answered": "answer"}
 _RULER = re.compile(r"\s*[-=*_#]{3,}\s*")  # between rows
 # What a template writes once, at the beginning of a conversation.
 _BEGIN = re.compile(r"<\|begin_of_text\|>|<s>|<bos>|<\|im_start\|>system\b|<\|start_header_id\|>system\b|<\|system\|>")
@@ -93,7 +88,7 @@ def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
 def _row(form: str, lines: Sequence[str], text: str) -> dict[str, str]:
     if form == QUESTIONS:
         return _question(lines)
-    return {"text" if form == RENDERED else "dialogue": text}
+    return {"text": text}
 
 
 def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
@@ -135,7 +130,7 @@ def _question(lines: Sequence[str]) -> dict[str, str]:
 def _side(line: str) -> tuple[str | None, str]:
     """(what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
     found = _SIDE.fullmatch(line)
-    side = _SIDES.get(words(found.group(1))) if found is not None else None
+    side = _SIDES.get(part_of(found.group(1))) if found is not None else None
     return (side, found.group(2)) if side and found else (None, line)
 
 

@@ -9,7 +9,7 @@ from session_files import write
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.layouts.table import read_layout as read_conversation
 from hivetune.data.rows.read import read_example
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.find.conversation import read_conversation
+from hivetune.data.rows.layouts.table import read_layout as read_conversation
 from hivetune.data.rows.read import RawRow, read_example
 
 Q, A, SYSTEM = "How long may I return shoes?", "You may return them for thirty days.", "You help customers."
@@ -213,13 +213,6 @@ def test_instructions_beside_what_was_asked(tmp_path: Path) -> None:
     asked = {"input": [ASKED[1]], "instructions": SYSTEM, "model": "m"}
     call = {"openinference.span.kind": "LLM", "input.value": json.dumps(asked), "output.value": json.dumps(RESPONSE)}
     assert read([span(call), {"run_type": "llm", "inputs": asked, "outputs": RESPONSE}], tmp_path) == [WITH_SYSTEM] * 2
-
-
-def test_columns_that_were_made_of_two_sides(tmp_path: Path) -> None:
-    path = tmp_path / "calls.csv"
-    path.write_text(f"id,inputs.question,outputs.answer\n1,{Q},{A}\n")
-    [raw] = rows_of_files([str(path)])
-    assert [(m.role, m.content) for m in read_example(raw, {}).example.messages] == PLAIN
 
 
 def test_spans_in_a_list_are_no_conversation(tmp_path: Path) -> None:

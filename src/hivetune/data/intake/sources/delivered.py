@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hivetune.data.intake.interactions import Batch, Refusal
+from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.containers import may_hold_rows, rows_inside
-from hivetune.data.rows.find.nest import place_of_rows, split_record
 from hivetune.data.rows.read import BOM, parse_row
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
@@ -67,8 +67,8 @@ def rows_of_document(text: bytes) -> list[dict[str, Any]]:
         return [parse_line(text)]  # says what is wrong with it
     if isinstance(value, dict):
         return divided(parse_line(text))
-    place = () if not isinstance(value, list) or is_conversation(value) else place_of_rows([value])
-    return (split_record(value, place) if place else []) or [parse_line(text)]
+    rows = objects(value) if isinstance(value, list) and not is_conversation(value) else None
+    return [dict(row) for row in rows] if rows else [parse_line(text)]
 
 
 def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
     text = json.dumps(row).encode()
     if may_hold_rows(text) and (inside := rows_inside(text)):
         return [dict(parse_row(payload)) for payload in inside]
-    return split_record(row, place_of_rows([row]))
+    return [row]
 
 
 def _text(line: bytes) -> bytes:

@@ -4,6 +4,21 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hivetune.data.columns import (
+    ANSWERED,
+    ASKED,
+    CONTEXT,
+    LABELS,
+    SYSTEM,
+    TOOLS,
+    TURNS,
+    looks_like_content,
+    names_document,
+    says_none,
+    system_of,
+    thoughts_of,
+    tools_of,
+)
 from hivetune.data.pieces.calls import calls_in_text, read_call, read_tools
 from hivetune.data.pieces.fields import AGENT, plain_name
 from hivetune.data.pieces.rendered import (
@@ -28,22 +43,9 @@ from hivetune.data.pieces.said import (
     said,
     text_of,
 )
+from hivetune.data.pieces.transcripts import turns_behind_system, turns_in_text
 from hivetune.data.pieces.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.columns import (
-    ANSWERED,
-    ASKED,
-    CONTEXT,
-    SYSTEM,
-    TOOLS,
-    TURNS,
-    looks_like_content,
-    names_document,
-    says_none,
-    system_of,
-    thoughts_of,
-    tools_of,
-)
 from hivetune.records import Message
 
 QUESTION = ("user_query", "user_request", "input", "query")
@@ -61,10 +63,6 @@ _HOLD_TEXT |= {"content", "text", "message", "body", "data", "result", "value"}
 _HOLD_TEXT -= {"label", "target", "targets"}
 _PARTS = names("text image thinking message function function_call tool_use tool_call tool_result")  # kinds of them
 CALLED = ("answers", "tool_calls", "tool_call", "function_calls", "function_call", "expected_tool_calls")  # to be made
-LABELS = (
-    *("label", "labels", "target", "class", "sentiment", "intent", "category", "stars", "rating", "emotion"),
-    *("entities", "ner", "ner_tags", "spans", "aspects"),
-)
 
 
 def _prompt_completion(name: str, row: Row) -> Conversation:
@@ -279,10 +277,16 @@ def _tool(name: str, row: Row) -> Conversation:
 
 
 def _plain(name: str, row: Row) -> Conversation:
+    """A text that is learned whole, or its turns where speakers take turns in it. Raises RowRefused where a template
+    wrote it and nobody can tell them.
+    """
     text = text_of(row["text"], "text")
     turns = turns_of(text, whole=True)
     turns = spoken_turns(text) if turns is None else turns
     if turns == [] or (turns is None and is_marked(without_end(text, ""))):
+        raise RowRefused("rendered-text")
+    turns = turns or turns_in_text(text) or turns_behind_system(text)
+    if turns is None and is_rendered(text):
         raise RowRefused("rendered-text")
     if turns is None:
         return Conversation(name, (Message("assistant", text),))

@@ -5,6 +5,7 @@ asked, what was answered.
 import re
 from dataclasses import replace
 
+from hivetune.data.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.pieces.answers import (
     continues_request,
     read_answer,
@@ -26,7 +27,6 @@ from hivetune.data.pieces.said import (
 from hivetune.data.pieces.session import system_first
 from hivetune.data.pieces.turns import THOUGHT_KEYS, in_order, read_messages
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.columns import REPLIES, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.rows.layouts.sides import REPEATED_REQUESTS, RESPONSES, TEXT_ANSWERS, request_and_response
 from hivetune.records import Message
 

@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from hivetune.data.columns import ASKED, leaves_out, plain_row, unexplained
 from hivetune.data.formats import read_record, record_format
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.rendered import spoken_turns
@@ -11,7 +12,6 @@ from hivetune.data.pieces.said import Conversation, Row, RowLayout, objects, one
 from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts import pairs, records
-from hivetune.data.rows.layouts.columns import ASKED, plain_row, unexplained
 from hivetune.data.rows.traces import runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
@@ -88,6 +88,8 @@ def read_layout(row: Row, *, mapped: bool = False) -> Conversation:
         column = None if mapped else unexplained(row, layout, conversation)
         if column is not None:
             raise RowRefused("unexplained-column", _advice(layout, column))
+        if not mapped and leaves_out(row, layout, conversation):
+            return conversation._replace(changed=(*conversation.changed, "left-out-columns"))
         return conversation
     _refuse_single_message(None, row)
     if "custom_id" in row:

@@ -8,9 +8,8 @@ from typing import Any
 from hivetune.data.formats import claude_code, codex, file_format, file_rows, is_file_format, pi
 from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import PlacedRow, write_rows
+from hivetune.data.pieces.messages import MIN_MESSAGES, TEXTS, is_event_like
 from hivetune.data.rows.api.printed import PRINTED_CALL, printed_rows
-from hivetune.data.rows.find.names import CONTENT_ORDER
-from hivetune.data.rows.find.talk.streams import MIN_MESSAGES, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
@@ -33,9 +32,7 @@ _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
 _JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
-_OF_EVENTS = tuple(
-    f'"{name}"'.encode() for name in (*CONTENT_ORDER, "type", "event", "kind", "role", "user", "assistant")
-)
+_OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*TEXTS, "type", "event", "kind", "role", "user", "assistant"))
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -95,9 +92,13 @@ def _is_message_log(head: bytes, name: str) -> bool:
         except (ValueError, RecursionError):
             event = None
         found.append(event if isinstance(event, dict) else None)
-        if len(found) == MIN_MESSAGES and not all(event is None or is_event_like(event) for event in found[1:]):
+        if len(found) == MIN_MESSAGES and not all(map(_may_be_event, found[1:])):
             return False
     return are_of_openhands(found) or message_shape(found, name, whole=whole) is not None
+
+
+def _may_be_event(event: dict[str, Any] | None) -> bool:
+    return event is None or is_event_like(event) or "source" in event
 
 
 def convert_session(path: str, name: str, known: str, out: str) -> None:

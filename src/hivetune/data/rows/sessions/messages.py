@@ -3,19 +3,19 @@
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hivetune.data.formats import smolagents
+from hivetune.data.pieces.branches import kept_branch
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, conversation, events, write_rows
-from hivetune.data.pieces.said import listed, names
+from hivetune.data.pieces.messages import MessageShape, SaidLine, messages_shape, said_in
+from hivetune.data.pieces.openhands import is_openhands, openhands_turns
+from hivetune.data.pieces.said import listed, names, objects
+from hivetune.data.pieces.slack import is_message_of_slack, slack_threads
+from hivetune.data.pieces.speakers import role_of
 from hivetune.data.pieces.turns import is_item
-from hivetune.data.rows.find.names import role_of, words
-from hivetune.data.rows.find.talk.branches import kept_branch
-from hivetune.data.rows.find.talk.events import is_span
-from hivetune.data.rows.find.talk.openhands import is_openhands, openhands_turns
-from hivetune.data.rows.find.talk.streams import MessageShape, SaidLine, messages_shape, said_in
-from hivetune.data.rows.find.talk.text_lists import speaker_and_text
 
 NUM_SAMPLE = 400
 _TALK = names("chat chats conversation conversations dialog dialogs dialogue dialogues history transcript")  # of files
@@ -27,9 +27,7 @@ def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: 
     """How the messages of a log called `name` are written, by its first events; None: it is no such log."""
     found = list(sample)
     known = [event for event in found if event is not None]
-    if any(map(is_span, known)):
-        return None
-    talk = bool(_TALK & set(words(os.path.basename(name).partition(".")[0])))
+    talk = bool(_TALK & set(re.split(r"[\W_\d]+", os.path.basename(name).partition(".")[0].lower())))
     return messages_shape(known, whole=whole, talk=talk) if 2 * len(known) >= len(found) else None
 
 
@@ -62,6 +60,8 @@ def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iter
     """The conversations of a log by its first events and the others; None: it is no such log."""
     if (written := _of_a_program([event for _, event, _ in first])) is not None:
         everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
+        if written == "slack":
+            return _of_slack(everything)
         turns = _TURNS[written]([event for _, event in everything])
         return conversation(written, everything[0][0], turns, ["program-notes"] if written == "openhands" else [])
     shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
@@ -81,12 +81,14 @@ def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
         return "openhands"
     if smolagents.are_steps(turns):
         return "smolagents"
+    if len(turns) > 1 and all(turn is not None and is_message_of_slack(turn) for turn in turns):
+        return "slack"
     return "messages" if _are_turns(turns) else None
 
 
 def _are_turns(turns: Sequence[Any]) -> bool:
-    """Whether a file lists the messages of one conversation as LangChain, Semantic Kernel or OpenAI's agents
-    write them.
+    """Whether a file lists the messages of one conversation as LangChain, Semantic Kernel, Pydantic AI or OpenAI's
+    agents write them.
     """
     if len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
         return False
@@ -96,8 +98,15 @@ def _are_turns(turns: Sequence[Any]) -> bool:
         return True
     if all(isinstance(turn.get("Items"), list) and "Role" in turn for turn in turns):  # Semantic Kernel
         return True
+    if all(turn.get("kind") in ("request", "response") and objects(turn.get("parts")) for turn in turns):  # Pydantic AI
+        return True
     written = [is_item(turn) or (turn.get("type") == "message" and "status" in turn) for turn in turns]
     return any(written) and all(item or "role" in turn for item, turn in zip(written, turns, strict=True))
+
+
+def _of_slack(messages: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[PlacedRow]:
+    for row in slack_threads([message for _, message in messages]):
+        yield messages[0][0], row
 
 
 def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event]]:
@@ -111,7 +120,7 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
             event = json.loads(text) if mark == "r" else None
         except (ValueError, RecursionError):
             event = None
-        spoken = speaker_and_text(event) if isinstance(event, str) else _only_text(event)
+        spoken = _only_text(event)
         if spoken is not None:
             event = {"speaker": spoken[0], "text": spoken[1]}
         yield int(place), event if isinstance(event, dict) else None, text

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hivetune.data.columns import column_kind, looks_like_content
 from hivetune.data.pieces.answers import is_response, read_answer, read_request
 from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.fields import plain_name
@@ -22,7 +23,6 @@ from hivetune.data.pieces.said import (
 )
 from hivetune.data.pieces.turns import ROLES, in_order
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.columns import column_kind, looks_like_content
 from hivetune.data.rows.layouts.records import joined
 
 MODEL_RUNS = ("llm", "chat_model", "chat")

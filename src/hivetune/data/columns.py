@@ -1,0 +1,263 @@
+"""What the other columns of a row are: facts and notes about it, media, or content that a layout has to explain.
+
+A row is read only if each part of it that looks like content is found again in its conversation. Names decide first,
+since a name means the same in every row of a file; a value is looked at only under a name that nobody knows.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from hivetune.data.pieces.fields import (
+    AGENT,
+    CATEGORY,
+    FEEDBACK,
+    NESTED,
+    OWN_ID,
+    SESSION,
+    SUCCESS,
+    TIME,
+    USER,
+    plain_name,
+)
+from hivetune.data.pieces.said import Conversation, Row, RowLayout, first_of, names, parsed, texts_in
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message, Role
+
+Kind = Literal["note", "media", "content", "choice", "unknown"]
+
+_NAMES: dict[str, Any] = tomllib.loads((Path(__file__).parent / "columns.toml").read_text(encoding="utf-8"))
+
+
+def _names(*parts: str) -> tuple[str, ...]:
+    return tuple(name for part in parts for name in _NAMES[part])
+
+
+SYSTEM, TOOLS, ASKED, REPLIES = _names("system"), _names("tools"), _names("question"), _names("answer")
+ANSWERED = _names("answer", "expected_answer")
+CONTEXT, THOUGHTS, TURNS, LABELS = _names("context"), _names("thoughts"), _names("turns"), _names("class")
+FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
+MEDIA = frozenset(_names("media"))
+CONTENT = frozenset((*SYSTEM, *ASKED, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, *_names("content")))
+SPEAKERS: dict[Role, list[str]] = _NAMES["speakers"]
+OUTCOMES: list[dict[str, list[str]]] = _NAMES["outcome"]
+NOTES = frozenset((*FACTS, *_names("note"), *(name for one in OUTCOMES for name in one["names"])))
+TRUE_ANSWERS = frozenset(_names("true_answer"))
+_NO_INPUT = ("noinput", "no input", "n/a", "none", "null", "nan", "no input required", "no input needed")
+# Layouts of published data, whose other columns may be anything.
+PUBLISHED = ("prompt-completion", "alpaca", "question-answer", "input-output", "messages", "sharegpt", "agent", "calls")
+# Words that choose among things known before, where one word stands; more words are what was said to the model.
+_CHOSEN = names("persona story scenario knowledge profile mode style tone")
+
+CHOICE = re.compile(r"\A(?:(?:option|opt|op|choice|answer_option|answer)_?)?([a-j])\Z")  # one of several, by its letter
+NUMBERED_CHOICE = re.compile(r"\A(?:option|opt|choice|ending|sol)_?(\d)\Z")  # or by its number
+_NAMED_DOCUMENT = re.compile(r"(?=\S*[A-Za-z])(?=\S*[\d_./:#-])[\w./:#@%+-]+", re.ASCII)
+MIN_WORDS = 3
+MIN_WIDE_CHARS = 8  # Chinese and Japanese write without spaces
+_WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
+def plain_row(row: Row) -> Row:
+    """`row` with names in lower case and snake_case: `systemPrompt`, "System Prompt" and `system_prompt` are one.
+
+    A name that would be there twice stays as it is.
+    """
+    renamed = _plain_names(tuple(row))
+    return row if renamed is None else dict(zip(renamed, row.values(), strict=True))
+
+
+@lru_cache(512)
+def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The plain name of each column; None when all are plain already."""
+    plain: list[str] = []
+    for name in names:
+        new = plain_name(name)
+        plain.append(name if new in plain or (new != name and new in names) else new)
+    return None if tuple(plain) == names else tuple(plain)
+
+
+def is_content(key: str, value: Any) -> bool:
+    """Whether a column would have to be explained by a layout."""
+    kind = column_kind(plain_name(key))
+    return kind in ("content", "media") or (kind == "unknown" and looks_like_content(value))
+
+
+@lru_cache(4096)
+def column_kind(name: str) -> Kind:
+    """What the name of a column says."""
+    if name in MEDIA:
+        return "media"
+    if (name in CONTENT or name in TOOLS) and name != "user":  # mostly who asked, not what
+        return "content"
+    if CHOICE.match(name) or NUMBERED_CHOICE.match(name):
+        return "content"  # one word may be a choice, without which the answer "B" means nothing
+    return "note" if name in NOTES else "unknown"
+
+
+def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str | None:
+    """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
+    for name, kind in _looked_at(tuple(row), layout):
+        value = row[name]
+        nothing: tuple[Any, ...] = (
+            (None, "") if name in layout.asks else (None, "", [], {})
+        )  # no part of this text may have a label
+        if name in conversation.explained or value in nothing or _is_choice(name, value):
+            continue
+        if kind == "media":
+            raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
+        if _is_lost(name, kind, value, conversation):
+            return name
+        if name in layout.asks or (kind in ("content", "choice") and layout.asks):
+            return name  # a document beside a question, an answer or a label is half of something
+        if kind == "unknown" and not looks_like_content(value):
+            continue
+        if not _is_found(value, kind in ("content", "choice"), conversation.messages):
+            return name
+    return None
+
+
+def leaves_out(row: Row, layout: RowLayout, conversation: Conversation) -> bool:
+    """Whether a column under a name of no list holds a value that the conversation does not. What the records of
+    programs hold beside the conversation is known.
+    """
+    if layout.name not in PUBLISHED:
+        return False
+    for name, kind in _looked_at(tuple(row), layout):
+        if kind == "unknown" and name not in conversation.explained and row[name] not in (None, "", [], {}):
+            text = str(row[name]).strip()
+            if not any(text in message.content for message in conversation.messages):
+                return True
+    return False
+
+
+def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> bool:
+    """Whether a choice is not named, or what was expected is not the answer: then a system under test gave that, and
+    may have used the same words.
+    """
+    if name == "expected" and isinstance(value, str):
+        return not _is_said(value, conversation)
+    if name in TRUE_ANSWERS and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return not _stands_in_answer(str(value).strip(), conversation)
+    return kind == "choice" and _is_lost_choice(name, value, conversation)
+
+
+def _stands_in_answer(value: str, conversation: Conversation) -> bool:
+    """Whether the last answer says this among other words."""
+    answers = [message.content for message in conversation.messages if message.role == "assistant"]
+    return bool(answers) and (not value or stands_in(value.lower(), answers[-1].lower()))
+
+
+def stands_in(short: str, long: str) -> bool:
+    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
+    return bool(short) and short in long and _with_borders(short) in _with_borders(long)
+
+
+def _with_borders(text: str) -> str:
+    """`text` with a sign wherever a word may begin or end, so that one search in proportion to the text finds all."""
+    return re.sub("(?<![\\w.\ufdd1])", "\ufdd0", re.sub(r"(?!\w)", "\ufdd1", text))
+
+
+def _is_said(value: str, conversation: Conversation) -> bool:
+    """Whether a message says this and nothing else."""
+    return any(message.content.strip() == value.strip() for message in conversation.messages)
+
+
+def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
+    """Whether the question does not name one of several choices by its letter: its words may stand there by chance."""
+    named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)
+    return not any(named.search(message.content) for message in conversation.messages if message.role == "user")
+
+
+def _is_choice(name: str, value: Any) -> bool:
+    """Whether a value only chooses among things that were known before, or says that there is no input."""
+    if name == "input":
+        return says_none(value)
+    return name in _CHOSEN and isinstance(value, str) and value.isidentifier()
+
+
+@lru_cache(512)
+def _looked_at(names: tuple[str, ...], layout: RowLayout) -> tuple[tuple[str, Kind], ...]:
+    """The columns of such rows that may be content, by what their names say."""
+    kinds = ((name, column_kind(name)) for name in names if name not in layout.explains)
+    choices = {name for name in names if CHOICE.match(name) and name[:-1] + "a" in names and name[:-1] + "b" in names}
+    return tuple(
+        (name, "choice" if name in choices else kind)
+        for name, kind in kinds
+        if name in layout.asks or (kind != "note" and (kind == "media" or name not in layout.beside))
+    )
+
+
+def looks_like_content(value: Any) -> bool:
+    """Whether somebody wrote this: at least three words, or as many signs of a script without spaces."""
+    return any(_is_prose(text) for text in texts_in(value))
+
+
+def _is_prose(text: str) -> bool:
+    if text.startswith("data:image/"):
+        return True
+    words = text.split(None, MIN_WORDS)
+    return (len(words) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
+        not text.isascii() and len(_WIDE.findall(text)) >= MIN_WIDE_CHARS
+    )
+
+
+def says_none(value: Any) -> bool:
+    """Whether somebody wrote that an instruction has no input."""
+    return isinstance(value, str) and value.strip().lower().strip("<>[]() .") in _NO_INPUT
+
+
+def names_document(text: str) -> bool:
+    """Whether a text only names a document that stands elsewhere: `page_12`, `guides/returns.txt`."""
+    return _NAMED_DOCUMENT.fullmatch(text.strip()) is not None
+
+
+def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
+    """Whether all prose of `value` (all its texts, if its name says content) stands in the conversation, or the
+    conversation in it: a column that holds the whole row as one text adds nothing.
+    """
+    if isinstance(value, str) and any(value in message.content for message in messages):
+        return True  # the usual case
+    if isinstance(value, str):
+        inside = parsed(value)
+        value = value if isinstance(inside, str) else inside
+    texts = [text.strip() for text in texts_in(value) if (named and text.strip()) or _is_prose(text)]
+    if not texts:
+        return True  # numbers: nothing that anybody said
+    said = [message.content for message in messages]
+    if isinstance(value, str) and all(line.strip() in value for piece in said for line in piece.split("\n")):
+        return True  # a template may have left out what was thought
+    whole = "\n".join((*said, *(message.reasoning for message in messages if message.reasoning)))
+    return all(text in whole for text in texts)
+
+
+def outcome_of(row: Row) -> bool | None:
+    """Whether an answer was a good one, as an outcome column of the row says under one of its names and values."""
+    for name, value in row.items():
+        plain = plain_name(name)
+        for outcome in OUTCOMES:
+            if plain in outcome["names"] and isinstance(value, str | int | float):
+                word = str(value).strip().lower().removesuffix(".0")
+                if word in outcome["good"] or word in outcome["bad"]:
+                    return word in outcome["good"]
+    return None
+
+
+def system_of(row: Row) -> Any:
+    """The system prompt in its own column."""
+    name = first_of(row, SYSTEM)
+    return row[name] if name else None
+
+
+def tools_of(row: Row) -> Any:
+    name = first_of(row, TOOLS)
+    return row[name] if name else None
+
+
+def thoughts_of(row: Row) -> str | None:
+    """What was thought before the answer, in a column of its own."""
+    name = first_of(row, THOUGHTS)
+    value = row[name] if name else None
+    return value if isinstance(value, str) and value.strip() else None

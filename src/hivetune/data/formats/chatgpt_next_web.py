@@ -1,0 +1,23 @@
+"""ChatGPT-Next-Web (NextChat): the backup of its store, `chat-next-store` with `sessions`.
+
+https://github.com/ChatGPTNextWeb/NextChat
+"""
+
+from collections.abc import Iterator
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects, one_of
+
+
+def recognise(record: Row) -> bool:
+    return objects(one_of(record.get("chat-next-store"), "sessions")) is not None
+
+
+def rows(record: Row) -> Iterator[Row]:
+    for session in objects(record["chat-next-store"]["sessions"]) or []:
+        said = objects(session.get("messages")) or []
+        turns = [{"role": one.get("role"), "content": one.get("content")} for one in said]
+        yield {"session_id": session.get("id"), "messages": turns}
+
+
+FORMAT = Format("chatgpt-next-web", recognise, rows, "batch", frozenset(("chat-next-store",)))

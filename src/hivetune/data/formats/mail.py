@@ -1,0 +1,77 @@
+"""Mail: an mbox or one message (.eml). Messages of one thread are a conversation, without what they quote and without
+signatures. Who answers is `--columns assistant=ADDRESS`.
+
+https://www.rfc-editor.org/rfc/rfc4155 and https://www.rfc-editor.org/rfc/rfc5322
+"""
+
+import email
+import email.policy
+import re
+from collections.abc import Iterator
+from email.message import EmailMessage
+from email.utils import parseaddr
+
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, conversation
+from hivetune.data.pieces.markup import without_markup
+from hivetune.data.reasons import RowRefused
+
+_BEGINS = re.compile(r"From \S+ .*\d{4}$")
+_HEADERS = re.compile(rb"(?:From|To|Received|Return-Path|Delivered-To|MIME-Version|Message-ID|Date|Subject): ", re.I)
+_QUOTED = re.compile(r"^(?:>.*|On .{1,200} wrote:|Am .{1,200} schrieb .{0,80}:|Le .{1,200} a écrit :)$", re.M)
+_ADDRESSED = re.compile(r"^(?:>|-{2,}\s?(?:Original Message|Ursprüngliche Nachricht))", re.M)
+_REPLY = re.compile(r"^(?:(?:re|aw|sv|antw|fwd?)\s*:\s*)+", re.I)
+
+
+def recognise(head: Head) -> bool:
+    lines = head.data.splitlines()[:40]
+    if not lines:
+        return False
+    named = [line for line in lines if _HEADERS.match(line)]
+    return len(named) >= 3 and (_HEADERS.match(lines[0]) is not None or lines[0].startswith(b"From "))
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
+    """One row for each thread: messages that answer each other, or have one subject."""
+    threads: dict[str, tuple[int, list[dict[str, str]]]] = {}
+    for place, text in _messages(lines):
+        if len(text) > MAX_ROW_CHARS:
+            yield place, RowRefused("line-too-large", f"a mail of {len(text):,} characters")
+            continue
+        mail = email.message_from_string(text, policy=email.policy.default)
+        body = _words(mail)
+        if body:
+            subject = _REPLY.sub("", str(mail.get("Subject", ""))).strip()
+            turn = {"speaker": parseaddr(str(mail.get("From", "")))[1].lower(), "content": body}
+            threads.setdefault(subject.lower(), (place, []))[1].append(turn)
+    for subject, (place, turns) in threads.items():
+        yield from conversation("mail", place, turns, (), session_id=subject)
+
+
+def _messages(lines: Lines) -> Iterator[tuple[int, str]]:
+    begun, place = list[str](), 1
+    for number, line in lines:
+        if _BEGINS.match(line) and (not begun or not begun[-1].strip()):
+            if begun:
+                yield place, "\n".join(begun)
+            begun, place = [], number
+        else:
+            begun.append(line[1:] if line.startswith(">From ") else line)
+    if any(line.strip() for line in begun):
+        yield place, "\n".join(begun)
+
+
+def _words(mail: EmailMessage) -> str:
+    """What somebody wrote: the plain text, or the HTML as text, in front of what is quoted and of the signature."""
+    part = mail.get_body(("plain", "html"))
+    if part is None:
+        return ""
+    text = part.get_content()
+    text = without_markup(text) if part.get_content_type() == "text/html" else text
+    text = re.split(r"^-- ?$", text.replace("\r\n", "\n"), maxsplit=1, flags=re.M)[0]
+    cut = _ADDRESSED.search(text)
+    text = text[: cut.start()] if cut and text[: cut.start()].strip() else text
+    return re.sub(r"\n{3,}", "\n\n", _QUOTED.sub("", text)).strip()
+
+
+FORMAT = Format("mail", recognise, rows, "file")

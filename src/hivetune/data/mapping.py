@@ -1,0 +1,242 @@
+"""The user's columns in the place of ours: `--columns OURS=YOURS,...` and `data.columns`.
+
+    prompt=question,completion=answer       one column each; `a+b` joins several
+    prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
+    messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
+    rows=topics[].items[]                   where in each record the rows stand
+    where=outcome=resolved                  other rows are set aside
+    system='You answer in one sentence.'    a text in quotes is the text itself
+
+A column that is really called so goes before all of these. `a.as_json` is what is no text as JSON text.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import jmespath
+from jmespath.exceptions import JMESPathError
+
+from hivetune.data.columns import ANSWERED, ASKED, CONTENT, NOTES, SYSTEM, TOOLS, is_content
+from hivetune.data.pieces.said import Row, is_json_text, parsed
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import UsageError
+
+OWN_FIELDS = ("checker", "untrusted", "origin", "weight", "prompt", "completion", "messages")
+# Of a list of turns: the field that names who speaks, the field with the words, and what speakers are called.
+TURN_FIELDS = ("role", "text", "assistant", "user_role", "assistant_role")
+ROWS, WHERE = "rows", "where"
+AND = "+"
+AS_JSON = "as_json"
+_SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *ASKED))  # names of what somebody says
+_MAX_NAMED = 8  # columns in a message
+_PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
+_HEAD = re.compile(r'\s*"?([^".\[]+)')
+
+
+def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
+    """`row` with our field names for the user's columns. Raises RowRefused: filtered.
+
+    Who maps one column of the conversation maps them all: others that look like content are not looked at.
+    """
+    if WHERE in columns:
+        _refuse_other(row, columns[WHERE])
+    own = maps_content(columns)
+    sides = {field: column for field, column in columns.items() if _is_side(field, columns)}
+    used = {part for field, column in sides.items() for part in named_in(row, field, column)}
+    mapped = {key: value for key, value in row.items() if key not in used and not (own and is_content(key, value))}
+    for field, column in sides.items():
+        value = side_of(row, field, column)
+        if value is not None:
+            mapped[field] = _as_json(value) if field in ASKED else value
+    if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
+        mapped["messages"] = [_turn(turn, columns) for turn in turns]
+    return mapped
+
+
+def _is_side(field: str, columns: Mapping[str, str]) -> bool:
+    """Whether a field of ours names a column: not where the rows are or which, nor what belongs to a list of turns."""
+    return field not in (ROWS, WHERE) and not ("messages" in columns and field in TURN_FIELDS)
+
+
+def _refuse_other(row: Row, where: str) -> None:
+    column, _, wanted = where.partition("=")
+    if _plain(value_of(row, column.strip())) != _plain(wanted):
+        raise RowRefused("filtered", f"{column.strip()} is not {wanted.strip()}")
+
+
+def _plain(value: Any) -> str:
+    return str(value).strip().lower()
+
+
+def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
+    """A turn with its role and its text under our names, as the user says who answers."""
+    if not isinstance(turn, dict):
+        return turn
+    named = {field: value_of(turn, columns[field]) for field in ("role", "text") if field in columns}
+    known = dict(turn)
+    for field in named:
+        known.pop(columns[field], None)
+    if "text" in named:
+        known = {"content": named["text"], **{k: v for k, v in known.items() if k in ("role", "tool_calls", "weight")}}
+    speaker = named.get("role", next((turn[key] for key in ("role", "from", "sender", "speaker") if key in turn), None))
+    answers = columns.get("assistant", columns.get("assistant_role"))
+    if answers is not None and _plain(speaker) == _plain(answers):
+        return {**known, "role": "assistant"}
+    asks = columns.get("user_role")
+    if (asks is not None and _plain(speaker) == _plain(asks)) or (answers is not None and asks is None):
+        return {**known, "role": "user"}
+    return {**known, "role": speaker} if "role" in named else known
+
+
+def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
+    """The columns that a field of ours is made of: one, or those of a question or an answer that is `a+b`."""
+    several = AND in column and (field in ASKED or field in ANSWERED) and not _is_there(row, column)
+    return tuple(part.strip() for part in column.split(AND)) if several else (column,)
+
+
+def side_of(row: Row, field: str, column: str) -> Any:
+    """What stands in a column, or in several, with their names: an answer as JSON text, a question as lines of text.
+
+    None where nothing stands there, or where the row lacks one of several.
+    """
+    parts = named_in(row, field, column)
+    if len(parts) == 1:
+        return value_of(row, column)
+    values = {name: value_of(row, part) for name, part in zip(_short(parts), parts, strict=True)}
+    if not all(_is_there(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
+        return None
+    if field in ANSWERED:
+        return json.dumps(values, ensure_ascii=False)
+    return "\n".join(f"{name}: {_text(value)}" for name, value in values.items() if value not in (None, ""))
+
+
+def _short(parts: tuple[str, ...]) -> list[str]:
+    """The last part of each name, where that tells them apart."""
+    last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
+    return last if len(set(last)) == len(last) else list(parts)
+
+
+def _text(value: Any) -> str:
+    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _as_json(value: Any) -> Any:
+    """An object whose fields are what is asked, as JSON text: the user said that it is the question. One with messages
+    or a text in it, and any other value, as it is.
+    """
+    if not isinstance(value, dict) or not value or not _SAY.isdisjoint(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def value_of(row: Row, column: str) -> Any:
+    """What stands at a path of a row; lists and objects that are written as JSON text are opened. None: nothing."""
+    if column in row:
+        return row[column]
+    above, _, last = column.rpartition(".")
+    if last == AS_JSON and above:
+        held = value_of(row, above)
+        if isinstance(parsed(held), dict) and AS_JSON in parsed(held):
+            return parsed(held)[AS_JSON]
+        return json.dumps(held, ensure_ascii=False) if isinstance(held, list | dict | int | float) else held
+    return _compiled(column).search(_opened(row, column))
+
+
+def _opened(row: Row, column: str) -> Row:
+    """The row with the JSON texts on the way of a path as what they say."""
+    head = _HEAD.match(column)
+    name = head[1] if head else ""
+    value = row.get(name)
+    if isinstance(value, str) and is_json_text(value):
+        value = parsed(value)
+    rest = column[head.end() :].lstrip('".') if head else ""
+    if isinstance(value, dict) and rest:
+        value = _opened(value, rest)
+    return {**row, name: value} if name in row and value is not row[name] else row
+
+
+@lru_cache(256)
+def _compiled(column: str) -> Any:
+    """The path as JMESPath. Raises UsageError where it is none."""
+    path = re.sub(r"\.(\d+)(?=\.|\[|\Z)", r"[\1]", column)
+    try:
+        return jmespath.compile(path)
+    except JMESPathError:
+        steps = (step if _PLAIN_STEP.fullmatch(step) else json.dumps(step) for step in path.split("."))
+        try:
+            return jmespath.compile(".".join(steps))
+        except JMESPathError as error:
+            raise UsageError(f"data.columns: {column!r} is no path: {str(error).splitlines()[0]}") from None
+
+
+def rows_at(record: Any, path: str) -> list[Any]:
+    """The rows of a record, at `rows=PATH`; none where nothing stands there."""
+    found = value_of(record, path) if isinstance(record, dict) else _compiled(path).search(record)
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
+    """Which of the user's columns a row does not have, or has without a value; None where it has them all."""
+    sides = [(field, name) for field, name in columns.items() if _is_side(field, columns)]
+    missing = [(field, name) for field, name in sides if side_of(row, field, name) is None]
+    if not missing:
+        return None
+    field, column = missing[0]
+    parts = named_in(row, field, column)
+    name = next((part for part in parts if not _is_there(row, part)), None)
+    if name is None:
+        reason = "empty-answer" if field in ANSWERED else "empty-question" if field in ASKED else "unknown-layout"
+        which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
+        return RowRefused(reason, f"{which} empty in this row")
+    near = difflib.get_close_matches(name, row, 1)
+    named = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MAX_NAMED])) or 'none'}"
+    return RowRefused("unknown-layout", f"the row has no column {name!r}; {named}")
+
+
+def in_your_words(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
+    """A refusal whose `--columns` line names the user's columns: ours are in no file of the user's."""
+    hint = re.sub(r"=(\w+)", lambda found: f"={columns.get(found.group(1), found.group(1))}", refused.hint)
+    return RowRefused(refused.reason, hint)
+
+
+def _is_there(row: Row, column: str) -> bool:
+    """Whether a row has a column, with or without a value."""
+    above, _, last = column.rpartition(".")
+    if column in row or not above:
+        return column in row or value_of(row, column) is not None
+    holder = parsed(value_of(row, above))
+    return (isinstance(holder, Mapping) and last in holder) or value_of(row, column) is not None
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """The value of `--columns`: OURS=YOURS,... with texts in quotes and paths in brackets. Raises UsageError."""
+    pieces = re.findall(r"((?:[^,'\[\"]|'[^']*'|\"[^\"]*\"|\[[^\]]*\])+)", text)
+    pairs = [piece.partition("=") for piece in pieces]
+    if not pairs or not all(ours.strip() and yours.strip() for ours, _, yours in pairs):
+        raise UsageError(f"--columns {text}: not of the form OURS=YOURS,...", hint="prompt=question")
+    return {ours.strip(): yours.strip() for ours, _, yours in pairs}
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Raises UsageError for a field of ours that is none, since its column would be read by nobody, and for a path."""
+    fields = sorted({*CONTENT, *NOTES, *TOOLS, *SYSTEM, *TURN_FIELDS, *OWN_FIELDS, ROWS, WHERE})
+    for name, column in columns.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, 1)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else "for example prompt=question,completion=reply,session=ticket"
+            )
+            raise UsageError(f"data.columns: there is no field {name!r}", hint=hint)
+        if name == WHERE and "=" not in column:
+            raise UsageError(f"data.columns: where: {column!r} compares nothing", hint="for example outcome=resolved")
+        if name == ROWS:
+            _compiled(column)
+
+
+def maps_content(columns: Mapping[str, str]) -> bool:
+    """Whether the user named a column of the conversation."""
+    return any(name in CONTENT or name in TOOLS for name in columns if name not in (ROWS, WHERE))

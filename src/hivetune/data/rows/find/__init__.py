@@ -1,1 +1,0 @@
-"""Conversations in rows of no known layout, found by their structure."""

@@ -1,0 +1,295 @@
+"""What a file of no named format may mean: the likeliest mapping and at most two others, each with what it would read.
+
+A suggestion is shown, and a person confirms it. Nothing is trained by one: `data.columns` says how rows are read.
+Columns are scored by their names in columns.toml, and where those say nothing by what stands in them.
+"""
+
+import itertools
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hivetune.data.columns import (
+    ANSWERED,
+    ASKED,
+    CONTEXT,
+    FACTS,
+    LABELS,
+    MEDIA,
+    NOTES,
+    SYSTEM,
+    THOUGHTS,
+    TRUE_ANSWERS,
+    TURNS,
+)
+from hivetune.data.mapping import AND, ROWS, map_columns, rows_at
+from hivetune.data.pieces.fields import as_number, as_time, plain_name
+from hivetune.data.pieces.said import Conversation, Row, objects, parsed
+from hivetune.data.pieces.turns import ROLES
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.layouts.table import read_layout
+
+MAX_SUGGESTIONS, MAX_TRIED = 3, 24
+SHOWN_ROWS = 3
+READ_SHARE = 0.8  # of the rows, that a mapping has to read
+FILLED_SHARE = 0.8  # of the rows, in which a side has to stand
+_MAX_DEPTH, _MAX_PATHS = 4, 200
+_MAX_SPEAKERS = 6
+_FEW_CLASSES = 0.5  # different values of a class, of the rows
+_QUOTED = re.compile(r"[^\w.,=+\[\]-]")  # what a shell may read otherwise
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_ADDRESS = re.compile(r"\s*(?:https?://|www\.|[\w./-]*/)\S+\s*\Z")
+_MODEL_ANSWERS = frozenset(("prediction", "predicted", "model_output", "model_answer", "generated_text", "generation"))
+
+
+class Suggestion(NamedTuple):
+    """A mapping, what it reads of the first rows as (question, answer), the paths of text that it leaves out, and how
+    many rows of the sample it reads.
+    """
+
+    columns: dict[str, str]
+    shown: tuple[tuple[str, str], ...]
+    left_out: tuple[str, ...]
+    read: int
+
+    @property
+    def option(self) -> str:
+        """As it is written on the command line."""
+        named = ",".join(f"{ours}={yours}" for ours, yours in self.columns.items())
+        return f"--columns {shlex.quote(named) if _QUOTED.search(named) else named}"
+
+
+class _Column(NamedTuple):
+    """A path of texts. `values`: those of the rows that have one; `share`: of the rows, that have one."""
+
+    path: str
+    name: str
+    values: list[str]
+    share: float
+
+    @property
+    def different(self) -> float:
+        return len(set(self.values)) / max(1, len(self.values))
+
+
+def suggest(records: Sequence[Any]) -> list[Suggestion]:
+    """The mappings that read most of these records, the likeliest first; at most MAX_SUGGESTIONS."""
+    rows = [record for record in records if isinstance(record, dict)]
+    found: list[Suggestion] = []
+    for columns in itertools.islice(_candidates(rows), MAX_TRIED):
+        tried = _tried(rows, columns)
+        if tried is not None and all(tried.shown != one.shown for one in found):
+            found.append(tried)
+        if len(found) == MAX_SUGGESTIONS:
+            break
+    return found
+
+
+def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None:
+    shown: list[tuple[str, str]] = []
+    left_out: tuple[str, ...] = ()
+    read = 0
+    rows = [row for record in records for row in rows_at(record, columns[ROWS])] if ROWS in columns else records
+    for row in rows:
+        try:
+            said = read_layout(map_columns(row, columns), mapped=True)
+        except (RowRefused, RecursionError):
+            continue
+        read += 1
+        if len(shown) < SHOWN_ROWS:
+            asked = [message.content for message in said.messages if message.role == "user"]
+            shown.append(("\n".join(asked), said.messages[-1].content))
+            left_out = left_out or _unread(row, said)
+    enough = read >= READ_SHARE * max(1, len(rows)) and any(answer.strip() for _, answer in shown)
+    return Suggestion(columns, tuple(shown), left_out, read) if enough else None
+
+
+def _unread(row: Row, said: Conversation) -> tuple[str, ...]:
+    """The columns with text that the conversation doesn't hold."""
+    whole = "\n".join((*(m.content for m in said.messages), *(m.reasoning or "" for m in said.messages)))
+    texts = ((path, text) for path, text in _texts(row) if text.strip() and text.strip() not in whole)
+    return tuple(dict.fromkeys(path for path, _ in texts))
+
+
+def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """Mappings that a person would try: lists of turns, a question with its answer, then both in lists of rows."""
+    yield from _turn_lists(rows)
+    pairs = list(_pairs(rows))
+    yield from pairs
+    for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
+        inside = [row for record in rows for row in rows_at(record, f"{path}[]") if isinstance(row, dict)]
+        if len(inside) > 1:
+            within = itertools.islice(itertools.chain(_turn_lists(inside), _pairs(inside)), MAX_SUGGESTIONS)
+            yield from ({ROWS: f"{path}[]", **columns} for columns in within)
+    if not pairs:
+        columns = [one for one in _columns(rows) if not _is_about(one)]
+        if len(columns) == 1:
+            yield {"text": columns[0].path}
+
+
+def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """Lists of objects of which one field names who speaks, and another holds the words."""
+    for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
+        lists = [turns for row in rows if (turns := objects(_at(row, path)))]
+        turns = [turn for one in lists for turn in one]
+        if len(lists) < READ_SHARE * len(rows) or len(turns) < 2 * len(lists):
+            continue
+        words = _field_of_words(turns)
+        for role in _fields_of_speakers(turns, words):
+            speakers = list(dict.fromkeys(str(turn.get(role)).strip() for turn in turns))
+            line = {"messages": path, "role": role, "text": words}
+            known = {ROLES.get(speaker.lower()) for speaker in speakers}
+            if {"user", "assistant"} <= known and None not in known:
+                yield line
+            elif len(speakers) > 1:
+                likely = [one for one in speakers if ROLES.get(one.lower()) == "assistant"]
+                last = Counter(str(one[-1].get(role)).strip() for one in lists).most_common(1)[0][0]
+                yield {**line, "assistant": (likely or [last])[0]}
+
+
+def _field_of_words(turns: Sequence[Row]) -> str:
+    """The field with the longest texts."""
+    sizes: Counter[str] = Counter()
+    for turn in turns:
+        sizes.update({name: len(value) for name, value in turn.items() if isinstance(value, str)})
+    return sizes.most_common(1)[0][0] if sizes else ""
+
+
+def _fields_of_speakers(turns: Sequence[Row], words: str) -> list[str]:
+    """Fields with few values of which every turn has one, those with known roles first."""
+    found = []
+    for name in turns[0]:
+        values = [turn.get(name) for turn in turns]
+        few = {str(value) for value in values}
+        said = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
+        if name != words and said and 1 < len(few) <= _MAX_SPEAKERS and len(few) < len(turns) + (len(turns) == 2):
+            found.append((not any(value.lower() in ROLES for value in few), len(few), name))
+    return [name for *_, name in sorted(found)]
+
+
+def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
+    """A question and an answer, the likeliest first; what was given with the question is joined to it."""
+    columns = [one for one in _columns(rows) if one.share >= FILLED_SHARE and not _is_about(one)]
+    order = {one.path: number for number, one in enumerate(columns)}
+    scored = []
+    for asked, answered in itertools.permutations(columns, 2):
+        if _is_answer(asked) and not _is_question(asked):
+            continue
+        score = _as_question(asked) + _as_answer(answered, columns)
+        score += 1.0 if order[asked.path] < order[answered.path] else 0.0
+        scored.append((score, asked, answered))
+    scored.sort(key=lambda one: -one[0])
+    for _, asked, answered in scored:
+        sides = (asked, answered)
+        given = [one for one in columns if one not in sides and _is_given(one) and not _repeats(one, sides)]
+        line = {"prompt": AND.join(one.path for one in (asked, *given)), "completion": answered.path}
+        yield {**line, **_system(columns, sides)}
+        if given:
+            yield {"prompt": asked.path, "completion": answered.path, **_system(columns, sides)}
+
+
+def _system(columns: Sequence[_Column], sides: Sequence[_Column]) -> dict[str, str]:
+    told = [one.path for one in columns if one.name in SYSTEM and one not in sides]
+    return {"system": told[0]} if told else {}
+
+
+def _is_question(one: _Column) -> bool:
+    return one.name in ASKED
+
+
+def _is_answer(one: _Column) -> bool:
+    return one.name in ANSWERED or one.name in TRUE_ANSWERS or one.name in LABELS
+
+
+def _as_question(one: _Column) -> float:
+    """How much a column looks like questions."""
+    named = 6.0 - ASKED.index(one.name) / len(ASKED) if _is_question(one) else 0.0
+    marks = sum(text.rstrip().endswith("?") for text in one.values) / max(1, len(one.values))
+    far = 4.0 if one.name in (*THOUGHTS, *SYSTEM) else 0.0
+    return named + 2.0 * marks + (1.0 if one.different > 0.5 else -2.0) - far
+
+
+def _as_answer(one: _Column, columns: Sequence[_Column]) -> float:
+    """How much a column looks like answers. What was expected goes before what a model under test said."""
+    if one.name in TRUE_ANSWERS:
+        return 6.5
+    tested = one.name in _MODEL_ANSWERS or any(other.name in TRUE_ANSWERS for other in columns if other is not one)
+    named = 6.0 - ANSWERED.index(one.name) / len(ANSWERED) if one.name in ANSWERED else 0.0
+    kind = 2.0 if one.name in LABELS or (len(one.values) > 3 and one.different < _FEW_CLASSES) else 0.0
+    far = -4.0 if one.name in (*THOUGHTS, *SYSTEM, *CONTEXT) or len(set(one.values)) < min(2, len(one.values)) else 0.0
+    return max(named, kind) + far - (3.0 if tested else 0.0)
+
+
+def _is_given(one: _Column) -> bool:
+    """Whether a column is what a question is about: by its name, or as nobody knows what else it is."""
+    if one.name in (*SYSTEM, *THOUGHTS) or _is_answer(one):
+        return False
+    return one.name in CONTEXT or (one.name not in ASKED and one.different > 0.0 and not one.path.count("."))
+
+
+def _repeats(one: _Column, sides: Sequence[_Column]) -> bool:
+    """Whether the question or the answer holds what stands in a column."""
+    return any(all(text in other for text, other in zip(one.values, side.values, strict=False)) for side in sides)
+
+
+def _is_about(one: _Column) -> bool:
+    """Whether a column is no part of a conversation: ids, times, numbers, addresses, notes by their names."""
+    if one.name in (*ASKED, *ANSWERED, *LABELS, *TRUE_ANSWERS, *CONTEXT):
+        return False
+    if one.name in MEDIA or one.name in NOTES or one.name in FACTS:
+        return True
+    return all(as_number(text) is not None or as_time(text) is not None or _ADDRESS.match(text) for text in one.values)
+
+
+def _columns(rows: Sequence[Row]) -> list[_Column]:
+    """The paths of texts, in the order of the first rows."""
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        seen: dict[str, str] = {}
+        for path, text in _texts(row):
+            seen.setdefault(path, text)
+        for path, text in seen.items():
+            if text.strip():
+                values.setdefault(path, []).append(text)
+    names = {path: plain_name(re.split(r"[.\[]", path.replace("[]", ""))[-1]) for path in values}
+    return [_Column(path, names[path], found, len(found) / len(rows)) for path, found in values.items()]
+
+
+def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """(path, text) of everything that is one, below objects; of a list of texts the first."""
+    if depth > _MAX_DEPTH or not isinstance(row, dict):
+        return
+    for name, value in itertools.islice(row.items(), _MAX_PATHS):
+        path = _path(prefix, name)
+        value = parsed(value)
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            yield path, str(value)
+        elif isinstance(value, dict):
+            yield from _texts(value, path, depth + 1)
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            yield f"{path}[0]" if len(value) == 1 else path, "\n".join(map(str, value))
+
+
+def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list[Any]]]:
+    """(path, list) of everything that is a list of objects, below objects; turns by their name first."""
+    if depth > _MAX_DEPTH or not isinstance(row, dict):
+        return
+    named = sorted(row.items(), key=lambda item: plain_name(str(item[0])) not in TURNS)
+    for name, value in named[:_MAX_PATHS]:
+        value = parsed(value)
+        if objects(value) is not None:
+            yield _path(prefix, name), value
+        elif isinstance(value, dict):
+            yield from _lists(value, _path(prefix, name), depth + 1)
+
+
+def _path(prefix: str, name: Any) -> str:
+    step = str(name) if _NAME.fullmatch(str(name)) or not prefix else f'"{name}"'
+    return f"{prefix}.{step}" if prefix else step
+
+
+def _at(row: Row, path: str) -> Any:
+    found = rows_at(row, path)
+    return parsed(found[0]) if len(found) == 1 and isinstance(found[0], str) else found

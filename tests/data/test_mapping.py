@@ -1,0 +1,154 @@
+"""Columns that the user names: several of them as one side of a conversation, and what is no text as JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.mapping import check_columns, parse_columns
+from hivetune.data.prepare.prepare import check
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, read_example
+from hivetune.errors import UsageError
+
+TICKET = {
+    "title": "Lift",
+    "ticket": "The lift of house 4 stands still.",
+    "category": "lift",
+    "priority": 2,
+    "urgent": True,
+    "parts": ["door", "motor"],
+    "at": {"house": 4, "floor": None},
+}
+
+
+def pair(row: dict[str, Any], **columns: str) -> tuple[str, str]:
+    asked, answered = read_example(RawRow("a:1", json.dumps(row).encode()), columns).example.messages
+    assert (asked.role, answered.role) == ("user", "assistant")
+    return asked.content, answered.content
+
+
+def refused(row: dict[str, Any], **columns: str) -> RowRefused:
+    with pytest.raises(RowRefused) as caught:
+        pair(row, **columns)
+    return caught.value
+
+
+def test_several_columns_are_one_answer() -> None:
+    asked, answered = pair(TICKET, prompt="ticket", completion="category+priority+parts")
+    assert asked == TICKET["ticket"]
+    assert answered == '{"category": "lift", "priority": 2, "parts": ["door", "motor"]}', "in the order of the line"
+    assert json.loads(pair(TICKET, prompt="ticket", completion="parts + urgent")[1]) == {
+        "parts": ["door", "motor"],
+        "urgent": True,
+    }
+    assert pair(TICKET, prompt="ticket", completion="category+at.house")[1] == '{"category": "lift", "house": 4}'
+    alike = {**TICKET, "was": {"house": 3}}
+    assert list(json.loads(pair(alike, prompt="ticket", completion="at.house+was.house")[1])) == [
+        "at.house",
+        "was.house",
+    ], "by the last part of each name where that tells them apart"
+
+
+def test_several_columns_are_one_question() -> None:
+    asked, answered = pair(TICKET, prompt="title+ticket+parts", completion="category")
+    assert asked == 'title: Lift\nticket: The lift of house 4 stands still.\nparts: ["door", "motor"]'
+    assert answered == "lift"
+    untitled = {**TICKET, "title": ""}
+    assert pair(untitled, prompt="title+ticket", completion="category")[0] == f"ticket: {TICKET['ticket']}"
+
+
+def test_a_column_that_is_really_called_so_goes_first() -> None:
+    row = {"ticket": TICKET["ticket"], "name": "Ada", "team": "lifts", "name+team": "Ada of the lifts"}
+    assert pair(row, prompt="ticket", completion="name+team")[1] == "Ada of the lifts"
+    row = {"ticket": TICKET["ticket"], "kept": {"as_json": "as it was"}}
+    assert pair(row, prompt="ticket", completion="kept.as_json")[1] == "as it was"
+
+
+def test_what_is_no_text_is_an_answer_as_json() -> None:
+    assert pair(TICKET, prompt="ticket", completion="parts.as_json")[1] == '["door", "motor"]'
+    assert pair(TICKET, prompt="ticket", completion="urgent.as_json")[1] == "true"
+    assert pair(TICKET, prompt="ticket", completion="at.as_json")[1] == '{"house": 4, "floor": null}'
+    said = {"said": {"text": "It stands still.", "house": 4}, "category": "lift"}
+    assert json.loads(pair(said, prompt="said.as_json", completion="category")[0]) == said["said"]
+    message = refused(TICKET, prompt="ticket", completion="parts")
+    assert message.hint.endswith(
+        "--columns prompt=ticket,completion=parts.0 learns the first, completion=parts.as_json all of them as JSON"
+    )
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    missing = refused(TICKET, prompt="ticket", completion="category+prioritty")
+    assert (missing.reason, missing.hint) == (
+        "unknown-layout",
+        "the row has no column 'prioritty'; did you mean 'priority'?",
+    )
+    empty = {**TICKET, "category": None, "parts": ""}
+    assert refused(empty, prompt="ticket", completion="category+parts").reason == "empty-answer"
+    assert refused({**TICKET, "title": "", "ticket": ""}, prompt="title+ticket", completion="category").reason == (
+        "empty-question"
+    )
+    assert json.loads(pair(empty, prompt="ticket", completion="category+urgent")[1]) == {
+        "category": None,
+        "urgent": True,
+    }
+
+
+def test_a_config_and_a_table_say_it_alike(tmp_path: Path) -> None:
+    path = tmp_path / "tickets.csv"
+    path.write_text("ticket,category,priority\n" + "".join(f"Lift {n} stands still,lift,{n}\n" for n in range(4)))
+    columns = {"prompt": "ticket", "completion": "category+priority"}
+    assert check(DataConfig(path=str(path), columns=columns)).document["usable"] == 4
+
+
+THREAD = {
+    "thread": [
+        {"author": "Ana", "body": "Where is it?"},
+        {"author": "Desk", "body": "In Bonn."},
+        {"author": "Cem", "body": "Thanks."},
+        {"author": "Desk", "body": "Gladly."},
+    ],
+    "state": {"outcome": "Resolved"},
+}
+
+
+def said(row: dict[str, Any], **columns: str) -> list[tuple[str, str]]:
+    example = read_example(RawRow("a:1", json.dumps(row).encode()), columns).example
+    return [(message.role, message.content) for message in example.messages]
+
+
+def test_a_list_of_turns_with_its_fields_and_who_answers() -> None:
+    columns = {"messages": "thread", "role": "author", "text": "body", "assistant": "Desk"}
+    assert said(THREAD, **columns) == [
+        ("user", "Where is it?"),
+        ("assistant", "In Bonn."),
+        ("user", "Thanks."),
+        ("assistant", "Gladly."),
+    ]
+
+
+def test_a_filter_a_constant_and_paths() -> None:
+    columns = {"prompt": "thread[0].body", "completion": "thread[1].body", "where": "state.outcome=resolved"}
+    found = said(THREAD, **columns, system="'Answer in one sentence.'")
+    assert found == [("system", "Answer in one sentence."), ("user", "Where is it?"), ("assistant", "In Bonn.")]
+    with pytest.raises(RowRefused, match="filtered"):
+        said(THREAD, **{**columns, "where": "state.outcome=open"})
+
+
+def test_rows_inside_of_records(tmp_path: Path) -> None:
+    topics = [{"items": [{"q": f"Where is {i}{j}?", "a": f"In box {i}{j}."} for j in range(2)]} for i in range(3)]
+    path = tmp_path / "topics.json"
+    path.write_text(json.dumps({"topics": topics}))
+    columns = {"rows": "topics[].items[]", "prompt": "q", "completion": "a"}
+    assert check(DataConfig(path=str(path), columns=columns, near_duplicates=0)).usable == 6
+
+
+def test_columns_of_the_command_line() -> None:
+    assert parse_columns("prompt=a+b, completion=c[0].d") == {"prompt": "a+b", "completion": "c[0].d"}
+    assert parse_columns("system='One, two.',where=x=y") == {"system": "'One, two.'", "where": "x=y"}
+    with pytest.raises(UsageError, match="not of the form"):
+        parse_columns("prompt")
+    with pytest.raises(UsageError, match="there is no field 'promt'"):
+        check_columns({"promt": "a"})

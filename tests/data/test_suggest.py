@@ -1,0 +1,121 @@
+"""Rows of no named layout are refused, with the mapping that reads them; nothing is read by a guess."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.report import Report
+from hivetune.data.suggest import suggest
+from hivetune.errors import DataRefused
+
+TOPICS = ("parcel", "letter", "package", "postcard", "crate", "barrel")
+
+
+def rows_of(**columns: Any) -> list[dict[str, Any]]:
+    """Rows with these columns; `{}` in a text is the topic of the row."""
+    return [{k: v.format(t) if isinstance(v, str) else v for k, v in columns.items()} for t in TOPICS]
+
+
+def report_of(path: Path, rows: list[dict[str, Any]], **settings: Any) -> Report:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return check(DataConfig(path=str(path), near_duplicates=0, **settings))
+
+
+UNKNOWN = rows_of(wish="Where is the {} now?", told="The {} is in Bonn.")
+
+
+def test_an_unknown_layout_is_refused_with_the_mapping_that_reads_it(tmp_path: Path) -> None:
+    report = report_of(tmp_path / "rows.jsonl", UNKNOWN)
+    assert report.document["rejected"] == {"unknown-layout": 6}
+    (lines,) = report.document["unclear"].values()
+    assert lines[0]["line"] == "--columns prompt=wish,completion=told"
+    assert lines[0]["shown"][0] == {"question": "Where is the parcel now?", "answer": "The parcel is in Bonn."}
+    with pytest.raises(DataRefused) as refused:
+        report.refuse(0.2)
+    assert "--columns prompt=wish,completion=told" in str(refused.value.hint)
+    again = report_of(tmp_path / "again.jsonl", UNKNOWN, columns=lines[0]["columns"])
+    assert (again.usable, again.document["unclear"]) == (6, {})
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (rows_of(x="Where is the {}?", y="In Bonn, {}."), {"prompt": "x", "completion": "y"}),
+        (rows_of(about="The {} is late.", q9="How late is it?", r="Two days, {}."), None),
+        (
+            [{"log": [{"who": "Ana", "said": f"Where is the {t}?"}, {"who": "Desk", "said": "Here."}]} for t in TOPICS],
+            {"messages": "log", "role": "who", "text": "said", "assistant": "Desk"},
+        ),
+        (
+            [{"cases": [{"frage_text": f"Wo ist {t}?", "told": f"Hier, {t}."}] * 2} for t in TOPICS],
+            {"rows": "cases[]", "prompt": "frage_text", "completion": "told"},
+        ),
+        (rows_of(question="Where is the {}?", prediction="Lost.", ground_truth="The {} is here."), None),
+        (rows_of(n=3, made="2026-01-01T10:00:00"), {}),
+    ],
+)
+def test_the_likeliest_mapping(rows: list[dict[str, Any]], columns: dict[str, str] | None) -> None:
+    found = suggest(rows)
+    assert len(found) <= 3
+    if columns is not None:
+        assert (found[0].columns if found else {}) == columns
+    elif "prediction" in rows[0]:
+        assert found[0].columns["completion"] == "ground_truth", "what was expected, not what a model said"
+    else:
+        assert "about" in found[0].columns["prompt"], "what the question is about is not lost"
+
+
+def test_a_column_that_tells_equal_questions_apart_is_never_left_out_in_silence(tmp_path: Path) -> None:
+    """Any short value beside a question was dropped: country, tone, level, number."""
+    rows = [
+        {"question": "What is the capital?", "answer": f"{town}.", "land": land}
+        for land, town in (("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid"), ("Peru", "Lima"))
+    ]
+    report = report_of(tmp_path / "rows.jsonl", rows)
+    assert report.document["rejected"] == {"unread-column": 4}
+    assert "'land'" in report.document["problems"][0]["hint"]
+    assert "--columns prompt=question+land,completion=answer" in report.document["problems"][0]["hint"]
+    columns = {"prompt": "question+land", "completion": "answer"}
+    assert report_of(tmp_path / "again.jsonl", rows, columns=columns).usable == 4
+
+
+def test_other_columns_are_told_and_counted(tmp_path: Path) -> None:
+    rows = rows_of(question="Where is the {}?", answer="In Bonn, {}.", tone="formal")
+    report = report_of(tmp_path / "rows.jsonl", rows)
+    assert (report.usable, report.document["changed"]) == (6, {"left-out-columns": 6})
+    (kinds,) = report.document["understood"].values()
+    assert kinds[0]["left_out"] == ["tone"]
+
+
+@pytest.mark.parametrize(
+    "outcome", [{"correct": False}, {"outcome": "failure"}, {"stars": 1}, {"label": "bad"}, {"correct": "no"}]
+)
+def test_an_outcome_column_says_that_an_answer_failed(outcome: dict[str, Any], tmp_path: Path) -> None:
+    rows = rows_of(question="Where is the {}?", answer="In Bonn, {}.")
+    report = report_of(tmp_path / "rows.jsonl", [{**row, **outcome} for row in rows[:3]] + rows[3:])
+    assert (report.usable, report.document["set_aside"]) == (3, {"failed": 3})
+
+
+def test_other_values_of_such_columns_say_nothing(tmp_path: Path) -> None:
+    rows = rows_of(question="Where is the {}?", answer="In Bonn, {}.", stars=5, label="billing", outcome="2026")
+    assert report_of(tmp_path / "rows.jsonl", rows).usable == 6
+
+
+def test_a_text_with_speakers_in_one_line_is_read_as_turns(tmp_path: Path) -> None:
+    """Learned whole, the user's turns too, where the speakers stood in capitals or the assistant came first."""
+    texts = [f"### ASSISTANT: Hello! ### HUMAN: Where is the {t}? ### ASSISTANT: In Bonn, {t}." for t in TOPICS]
+    report = report_of(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    assert report.document["changed"]["turns-from-text"] == 6
+    assert report.document["changed"]["leading-answer"] == 6
+
+
+def test_a_header_whose_names_come_again_below_is_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    rows = "".join(f"Where is the {t}?\tIn Bonn, {t}.\tanswer\n" for t in TOPICS)
+    path.write_text(f"question\tanswer\tkind\nquestion\tIt is a word.\tkind\n{rows}")
+    document = check(DataConfig(path=str(path), near_duplicates=0)).document
+    assert (document["no_header"], document["rows_in"]) == ([], 7)
