@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.pieces.rendered import is_marked
-from hivetune.data.pieces.speakers import part_of
+from hivetune.data.pieces.speakers import part_of, role_of
 from hivetune.data.pieces.transcripts import turns_in_text
 from hivetune.data.reasons import RowRefused
 
@@ -130,7 +130,8 @@ def _question(lines: Sequence[str]) -> dict[str, str]:
 def _side(line: str) -> tuple[str | None, str]:
     """(what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
     found = _SIDE.fullmatch(line)
-    side = _SIDES.get(part_of(found.group(1))) if found is not None else None
+    is_header = found is not None and role_of(found.group(1)) is None  # else a turn of a talk
+    side = _SIDES.get(part_of(found.group(1))) if found is not None and is_header else None
     return (side, found.group(2)) if side and found else (None, line)
 
 
