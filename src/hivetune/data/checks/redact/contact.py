@@ -3,13 +3,13 @@
 import ipaddress
 import re
 
-from hivetune.data.checks.redact.checksums import digits_of
 from hivetune.data.checks.redact.numbers import (
     NO_WORD_BEFORE,
     NO_WORD_BEHIND,
     OTHER_NUMBER,
     UNSPACED,
     begins,
+    digits_of,
     named_rule,
 )
 from hivetune.data.checks.redact.rules import Check, Rule
