@@ -1,13 +1,16 @@
 """Numbers that name a person or an account: cards, bank accounts, identity numbers of 30 countries, as data.
 
 A number stands for itself (FREE) when its shape and its checksum leave at most one in a hundred random numbers; else it
-counts only behind a word that names it (NAMED), and then without a checksum: who writes "PESEL" in front means one.
+counts only behind a word that names it (numbers.toml), and then without a checksum: who writes "PESEL" in front means
+one.
 """
 
 import datetime
 import importlib
 import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hivetune.data.checks.redact.rules import Check, Rule
@@ -128,147 +131,6 @@ FREE: tuple[tuple[str, str, str, Sum | None], ...] = (
     ("mrz", "machine-readable zone of a passport", r"P[A-Z<][A-Z]{3}[A-Z<]{39}\s{1,2}[A-Z0-9<]{44}", None),
 )
 
-# name, title, words that name it (in lower case, a pattern), the number's pattern. No checksum.
-NAMED: tuple[tuple[str, str, str, str], ...] = (
-    ("ssn", "US social security number", "ssn|social security|my social", r"\d{3}[- ]?\d{2}[- ]?\d{4}"),
-    ("itin", "US tax number", "itin|taxpayer", r"9\d\d-?\d{2}-?\d{4}"),
-    (
-        "nino",
-        "National Insurance number",
-        "nino|national insurance|ni number|ni no|nin",
-        r"[A-Za-z]{2} ?\d\d ?\d\d ?\d\d ?[A-Da-d]",
-    ),
-    ("nhs", "NHS number", "nhs", r"\d{3}[ -]?\d{3}[ -]?\d{4}"),
-    (
-        "steuer-id",
-        "German tax number",
-        "steuer-id|steueridentifikation|steuerliche identifikation|steuernummer|idnr|steuer|tax id|tin",
-        r"\d\d ?\d{3} ?\d{3} ?\d{3}|\d{2,3}/\d{3,4}/\d{4,5}",
-    ),
-    (
-        "rvnr",
-        "German social insurance number",
-        "sozialversicherungsnummer|rentenversicherungsnummer|sv-nummer|svnr|sv-nr",
-        r"\d\d ?\d{6} ?[A-Za-z] ?\d{3}",
-    ),
-    ("svnr", "Austrian social insurance number", "sv-nummer|sozialversicherungsnummer|svnr|sv-nr", r"\d{4} ?\d{6}"),
-    ("bsn", "BSN", "bsn|burgerservicenummer|sofinummer", r"\d{4}[. ]?\d{2}[. ]?\d{3}|\d{8,9}"),
-    (
-        "be-nrn",
-        "Belgian national number",
-        "rijksregisternummer|registre national|insz|niss",
-        r"\d{2}[. ]?\d{2}[. ]?\d{2}[- ]?\d{3}[. ]?\d\d",
-    ),
-    ("pesel", "PESEL", "pesel", r"\d{11}"),
-    ("nif", "NIF", "nif|contribuinte|nss", r"\d{3} ?\d{3} ?\d{3}"),
-    ("cpf", "CPF", "cpf", r"\d{11}"),
-    ("cnpj", "CNPJ", "cnpj", r"\d{14}"),
-    ("rg", "Brazilian identity number", "rg", r"\d{1,2}\.\d{3}\.\d{3}-[\dXx]"),
-    ("dni", "identity number", "dni|nie|documento|cédula|cedula", r"[XYZxyz]?\d{1,3}[.]?\d{3}[.]?\d{3}-?[A-Za-z]?"),
-    ("personnummer", "personnummer", "personnummer|personal identity", r"(?:19|20)?\d{6}[-+ ]?\d{4,5}"),
-    ("fodselsnummer", "fødselsnummer", "fødselsnummer|personnummer", r"\d{6} ?\d{5}"),
-    ("hetu", "henkilötunnus", "henkilötunnus|hetu|sotu", r"\d{6}[-+A-Fa-f]\d{3}[0-9A-Za-z]"),
-    ("cpr", "CPR number", "cpr|cpr-nummer|personnummer", r"[0-3]\d[01]\d\d\d[- ]?\d{4}"),
-    ("ahv", "AHV number", "ahv|ahv-nummer|avs", r"756[. ]?\d{4}[. ]?\d{4}[. ]?\d\d"),
-    ("aadhaar", "Aadhaar number", "aadhaar|aadhar|uidai", r"\d{4}[ -]?\d{4}[ -]?\d{4}"),
-    ("pan", "PAN", "pan", r"[A-Za-z]{3}[ABCFGHLJPTabcfghljpt][A-Za-z]\d{4}[A-Za-z]"),
-    (
-        "national-id",
-        "national identity number",
-        "national id|national_id|national identity|citizen id|citizen-id|citizen_id|"
-        "personalausweis|ausweisnummer|id-nummer",
-        r"[A-Za-z]{0,3}\d{6,13}",
-    ),
-    (
-        "national-id",
-        "identity card number",
-        "personalausweis|personalausweisnummer|ausweisnummer|ausweis-nr",
-        r"[cfghjklmnprtvwxyz][cfghjklmnprtvwxyz\d]{8}\d?",
-    ),
-    ("ein", "US tax number", "ein|tax id|taxpayer", r"\d\d-\d{7}"),
-    ("cn-id", "Chinese identity number", "身份证|身份證|id card|identity card", r"\d{17}[\dXx]"),
-    ("rrn", "Korean resident number", "주민등록번호|주민번호", r"\d{6}[- ]?\d{7}"),
-    ("my-number", "My Number", "マイナンバー|個人番号|my number", r"\d{4}[ -]?\d{4}[ -]?\d{4}"),
-    (
-        "za-id",
-        "South African identity number",
-        "id number|id no|rsa id|sa id|identity number",
-        r"\d{6} ?\d{4} ?\d{2} ?\d",
-    ),
-    ("tfn", "tax file number", "tfn|tax file", r"\d{3} ?\d{3} ?\d{2,3}"),
-    (
-        "medicare",
-        "Medicare number",
-        "medicare",
-        r"\d{4} ?\d{5} ?\d(?:[ /]?\d)?|\d[A-Z][A-Z\d]\d-?[A-Z][A-Z\d]\d-?[A-Z]{2}\d\d",
-    ),
-    ("sin", "social insurance number", "sin|social insurance|nas", r"\d{3}[ -]?\d{3}[ -]?\d{3}"),
-    ("curp", "CURP", "curp|rfc", r"[A-Za-z]{3,4}\d{6}[A-Za-z0-9]{3,8}"),
-    ("cuit", "CUIT", "cuit|cuil", r"\d{2}-?\d{8}-?\d"),
-    ("rut", "RUT", "rut", r"\d{1,2}\.?\d{3}\.?\d{3}-?[\dkK]"),
-    ("tckn", "Turkish identity number", "kimlik|tckn|t.c.", r"[1-9]\d{10}"),
-    ("cnp", "CNP", "cnp|cod numeric", r"\d{13}"),
-    ("rodne-cislo", "rodné číslo", "rodné číslo|rodne cislo|rodné", r"\d{6}/?\d{3,4}"),
-    ("pps", "PPS number", "pps|ppsn", r"\d{7} ?[A-Za-z]{1,2}"),
-    ("amka", "AMKA", "αμκα|amka|αφμ", r"\d{9,11}"),
-    ("il-id", "Israeli identity number", "תעודת זהות|ת.ז|teudat zehut", r"\d{8,9}"),
-    (
-        "inn",
-        "Russian number",
-        "инн|снилс|inn|snils|паспорт",
-        r"\d{10,12}|\d{3}-\d{3}-\d{3} \d\d|\d{4} \d{6}|\d\d \d\d \d{6}",
-    ),
-    ("egn", "EGN", "егн|egn", r"\d{10}"),
-    ("nric", "NRIC", "nric|fin", r"[STFGMstfgm]\d{7}[A-Za-z]"),
-    ("hkid", "HKID", "hkid|hong kong id", r"[A-Za-z]{1,2}\d{6}\(?[\dA]\)?"),
-    ("oib", "OIB", "oib|jmbg|emšo", r"\d{11,13}"),
-    ("taj", "TAJ number", "taj|taj-szám", r"\d{3}[ -]?\d{3}[ -]?\d{3}"),
-    ("asmens-kodas", "Baltic personal code", "asmens kodas|isikukood|personas kods", r"\d{6}-?\d{5}"),
-    (
-        "bank-account",
-        "bank account number",
-        "account number|account no|account #|kontonummer|acct",
-        r"\d(?:[ -]?\d){6,16}",
-    ),
-    ("bank-account", "bank code", "sort code", r"\d\d-\d\d-\d\d"),
-    ("card-code", "card security code", "cvv|cvc|cvv2|cvc2|csc|security code", r"\d{3,4}"),
-    ("bank-account", "routing number", "routing number|routing no|aba number|sort code", r"\d{2}-\d{2}-\d{2}|\d{9}"),
-    (
-        "medical-record",
-        "medical record number",
-        "mrn|medical record|patient id|patient number|patient no|patientennr|patientennummer|patienten-nr|patienten-id",
-        r"[A-Z]{0,3}\d{5,10}",
-    ),
-    ("vin", "vehicle identification number", "vin|vehicle identification|fahrgestellnummer", r"[A-HJ-NPR-Z\d]{17}"),
-    ("imei", "IMEI", "imei", r"\d{15}|\d{2}-\d{6}-\d{6}-\d"),
-    (
-        "number-plate",
-        "number plate",
-        "license plate|licence plate|number plate|kennzeichen|matrícula|targa",
-        r"[A-Z]{1,3}[- ]?[A-Z]{0,2}[- ]?\d{1,4}[A-Z]{0,3}",
-    ),
-    (
-        "passport",
-        "passport number",
-        "passport|reisepass|passeport|pasaporte|passaporto|passnummer|paszport|paspoort|护照",
-        r"(?=[A-Za-z\d]{0,4}\d)[A-Za-z\d]{2,3} ?[A-Za-z\d]{5,8}",
-    ),
-    (
-        "driving-licence",
-        "driving licence number",
-        "driver's license|driver license|driving licence|driving license|drivers license|licence no|"
-        "license no|führerschein|permis de conduire|carnet de conducir",
-        r"[A-Za-z]{1,2}[ -]?\d{5,12}|[A-Z]\d{2}[A-Z\d]{8}|[A-Z]{5}\d{6}[A-Z\d]{5}|[A-Z]\d{3}-\d{4}-\d{4}",
-    ),
-    (
-        "health-insurance",
-        "insurance number",
-        "versichertennummer|krankenversichertennummer|kvnr|krankenversicherungsnummer|insurance number|"
-        "insurance no|policy number|policy no",
-        r"[A-Za-z]{0,3}\d{6,12}",
-    ),
-)
-
 MONTHS = (
     r"(?:jan|feb|mar|mär|apr|may|mai|jun|jul|aug|sep|oct|okt|nov|dec|dez|janv|févr|mars|avr|juin|juil|"
     r"août|sept|déc|ene|abr|"
@@ -327,10 +189,18 @@ def _is_upper(text: str, start: int, end: int) -> bool:
     return text[start:end].isupper()
 
 
-def _named(name: str, title: str, words: str, pattern: str) -> Rule:
-    number = pattern.lower()
-    return named_rule(
-        name, title, _upper(name), words, rf"{NO_WORD_BEFORE}({number}){NO_WORD_BEHIND}(?!-|[.,]\d)", _has_digits
+def read_named_rules(path: Path) -> tuple[Rule, ...]:
+    """Numbers behind a word that names them (numbers.toml says which keys)."""
+    return tuple(
+        named_rule(
+            rule["id"],
+            rule["description"],
+            _upper(rule["id"]),
+            "|".join(rule["keywords"]),
+            rf"{NO_WORD_BEFORE}({rule['regex']}){NO_WORD_BEHIND}(?!-|[.,]\d)",
+            _has_digits,
+        )
+        for rule in tomllib.loads(path.read_text(encoding="utf-8"))["rules"]
     )
 
 
@@ -349,7 +219,7 @@ NUMBER_RULES: tuple[Rule, ...] = (
     Rule("iban", "IBAN", "[IBAN]", re.compile(IBAN, re.ASCII | re.IGNORECASE), gate="number", holds=is_iban),
     Rule("card", "card number", "[CARD]", re.compile(CARD, re.ASCII), gate="number", holds=is_card),
     *(_free(*one) for one in FREE),
-    *(_named(*one) for one in NAMED),
+    *read_named_rules(Path(__file__).with_name("numbers.toml")),
     named_rule(
         "number-plate",
         "number plate",
