@@ -18,6 +18,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.engine.device import complete, start_with
 from hivetune.engine.measure.rank import rank_use
 from hivetune.engine.model.adapter import fill, read_adapter
+from hivetune.engine.model.fast.kernels.build import why_no_kernels
 from hivetune.engine.model.load import load_model
 from hivetune.engine.score.divergence import divergence_from_base
 from hivetune.engine.score.sides import Known, Scoring, Side, SideName, in_turns
@@ -88,11 +89,12 @@ def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
 
 
 def choices_of(adapter: Path | None) -> Choices:
-    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in; by the
-    kernels of this machine, which need not be those of the run."""
+    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in. Where
+    its kernels can't be had the plain ones score: only a training must not go on with others."""
     if adapter is None or not (adapter / CONFIG).is_file():
         return Choices()
-    return replace(read_resolved(adapter)[1], kernels=None, kernels_why=None)
+    choices = read_resolved(adapter)[1]
+    return replace(choices, kernels="torch") if choices.kernels == "native" and why_no_kernels() else choices
 
 
 def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:
