@@ -6,6 +6,7 @@ conversations tokenized as they are trained. Kept by what it depends on.
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,8 +63,9 @@ def dry_export(run: Run) -> DryExport:
         return DryExport(**read_json(path))
     with scratch_folder(path.parent) as work:  # of its own: another training may try the same at this moment
         found = _try(run, linears, converter, work / "export")
-    if not found.unserved:  # a machine that was too busy to load it may do so the next time
-        write_json(path, asdict(found))
+        if not found.unserved:  # a machine that was too busy to load it may do so the next time
+            write_json(work / path.name, asdict(found))
+            os.replace(work / path.name, path)
     return found
 
 
