@@ -1,10 +1,11 @@
-"""A training step whose operands end where nothing is mapped, by products that read whole tiles: `guarded.py MODEL`.
+"""A training step whose operands end where nothing is mapped, by products that read whole tiles.
 
-The products read 64 rows and columns of an operand, however few it has, as ROCm/rocm-libraries#11714 describes it of
-gfx12. It prints how a process without the slack ended, and how often a step with it read past an operand.
+`guarded.py FOLDER slack|bare`; a small model is written to FOLDER. The products read 64 rows and columns of an operand,
+however few it has, as ROCm/rocm-libraries#11714 describes it of gfx12. It prints how often they read past an operand.
 """
 
 import ctypes
+import json
 import mmap
 import os
 import sys
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from engine.over_read import LEFT
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,6 +66,32 @@ class WholeTiles(TorchDispatchMode):
         ctypes.string_at(first + tiles * operand.element_size(), operand.element_size())
 
 
+def write_model(folder: Path) -> None:
+    """A small Llama, without the seconds that an import of transformers takes."""
+    hidden, ffn, vocab = 48, 80, 97
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": vocab,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+    }
+    shapes = {"q_proj": (64, hidden), "k_proj": (32, hidden), "v_proj": (32, hidden), "o_proj": (hidden, 64)}
+    shapes = {f"self_attn.{name}": shape for name, shape in shapes.items()}
+    shapes |= {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden), "mlp.down_proj": (hidden, ffn)}
+    shapes |= {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+    named = {f"model.layers.{layer}.{name}.weight": shape for layer in range(2) for name, shape in shapes.items()}
+    named |= {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    save_file({name: torch.full(shape, 0.02) for name, shape in named.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def step(folder: Path, *, slack: bool) -> int:
     """How often a read went past an operand. Raises AssertionError for a gradient that is not finite."""
     memory.PADDED_DEVICES = frozenset({"cpu"} if slack else ())
@@ -86,15 +114,13 @@ def step(folder: Path, *, slack: bool) -> int:
     return products.past
 
 
-def main(folder: str) -> None:
+def main(folder: str, slack: str) -> None:
     torch.set_num_threads(1)
     memory.allocate = allocate
-    child = os.fork()
-    if not child:
-        step(Path(folder), slack=False)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), step(Path(folder), slack=True))
+    write_model(Path(folder))
+    print(step(Path(folder), slack=slack == "slack"), flush=True)
+    os._exit(0)  # nothing of the guarded memory is given back
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
