@@ -28,6 +28,7 @@ from hivetune.engine.train.checkpoint import (
     from_files,
     load,
     load_newest_good,
+    load_parameters,
     read_rng,
     save,
     set_rng,
@@ -84,6 +85,17 @@ def test_a_state_comes_back_whole(run: Path) -> None:
     assert problems == []
     assert found is not None and same(found, state_at(7))
     assert checkpoints.steps(run) == [4, 5, 6, 7]
+
+
+def test_the_adapter_comes_back_alone(run: Path) -> None:
+    """Without the optimizer's state, which took 24 bytes a parameter beside the model at a run's end."""
+    folder = checkpoints.folder_of(run, 7)
+    found = load_parameters(folder)
+    whole = load(folder).param
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in whole)
+    flip(folder / TENSORS, 0.9)
+    with pytest.raises(ValueError, match=TENSORS):
+        load_parameters(folder)
 
 
 def test_the_tensors_are_plain_safetensors_by_peft_name(run: Path) -> None:
