@@ -9,6 +9,8 @@ import pytest
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
+from hivetune.data.reasons import RowRefused
+from hivetune.data.rows.read import RawRow, read_example
 from hivetune.data.suggest import suggest
 from hivetune.errors import DataRefused
 
@@ -119,3 +121,16 @@ def test_a_header_whose_names_come_again_below_is_a_header(tmp_path: Path) -> No
     path.write_text(f"question\tanswer\tkind\nquestion\tIt is a word.\tkind\n{rows}")
     document = check(DataConfig(path=str(path), near_duplicates=0)).document
     assert (document["no_header"], document["rows_in"]) == ([], 7)
+
+
+def test_a_pair_of_message_lists_keeps_the_context_and_no_image(tmp_path: Path) -> None:
+    answers = {
+        "chosen": [{"role": "assistant", "content": "In the depot of Bonn, on its second shelf."}],
+        "rejected": [{"role": "assistant", "content": "I don't know it."}],
+    }
+    row = {"question": "Where is it?", "context": "The parcel is in Bonn.", **answers}
+    raw = RawRow("a:1", json.dumps(row).encode())
+    asked = read_example(raw, {}, pairs=True).example.messages[0].content
+    assert asked == "Where is it?\nThe parcel is in Bonn."
+    with pytest.raises(RowRefused, match="unsupported-content"):
+        read_example(RawRow("a:1", json.dumps({**row, "images": ["a.png"]}).encode()), {}, pairs=True)

@@ -2,12 +2,13 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hivetune.data.columns import ASKED, CONTEXT, SYSTEM, TOOLS, plain_row
+from hivetune.data.columns import ASKED, CONTEXT, SYSTEM, TOOLS, column_kind, plain_row
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of, parsed
+from hivetune.data.pieces.turns import read_messages
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.table import preference_columns, read_layout
 from hivetune.records import Example, LessonKind, Message
@@ -76,6 +77,7 @@ def read_preference(row: Row) -> TwoAnswers | None:
     columns = preference_columns(row)
     if columns is None:
         return None
+    _refuse_media(row)
     good, bad = (_with_answer(row, parsed(row[name])) for name in columns)
     return _two(good, bad, "pair")
 
@@ -93,11 +95,23 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
             return read_layout({**asked, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
         return read_layout({**asked, "output" if "instruction" in asked else "completion": answer}, mapped=True)
     if all(_speaker(turn) in ("assistant", "gpt", "model") for turn in turns):
-        if before is None:
-            text = next((row[key] for key in _ASKED if isinstance(row.get(key), str)), None)
-            before = [] if text is None else [{"role": "user", "content": text}]
-        turns = [*_unanswered(before), *turns]
+        if before is None and any(isinstance(row.get(key), str) for key in _ASKED):
+            return _behind_question({**asked, **{key: row[key] for key in _ASKED if row.get(key) is not None}}, turns)
+        turns = [*_unanswered(before or []), *turns]
     return read_layout({**asked, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
+
+
+def _behind_question(asked: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
+    """The turns of an answer behind the question that a row asks in columns, with all that belongs to it."""
+    question = read_layout({**asked, "output" if "instruction" in asked else "completion": "."}, mapped=True)
+    answer = read_messages([_plain_turn(turn) for turn in turns], None)
+    return question._replace(messages=(*question.messages[:-1], *answer))
+
+
+def _refuse_media(row: Row) -> None:
+    name = next((name for name, value in row.items() if value and column_kind(name) == "media"), None)
+    if name is not None:
+        raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
 
 
 def _unanswered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
