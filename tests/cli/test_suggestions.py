@@ -1,0 +1,55 @@
+"""`init` asks once how rows of no named layout are read; without a terminal nobody is asked."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from hivetune.cli.suggestions import confirm_columns
+from hivetune.config import DataConfig, RunConfig
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> RunConfig:
+    path = tmp_path / "rows.jsonl"
+    topics = ("parcel", "letter", "crate", "barrel")
+    rows = [{"wish": f"Where is the {t}?", "told": f"In Bonn, {t}.", "more": f"The {t} is ours."} for t in topics]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return RunConfig(model="m", data=DataConfig(path=str(path)))
+
+
+FIRST = {"prompt": "wish+more", "completion": "told"}
+SECOND = {"prompt": "wish", "completion": "told"}
+
+
+@pytest.mark.parametrize(
+    ("said", "columns"),
+    [
+        ("\n", FIRST),
+        ("y\n", FIRST),
+        ("2\n", SECOND),
+        ("edit\nprompt=wish,completion=more\n", {"prompt": "wish", "completion": "more"}),
+        ("n\n", None),
+    ],
+)
+def test_a_person_is_asked_once(
+    said: str, columns: dict[str, str] | None, settings: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(said))
+    assert confirm_columns(settings) == (columns, columns is not None)
+
+
+def test_without_a_terminal_the_suggestion_is_not_confirmed(
+    settings: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert confirm_columns(settings) == (FIRST, False)
+    assert "nobody is here to ask" in capsys.readouterr().err
+    named = settings.model_copy(update={"data": settings.data.model_copy(update={"columns": SECOND})})
+    assert confirm_columns(named) == (None, False)
