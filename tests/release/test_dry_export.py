@@ -64,6 +64,21 @@ def test_the_small_model_has_the_layers_that_show_how_all_follow_each_other(kind
     assert _layer_count({"layer_types": list(kinds)}, len(kinds)) == count
 
 
+def test_a_width_that_heads_do_not_divide_is_widened() -> None:
+    """SmolLM2-135M has nine heads: 256 channels can't be divided among them, and its training could not begin."""
+    from transformers import AutoConfig
+
+    from hivetune.engine.convert.dry import _smaller
+
+    config = AutoConfig.for_model(
+        "llama", hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64
+    )
+    (kind, narrow), (_, whole) = _smaller(config)
+    assert (kind, narrow["hidden_size"], narrow["intermediate_size"]) == ("llama", 288, 512)
+    assert narrow["num_hidden_layers"] == whole["num_hidden_layers"] == 1 and whole["hidden_size"] == 576
+    assert AutoConfig.for_model(kind, **narrow).hidden_size == 288
+
+
 def test_a_converter_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"export.converter: .* has no convert_hf_to_gguf.py"):
         find_converter(str(tmp_path))

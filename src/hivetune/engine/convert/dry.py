@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -38,12 +39,13 @@ def main(task: DryGguf, heartbeat: Heartbeat) -> dict[str, Any]:
     torch.manual_seed(0)
     work = task.file.parent / "dry"
     problem: Exception | None = None
-    for config in _smaller(AutoConfig.from_pretrained(task.model, local_files_only=True)):
+    for kind, values in _smaller(AutoConfig.from_pretrained(task.model, local_files_only=True)):
         shutil.rmtree(work, ignore_errors=True)
         try:
+            config = AutoConfig.for_model(kind, **values)
             module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
             return _convert(task, module, work, heartbeat)
-        except (ValueError, RuntimeError, AssertionError, HivetuneError) as error:
+        except (StrictDataclassError, ValueError, TypeError, RuntimeError, AssertionError, HivetuneError) as error:
             problem = error  # a wider one may be possible
     assert problem is not None
     raise problem
@@ -73,8 +75,8 @@ def _convert(task: DryGguf, module: nn.Module, work: Path, heartbeat: Heartbeat)
     return {**told, "layers": module.config.num_hidden_layers}
 
 
-def _smaller(config: Any) -> Iterator[Any]:
-    """The same architecture with each kind of layer once or a few times: narrow, then as wide as it is."""
+def _smaller(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Type and settings of the same architecture with few layers of each kind: narrow, then as wide as it is."""
     values = config.to_dict()
     names = type(config).attribute_map
     layers = names.get("num_hidden_layers", "num_hidden_layers")
@@ -87,8 +89,12 @@ def _smaller(config: Any) -> Iterator[Any]:
     narrow = {key: width for key, width in WIDTHS.items() if isinstance(values.get(key), int) and values[key] > width}
     kind = values.pop("model_type")
     if values.get("head_dim") and "hidden_size" in narrow:
-        yield AutoConfig.for_model(kind, **{**values, **narrow})
-    yield AutoConfig.for_model(kind, **values)
+        heads = int(values.get("num_attention_heads") or 1)
+        block = math.lcm(heads, 32)  # of q8_0; and transformers wants a multiple of the heads
+        narrow["hidden_size"] = block * -(-narrow["hidden_size"] // block)
+        if narrow["hidden_size"] < values["hidden_size"]:
+            yield kind, {**values, **narrow}
+    yield kind, values
 
 
 def _per_layer(value: Any, total: int) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_file, write_json
-from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.models.architecture import Linear, read_architecture
 from hivetune.release.converter import Converter, find_converter, server_name, untested_pair
 from hivetune.release.dry import check_dry_export, write_dry_export
@@ -76,7 +76,9 @@ def _try(run: Run, linears: Sequence[Linear], converter: Converter, work: Path) 
         return DryExport(unserved=f"{error.message}: llama.cpp serves no longer ones of this model")
     try:
         written, trained = write_dry_export(run.model, linears, run.config.lora.r, converter, passages, work)
-    except (UsageError, MachineNotFit) as error:
+    except (DoesNotFit, Busy):
+        raise
+    except HivetuneError as error:  # whatever it is, the training itself can go on
         return DryExport(unwritten=_said(error))
     settings = ServerSettings(adapters=((written.adapter_file, 0.0),), device="cpu", warm_up=False)
     try:
