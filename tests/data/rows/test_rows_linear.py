@@ -10,16 +10,15 @@ import pytest
 
 from hivetune.data.checks.placeholders import LONGEST_CHARS, placeholder_in
 from hivetune.data.columns import stands_in
+from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.pieces.rounds import ended_rounds
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT
-from hivetune.data.rows.api.printed import printed_rows
 from hivetune.data.rows.formats import text_lines
 from hivetune.data.rows.read import RawRow, read_example
-from hivetune.data.rows.sessions.servers import server_rows
 
 # What a text begins with, what comes again and again in it, and what it ends with.
 HOSTILE = [
@@ -88,12 +87,12 @@ BODY = 'Received request: POST to /v1 with body {"a": "'
 
 # A part that reads, and of what it gets: the beginning, what comes again and again, and the end.
 PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
-    (lambda text: rows_of(printed_rows, text), BODY, '\\"', ""),
-    (lambda text: rows_of(printed_rows, text), BODY, '"a\\', ""),
-    (lambda text: rows_of(printed_rows, text), "", "[llm/start] ", ""),
-    (lambda text: rows_of(printed_rows, text), "", "[llm/start] [", ""),
-    (lambda text: rows_of(server_rows, text), "", "Generated response a (", ""),
-    (lambda text: rows_of(server_rows, text), "", "Generated response a: output: 'b' ", ""),
+    (lambda text: rows_of(lm_studio_log.rows, text), BODY, '\\"', ""),
+    (lambda text: rows_of(lm_studio_log.rows, text), BODY, '"a\\', ""),
+    (lambda text: rows_of(langchain_debug.rows, text), "", "[llm/start] ", ""),
+    (lambda text: rows_of(langchain_debug.rows, text), "", "[llm/start] [", ""),
+    (lambda text: rows_of(vllm_log.rows, text), "", "Generated response a (", ""),
+    (lambda text: rows_of(vllm_log.rows, text), "", "Generated response a: output: 'b' ", ""),
     (lambda text: rows_of(opencode_rows, text), session(CALLED), "\n**Error:**\n```\na", ""),
     (lambda text: rows_of(opencode_rows, text), session("**Output:**\n```\n"), "---\n\n## User\n\n", ""),
     (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),

@@ -11,7 +11,8 @@ Lines = Iterator[tuple[int, str]]  # (line number, the line without its line bre
 
 class Head(NamedTuple):
     """The beginning of a file. `name`: its path as the user gave it; `data`: its first 256 KiB at most, in UTF-8 and
-    unpacked; `events`: the JSON objects of its first 20 lines.
+    unpacked (of a file that does not begin with JSON also 8 MiB: servers print pages before the first request);
+    `events`: the JSON objects of its first 20 lines.
     """
 
     name: str

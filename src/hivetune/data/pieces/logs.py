@@ -1,6 +1,7 @@
 """What the readers of sessions share: events of a log, and a conversation as a row that the layout `session` reads."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
 MAX_ROW_CHARS = 16 << 20
 # (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
 PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
+_JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 
 
 class TextSource(Protocol):
@@ -54,6 +56,10 @@ def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, An
         except (ValueError, RecursionError):
             event = None
         yield number, event if isinstance(event, dict) else None, text
+
+
+def begins_with_json(data: bytes) -> bool:
+    return _JSON_HEAD.match(data) is not None
 
 
 def conversation(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+MODEL_RUNS = ("llm", "chat_model", "chat")  # types of LangSmith's runs
 # What a trace says of all its steps.
 SHARED = ("sessionId", "session_id", "userId", "user_id", "traceId", "trace_id")
 

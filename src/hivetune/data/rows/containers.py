@@ -9,12 +9,11 @@ from hivetune.data.columns import is_content
 from hivetune.data.formats import batch_keys, batch_rows
 from hivetune.data.pieces.attributes import attributes, typed
 from hivetune.data.pieces.said import objects, one_of
-from hivetune.data.pieces.spans import joined_by_id
+from hivetune.data.pieces.spans import MODEL_RUNS, joined_by_id
 from hivetune.data.pieces.turns import ROLE_KEYS
 from hivetune.data.rows.api.recorded import METHOD_KEY, NOCK_KEY, RECORDED_KEYS, recorded_calls
 from hivetune.data.rows.traces.agent_spans import agent_runs
 from hivetune.data.rows.traces.evaluations import EVALUATION_KEYS, evaluated
-from hivetune.data.rows.traces.runs import MODEL_RUNS
 from hivetune.data.rows.traces.spans import without_what_repeats
 
 # Looked for in the bytes of a row before it is parsed, since nearly no row is a container.

@@ -1,11 +1,10 @@
 """Logs of servers and batch files, in the form that each program writes, from file to rows."""
 
-import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_files import read, said, write
+from session_files import said, write
 
 from hivetune.config import DataConfig
 from hivetune.data.intake.files import plan_inputs
@@ -13,51 +12,6 @@ from hivetune.data.pieces.rendered import turns_of
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.read import read_example, read_rows
-
-LLAMA_LOG = (
-    "build: 5000 (abc) with cc for x86_64-linux-gnu\n"
-    "srv    load_model: loading model 'm.gguf'\n"
-    "srv  log_server_r: request: POST /v1/chat/completions 127.0.0.1 200\n"
-    'srv  log_server_r: request:  {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "stream": false}\n'
-    'srv  log_server_r: response: {"choices":[{"finish_reason":"stop","index":0,"message":{"role":"assistant",'
-    '"content":"Four."}}],"created":1,"model":"m","object":"chat.completion"}\n'
-    'srv  log_server_r: request:  {"content": "tokenize me"}\n'
-    'srv  log_server_r: response: {"tokens":[1,2]}\n'
-    'srv  log_server_r: request:  {"messages": [{"role": "user", "content": "And 3?"}], "stream": true}\n'
-    "srv  log_server_r: response: \n"
-)
-
-
-def test_llama_server(tmp_path: Path) -> None:
-    path = tmp_path / "server.log.gz"
-    path.write_bytes(gzip.compress(LLAMA_LOG.encode()))
-    rows = read(path, tmp_path)
-    assert said(rows["4"]) == [("user", "What is 2 + 2?"), ("assistant", "Four.")]
-    assert rows["8"] == "no-answer"
-    assert len(rows) == 2
-
-
-PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nIt's 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
-VLLM_LOG = (
-    "INFO 08-06 12:00:00 [api_server.py:1] vLLM API server version 0.10.0\n"
-    f"INFO 08-06 12:00:01 [logger.py:39] Received request chatcmpl-1: prompt: {PROMPT!r}, params: SamplingParams(n=1)\n"
-    f"DEBUG 08-06 12:00:02 [logger.py:40] Request chatcmpl-2 details: prompt: {PROMPT!r}, prompt_token_ids: [1]\n"
-    "INFO 08-06 12:00:03 [logger.py:60] Generated response chatcmpl-2: output: 'Four, of', output_token_ids: [7], "
-    "finish_reason: length\n"
-    'INFO 08-06 12:00:04 [logger.py:60] Generated response chatcmpl-1 (streaming complete): output: "It\'s four.", '
-    "output_token_ids: None, finish_reason: stop\n"
-    "INFO 08-06 12:00:05 [logger.py:39] Received request chatcmpl-3: prompt: 'x <|weird|> y', params: S()\n"
-    "INFO 08-06 12:00:06 [logger.py:60] Generated response chatcmpl-3: output: 'z', finish_reason: stop\n"
-)
-
-
-def test_vllm(tmp_path: Path) -> None:
-    path = tmp_path / "vllm.log"
-    path.write_text(VLLM_LOG)
-    rows = read(path, tmp_path)
-    assert said(rows["2"]) == [("system", "Be brief."), ("user", "It's 2 + 2?"), ("assistant", "It's four.")]
-    assert rows["3"] == "cut-off-answer"
-    assert rows["6"] == "unknown-layout"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 from hivetune.data.columns import ASKED, leaves_out, plain_row, unexplained
 from hivetune.data.formats import read_record, record_format
-from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.rendered import spoken_turns
+from hivetune.data.pieces.run_events import event_in
 from hivetune.data.pieces.said import Conversation, Row, RowLayout, objects, one_of
 from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused
@@ -45,17 +45,6 @@ _MESSAGE_KIND = re.compile(
     r"(?:message|msg|utterance|input|output|response|text|call|result)?|say|ask|message",
     re.I,
 )
-# What happened in the life of a run, in logs with one event a line. Other columns than these hold classes, such as
-# "front-end", so there the event says too of what it is one.
-_EVENT_COLUMNS = ("event", "event_type", "event_name")
-_KIND_COLUMNS = ("type", "kind")
-_HAPPENED = "(?:start|started|begin|end|ended|error|complete|completed|finish|finished|delta|chunk|stream|token)"
-_EVENT = re.compile(rf"(?:[a-z0-9_]+_)?{_HAPPENED}")
-_EVENT_OF_A_RUN = re.compile(
-    r"(?:on_|handle_)?(?:llm|chat|chat_model|model|chain|tool|agent|retriever|run|message|response|generation)"
-    rf"_(?:new_)?{_HAPPENED}"
-)
-_MAX_EVENT_CHARS = 60
 _PART_KINDS = ("text", "input_text", "output_text", "summary_text", "reasoning", "thinking", "thought")
 _OF_A_MESSAGE = ("id", "message_id", "session_id", "time")
 _SPOKEN = ("text", "content", "message", "body", "value")
@@ -168,16 +157,6 @@ def _refuse_single_message(layout: RowLayout | None, row: Row) -> None:
         raise RowRefused("one-message", f"an event {event!r} of a log: what was asked or answered, and not both")
     if kind in _PART_KINDS and any(name in row for name in _OF_A_MESSAGE):
         raise RowRefused("one-message", f"a part of type {kind!r} of a message that is in another row or file")
-
-
-def event_in(row: Row) -> str | None:
-    """The plain name of the event of a run that a row is; None: it is no such event."""
-    for columns, known in ((_EVENT_COLUMNS, _EVENT), (_KIND_COLUMNS, _EVENT_OF_A_RUN)):
-        for column in columns:
-            value = row.get(column)
-            if isinstance(value, str) and len(value) <= _MAX_EVENT_CHARS and known.fullmatch(name := plain_name(value)):
-                return name
-    return None
 
 
 def _half_of_a_batch(row: Row) -> RowRefused:

@@ -1,37 +1,20 @@
 """Which log a file is, and its conversations as numbered lines, as for every format that is no JSONL."""
 
 import json
-import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from hivetune.data.formats import claude_code, codex, file_format, file_rows, is_file_format, pi
 from hivetune.data.pieces.format import Head
-from hivetune.data.pieces.logs import PlacedRow, write_rows
+from hivetune.data.pieces.logs import begins_with_json, write_rows
 from hivetune.data.pieces.messages import MIN_MESSAGES, TEXTS, is_event_like
-from hivetune.data.rows.api.printed import PRINTED_CALL, printed_rows
 from hivetune.data.rows.formats import open_bytes, text_lines
-from hivetune.data.rows.sessions.callbacks import callback_rows, is_callback_log
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
-from hivetune.data.rows.sessions.servers import SERVER_REQUEST, server_rows
-from hivetune.data.rows.traces.exchanges import exchange_rows, is_exchange_log
-from hivetune.data.rows.traces.run_lines import is_run_log, run_rows
 
-Lines = Iterator[tuple[int, str]]
-READERS: dict[str, Callable[[Lines], Iterator[PlacedRow]]] = {
-    "callback-log": callback_rows,
-    "exchange-log": exchange_rows,
-    "printed-log": printed_rows,
-    "run-log": run_rows,
-    "server-log": server_rows,
-}
 _MESSAGES = "message-log"  # its name may say that it is a conversation
-_LOGS = (("callback-log", is_callback_log), ("exchange-log", is_exchange_log), ("run-log", is_run_log))  # by many
 _HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
 _HEAD_LINE = 4096  # bytes of a line about a log
 _NUM_LINES = 20
 _SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
-_JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 _OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*TEXTS, "type", "event", "kind", "role", "user", "assistant"))
 _TABLES = (".csv", ".tsv", ".parquet")
 
@@ -44,16 +27,11 @@ def session_format(path: str, name: str, known: str) -> str:
     suffix = f".{packed}" if packed else ""
     head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
     found = _agent(head, name) if kind == "jsonl" else None
-    if found is None and not _JSON_HEAD.match(head):
-        found = _printed_by(open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0])
+    if found is None and not begins_with_json(head):
+        head = open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]
+        printed = file_format(Head(name, head, ()))
+        found = printed.name if printed is not None else None
     return found + suffix if found else known
-
-
-def _printed_by(head: bytes) -> str | None:
-    """The reader of what a server or a framework printed."""
-    if SERVER_REQUEST.search(head):
-        return "server-log"
-    return "printed-log" if PRINTED_CALL.search(head) else None
 
 
 def _agent(head: bytes, name: str) -> str | None:
@@ -68,8 +46,6 @@ def _agent(head: bytes, name: str) -> str | None:
             found.append(event)
     if (known := file_format(Head(name, head, found))) is not None:
         return known.name
-    if (log := next((name for name, fits in _LOGS if fits(found)), None)) is not None:
-        return log
     return _MESSAGES if _is_message_log(head, name) else None
 
 
@@ -108,13 +84,13 @@ def convert_session(path: str, name: str, known: str, out: str) -> None:
     if kind == _MESSAGES:
         rows = message_rows(text_lines(stream), name)
     else:
-        rows = READERS[kind](text_lines(stream)) if kind in READERS else file_rows(kind, text_lines(stream))
+        rows = file_rows(kind, text_lines(stream))
     write_rows(rows, out)
 
 
 def is_session(known: str) -> bool:
     kind = known.partition(".")[0]
-    return kind in (_MESSAGES, *READERS) or is_file_format(kind)
+    return kind == _MESSAGES or is_file_format(kind)
 
 
 def is_session_line(row: Any) -> bool:

@@ -21,11 +21,11 @@ from hivetune.data.pieces.said import (
     one_of,
     parsed,
 )
+from hivetune.data.pieces.spans import MODEL_RUNS
 from hivetune.data.pieces.turns import ROLES, in_order
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.records import joined
 
-MODEL_RUNS = ("llm", "chat_model", "chat")
 MODEL_STEPS = ("GENERATION", "TRACE")
 # As they are written by those who rebuild Langfuse's records.
 OTHER_STEPS = names("span event tool agent chain retriever embedding evaluator guardrail")

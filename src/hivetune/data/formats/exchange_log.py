@@ -1,11 +1,15 @@
-"""Logs of proxies with a line for a request and a line for its response, which name each other by an id."""
+"""Logs of proxies with a line for a request and a line for its response, which name each other by an id.
+
+https://docs.litellm.ai/docs/proxy/logging and others: each names the sides and the id in its own way.
+"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, events, lost
 from hivetune.data.pieces.said import Row, one_of, parsed
 
@@ -16,13 +20,13 @@ _BODIES = ("body", "payload", "content", "data")
 _MAX_OPEN = 10_000  # requests that wait for their responses; the oldest is given up
 
 
-def is_exchange_log(sample: Sequence[Row]) -> bool:
+def recognise(head: Head) -> bool:
     """Whether one of the first rows of a file asks a model, and another one answers it."""
-    asked = {_id(row) for row in sample if _asks_a_model(row)} - {""}
-    return bool(asked) and any(_side(row) == "response" and _id(row) in asked for row in sample)
+    asked = {_id(row) for row in head.events if _asks_a_model(row)} - {""}
+    return bool(asked) and any(_side(row) == "response" and _id(row) in asked for row in head.events)
 
 
-def exchange_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each call of a model, when its response is there. What else happened is set aside."""
     waiting: dict[str, tuple[int, Row]] = {}
     for number, row, _ in events(lines):
@@ -76,3 +80,6 @@ def _body(row: Row) -> Any:
 def _asks_a_model(row: Row) -> bool:
     body = _body(row) if _side(row) == "request" else None
     return isinstance(body, dict) and is_request(body)
+
+
+FORMAT = Format("exchange-log", recognise, rows, "file", rank=1)

@@ -1,5 +1,7 @@
 """LangSmith's runs as its client sends them, one operation a line: a run is posted when it begins and patched when it
 ends. Both are one row, at the place of the first.
+
+https://docs.smith.langchain.com/reference/data_formats/run_data_format
 """
 
 import json
@@ -7,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, events
 from hivetune.data.pieces.said import Row
-from hivetune.data.rows.traces.runs import MODEL_RUNS
+from hivetune.data.pieces.spans import MODEL_RUNS
 
 _OPERATIONS = ("post", "patch")
 
@@ -25,21 +28,25 @@ class _Waiting:
     size: int = 0
 
 
-def is_run_log(sample: Sequence[Row]) -> bool:
-    """Whether all the first rows of a file post or patch a run of a trace."""
+def recognise(head: Head) -> bool:
+    return _are_operations(head.events)
+
+
+def _are_operations(sample: Sequence[Row]) -> bool:
+    """Whether all of these rows post or patch a run of a trace."""
     return bool(sample) and all(
         row.get("operation") in _OPERATIONS and isinstance(row.get("id"), str) and "trace_id" in row for row in sample
     )
 
 
-def run_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each run. In a trace that holds calls of a model the other runs repeat these, and lose what they say.
 
     When the runs that wait get too large, the oldest is given out as it is.
     """
     waiting = _Waiting()
     for number, run, text in events(lines):
-        if run is None or not is_run_log([run]):
+        if run is None or not _are_operations([run]):
             yield broken(number, text)
             continue
         if run.get("run_type") in MODEL_RUNS:
@@ -71,3 +78,6 @@ def _row(run: Row, traces: set[Any]) -> str:
     repeats = run.get("run_type") not in MODEL_RUNS and run["trace_id"] in traces
     sides = {} if repeats else {key: run[key] for key in ("inputs", "outputs") if key in run}
     return json.dumps({"run_type": None, **told, "inputs": None, "outputs": None, **sides})
+
+
+FORMAT = Format("run-log", recognise, rows, "file", rank=1)

@@ -1,18 +1,21 @@
-"""Logs of a framework's callbacks, one event a line: a call of a model as it starts, and its answer as it ends.
+"""Logs of LangChain's callbacks, one event a line: a call of a model as it starts, and its answer as it ends.
 
 Start and end belong together by the id of their run; where the log has none, a start belongs to the end that follows,
 unless another call starts in between. What belongs to nothing stays a row of its own, which is refused.
+
+https://python.langchain.com/api_reference/core/callbacks.html
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
+from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, broken, events
+from hivetune.data.pieces.run_events import event_in
 from hivetune.data.pieces.said import Row, objects, one_of
-from hivetune.data.rows.layouts.table import event_in
 
 _CALL = re.compile(
     r"(?:on_|handle_)?(?:llm|chat|chat_model|model)_(?:(?P<starts>start|started|begin)|(?P<fails>error)|(?P<ends>end|ended|complete|completed|finish|finished))"
@@ -42,13 +45,13 @@ class _Open:
     overlap: bool = False
 
 
-def is_callback_log(sample: Sequence[Row]) -> bool:
+def recognise(head: Head) -> bool:
     """Whether all the first rows of a file are events of runs, and some of them of a model."""
-    found = [event_in(row) for row in sample]
+    found = [event_in(row) for row in head.events]
     return len(found) > 1 and all(found) and any(_CALL.fullmatch(event or "") for event in found)
 
 
-def callback_rows(lines: Iterator[tuple[int, str]]) -> Iterator[PlacedRow]:
+def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each call of a model, when its answer is there; what else happened is set aside by its type."""
     waiting = _Open()
     for number, row, text in events(lines):
@@ -125,3 +128,6 @@ def _plain(row: Row) -> Row:
     said = {plain_name(name): value for name, value in row.items()}
     data = said.get("data")
     return {**said, **{plain_name(name): value for name, value in data.items()}} if isinstance(data, dict) else said
+
+
+FORMAT = Format("callback-log", recognise, rows, "file", rank=1)

@@ -1,0 +1,60 @@
+"""What `lms log stream` prints: a prompt and the text that came of it, each under its fields up to the next time.
+
+https://lmstudio.ai/docs/cli/serve/log-stream
+"""
+
+import re
+from collections.abc import Iterator
+
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, begins_with_json
+from hivetune.data.pieces.printed import Asked, Calls, without_colours
+from hivetune.data.pieces.prompted import prompted
+
+_REQUEST = re.compile(rb"^type: llm\.prediction\.input\r?$", re.M)
+_EVENT = re.compile(r"timestamp: [\d./-]+,? .*")
+_FIELD = re.compile(r"(type|modelIdentifier|modelPath|input|output|stats):(?: (.*)|)", re.S)
+_TEXTS = ("input", "output")  # a line of them may look like a field
+
+
+def recognise(head: Head) -> bool:
+    return not begins_with_json(head.data) and _REQUEST.search(head.data) is not None
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
+    """One row for each prompt, when its text is there or the log ends."""
+    calls = Calls()
+    for place, event in _events(without_colours(lines)):
+        kind, model = event.get("type"), event.get("modelIdentifier", "")
+        if kind == "llm.prediction.input":
+            calls.begin(model, Asked(place, event.get("input", "") + "\n"))
+        elif kind == "llm.prediction.output" and (found := calls.end(model)) is not None:
+            (begun, prompt), is_sure = found
+            yield from prompted(begun, prompt, event.get("output") if is_sure else None, None)
+    for asked in calls.unanswered():
+        yield from prompted(asked.place, asked.request, None, None)
+
+
+def _events(lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:
+    held: dict[str, list[str]] = {}
+    place, name = 0, ""
+    for number, line in lines:
+        found = _FIELD.fullmatch(line)
+        if _EVENT.fullmatch(line):
+            yield place, {key: _text(value) for key, value in held.items()}
+            held, place, name = {}, number, ""
+        elif found is not None and (name == "output" if found[1] == "stats" else name not in _TEXTS):
+            name = found[1]
+            held[name] = [found[2]] if found[2] is not None else []
+        elif name:
+            held[name].append(line)
+    yield place, {key: _text(value) for key, value in held.items()}
+
+
+def _text(lines: list[str]) -> str:
+    """A text as it was printed; older programs put it into quotes."""
+    text = "\n".join(lines).rstrip("\n")
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
+
+
+FORMAT = Format("lms-log-stream", recognise, rows, "file")

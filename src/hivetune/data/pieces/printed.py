@@ -1,0 +1,92 @@
+"""Calls of a model that a program prints as JSON over many lines, among everything else. Calls that run at once without
+naming their run can't be told apart, and are refused.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hivetune.data.pieces.format import Lines
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.said import one_of
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STRING = re.compile(r'"(?:[^"\\]|\\.?)*+"?')
+_MAX_JSON_CHARS = 8 << 20
+
+
+class Asked(NamedTuple):
+    place: int
+    request: Any
+
+
+@dataclass(slots=True)
+class Calls:
+    """Calls that wait for their answer, by the run that they name. `mixed`: runs of which several waited at once, until
+    all have ended.
+    """
+
+    waiting: dict[str, list[Asked]] = field(default_factory=dict)
+    mixed: set[str] = field(default_factory=set)
+
+    def begin(self, run: str, asked: Asked) -> None:
+        self.waiting.setdefault(run, []).append(asked)
+        if len(self.waiting[run]) > 1:
+            self.mixed.add(run)
+
+    def end(self, run: str) -> tuple[Asked, bool] | None:
+        """(the call that waited longest, whether the answer is its own)"""
+        if not self.waiting.get(run):
+            return None
+        asked = self.waiting[run].pop(0)
+        is_sure = run not in self.mixed
+        if not self.waiting[run]:
+            self.mixed.discard(run)
+        return asked, is_sure
+
+    def unanswered(self) -> list[Asked]:
+        return [asked for run in self.waiting.values() for asked in run]
+
+
+def without_colours(lines: Lines) -> Lines:
+    return ((number, _COLOUR.sub("", line) if "\x1b" in line else line) for number, line in lines)
+
+
+def call_row(found: tuple[Asked, bool] | None, answer: Any) -> Iterator[PlacedRow]:
+    if found is None:
+        return
+    (place, request), is_sure = found
+    if not isinstance(request, dict) or not any(key in request for key in ("messages", "prompt", "input", "prompts")):
+        return  # an embedding, a list of models: no conversation
+    answer = answer if is_sure and answer else {"choices": []}
+    if "prompts" in request or one_of(answer, "generations") is not None:
+        outputs = None if answer == {"choices": []} else answer
+        yield place, {"run_type": "llm", "inputs": request, "outputs": outputs}
+    else:
+        yield place, {"request": request, "response": answer}
+
+
+def json_from(text: str, lines: Iterator[tuple[int, str]]) -> Any:
+    """The JSON that begins in `text` or on the next line and goes on until its brackets close; None: it is none."""
+    held: list[str] = []
+    depth = size = 0
+    text = text.strip() or next(lines, (0, ""))[1]
+    if text.lstrip()[:1] not in ("{", "["):
+        return None
+    while True:
+        held.append(text)
+        size += len(text)
+        bare = _STRING.sub("", text)
+        depth += sum(map(bare.count, "{[")) - sum(map(bare.count, "}]"))
+        if depth <= 0 or size > _MAX_JSON_CHARS:
+            break
+        following = next(lines, None)
+        if following is None:
+            break
+        text = following[1]
+    try:
+        return json.loads("\n".join(held))
+    except (ValueError, RecursionError):
+        return None
