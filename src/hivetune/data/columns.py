@@ -235,14 +235,24 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
 
 def outcome_of(row: Row) -> bool | None:
     """Whether an answer was a good one, as an outcome column of the row says under one of its names and values."""
-    for name, value in row.items():
-        plain = plain_name(name)
-        for outcome in OUTCOMES:
-            if plain in outcome["names"] and isinstance(value, str | int | float):
-                word = str(value).strip().lower().removesuffix(".0")
-                if word in outcome["good"] or word in outcome["bad"]:
-                    return word in outcome["good"]
+    for name, good, bad in _outcome_columns(tuple(row)):
+        value = row[name]
+        if isinstance(value, str | int | float):
+            word = str(value).strip().lower().removesuffix(".0")
+            if word in good or word in bad:
+                return word in good
     return None
+
+
+@lru_cache(512)
+def _outcome_columns(names: tuple[str, ...]) -> tuple[tuple[str, frozenset[str], frozenset[str]], ...]:
+    """Columns that say how an answer turned out, with the values that say so."""
+    return tuple(
+        (name, frozenset(outcome["good"]), frozenset(outcome["bad"]))
+        for name in names
+        for outcome in OUTCOMES
+        if plain_name(name) in outcome["names"]
+    )
 
 
 def system_of(row: Row) -> Any:
