@@ -158,6 +158,7 @@ def _status(shared: str) -> None:
     with closing(open_database()) as database:
         steps = newest_steps(database, shared)
         champions = {one.name: one for one in releases(database) if "champion" in one.aliases}
+    problems = []
     if not steps:
         say(f"nothing is known of experts of {shared}; hivetune experts CONFIG --propose looks for them")
     else:
@@ -165,14 +166,32 @@ def _status(shared: str) -> None:
         rows = []
         for name, step in steps.items():
             serves = champions.get(name)
-            held = size((serves.folder / ADAPTER).stat().st_size) if serves and not serves.pruned else "-"
+            held = "-"
+            if serves and not serves.pruned:
+                try:
+                    held = size((serves.folder / ADAPTER).stat().st_size)
+                except OSError as error:
+                    held = "missing"
+                    problems.append(
+                        f"{serves.label} can't serve, {shared} answers instead: {error}. Restore the file,"
+                        f" or take the release out of service: hivetune retire {name}"
+                    )
             moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.time))
             label = serves.label if serves else name
             rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment, step.reason))
         table("", ("domain", "is", "expert", "size", "since", "why"), rows)
     costs = known_costs(shared)
     _show_costs(costs)
-    emit({"shared": shared, "experts": [_step(step) for step in steps.values()], "costs": to_plain(costs)})
+    for problem in problems:
+        say(problem)
+    emit(
+        {
+            "shared": shared,
+            "experts": [_step(step) for step in steps.values()],
+            "costs": to_plain(costs),
+            "problems": problems,
+        }
+    )
 
 
 def _document(made: Experts) -> dict[str, Any]:

@@ -64,6 +64,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "promote": ("registry", "promote", "Make a release the champion of its name."),
     "frozen": ("frozen", "show_frozen", "Questions that every release must keep, and none may learn."),
     "rollback": ("registry", "rollback", "Return to the previous champion."),
+    "retire": ("registry", "retire", "Take a name's champion out of service."),
     "serve": ("serve", "serve", "The OpenAI API of the registered champions."),
     "clients": ("clients", "show_clients", "Who may ask the gateway; tokens are made and revoked here."),
     "cycle": ("cycle", "cycle", "Train, compare, promote and watch again and again, without people."),

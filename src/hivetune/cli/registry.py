@@ -1,4 +1,4 @@
-"""`hivetune register`, `registry`, `why`, `promote`, `rollback`: what is kept, what is champion, and why."""
+"""`hivetune register`, `registry`, `why`, `promote`, `rollback`, `retire`: what is kept, what is champion, and why."""
 
 import sqlite3
 import time
@@ -14,6 +14,7 @@ from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, say, show, table
 from hivetune.errors import HivetuneError
 from hivetune.release import registry
+from hivetune.release.experts import retire_release
 from hivetune.release.registry import Release, forgotten_rows
 from hivetune.run.find import find_run
 from hivetune.walk.compare.frozen import freeze_wins
@@ -96,6 +97,15 @@ def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: Reaso
         document = _document(database, champion)
     show(f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
     emit({**document, "rolled_back": withdrawn.label})
+
+
+def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
+    """Take the champion of NAME out of service. Instead of an expert its shared adapter answers."""
+    with _database() as database:
+        retired = retire_release(database, name, by=who(), reason=reason or "taken out of service by hand")
+        document = _document(database, retired)
+    show(f"{retired.label} is out of service; bring it back: hivetune promote {retired.label}")
+    emit(document)
 
 
 @contextmanager

@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, show
+from hivetune.cli.output import emit, say, show
 from hivetune.errors import UsageError
 from hivetune.judge.experts.domains import declared_keys
 from hivetune.release.experts import families
-from hivetune.release.registry import desired
 from hivetune.serve.experts.choose import Asking, choose
-from hivetune.serve.experts.table import read_table
+from hivetune.serve.swap.wanted import wanted
 
 
 def route_request(
@@ -27,7 +26,7 @@ def route_request(
 ) -> None:
     """Which adapter answers a request, and why: a declared key first, then the text, else the shared adapter."""
     with closing(open_database()) as database:
-        known, served = families(database), set(desired(database))
+        known = families(database)
     shared = name or (next(iter(known)) if len(known) == 1 else None)
     if shared is None or shared not in known:
         there = f"; families: {', '.join(known)}" if known else ""
@@ -39,11 +38,14 @@ def route_request(
             else "there are no experts"
         )
         raise UsageError(f"{what}{there}", hint="hivetune experts CONFIG --train makes them; --name says whose")
-    found = read_table(shared)
-    if found is None:
-        raise UsageError(f"{shared} has no router yet", hint="hivetune experts CONFIG --train makes it")
+    with closing(open_database()) as database:
+        found = wanted(database, [shared])  # as the gateway sees it: who can't be loaded answers nothing
+    for problem in found.problems:
+        say(problem)
+    if shared not in found.experts:
+        raise UsageError(f"the router of {shared} can't be read", hint="hivetune experts CONFIG --train makes it anew")
     asked = sys.stdin.read() if text == "-" else text
     question = Asking(shared, declared_keys(agent, category, system, ()), asked)
-    choice = choose({shared: found}, {expert: shared for expert in known[shared]}, question, served)
+    choice = choose(found.experts, found.family, question, found.champions)
     show(f"{choice.model}: {choice.reason}")
-    emit({"name": choice.model, "by": choice.by, "reason": choice.reason})
+    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": list(found.problems)})

@@ -8,12 +8,13 @@ import json
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hivetune.base.database import transaction
-from hivetune.judge.experts.domains import RowDomain
-from hivetune.release.registry import LONGEST_NAME, check_release_name
+from hivetune.errors import UsageError
+from hivetune.judge.experts.domains import RowDomain, one_key
+from hivetune.release.registry import LONGEST_NAME, Release, check_release_name, desired, find, retire
 
 # too-small, nothing-left, not-born, not-enough-evidence: no expert now; another shared adapter or more rows ask anew.
 # born: a fork showed that it is worth it. refused: its own gate said no. serving: it is a champion. merged, retired:
@@ -65,7 +66,8 @@ def expert_steps(database: sqlite3.Connection, shared: str) -> list[ExpertStep]:
     found = []
     for domain, step, reason, expert, parent, details, moment in rows:
         said = json.loads(domain)
-        known = RowDomain(said["kind"], tuple(said["values"]), said["title"])
+        values = tuple(dict.fromkeys(one_key(said["kind"], value) for value in said["values"]))
+        known = RowDomain(said["kind"], values, said["title"])
         found.append(ExpertStep(shared, known, step, reason, expert, parent, json.loads(details), moment))
     return found
 
@@ -83,3 +85,26 @@ def families(database: sqlite3.Connection) -> dict[str, list[str]]:
     ):
         found.setdefault(shared, []).append(expert)
     return found
+
+
+def champion_domains(database: sqlite3.Connection, shared: str) -> dict[str, RowDomain]:
+    """The domain of each expert of a shared release that is a champion now, also of one that a person promoted."""
+    steps, champions = newest_steps(database, shared), desired(database)
+    return {name: steps[name].domain for name in families(database).get(shared, ()) if name in champions}
+
+
+def retire_release(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
+    """Take the champion of a name out of service without a successor; an expert's step says so.
+
+    Raises UsageError where `reference` is no champion.
+    """
+    champion = find(database, reference)
+    if "champion" not in champion.aliases:
+        raise UsageError(f"{champion.label} is not the champion", hint="see who is: hivetune registry")
+    for shared, experts in families(database).items():
+        if champion.name in experts:
+            # First: an expert whose step says that it serves, and that has no champion, would stay so after a kill.
+            step = newest_steps(database, shared)[champion.name]
+            add_steps(database, replace(step, step="retired", reason=reason, details={"release": champion.label}))
+    retire(database, champion.name, by=by, reason=reason)
+    return find(database, champion.label)

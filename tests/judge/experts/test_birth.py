@@ -66,6 +66,13 @@ def test_a_control_that_was_spoilt_is_no_reason() -> None:
     assert birth.answer == "not-born" and "the shared adapter" in birth.reason
 
 
+def test_a_shared_adapter_that_still_gains_is_said() -> None:
+    """One that was trained too little bears a harmless domain: whoever reads of the birth must know."""
+    words = "the shared adapter itself still gains"
+    assert words in decide_birth(units(0.15, 0.1, 60, over_shared=0.5), forks=1).reason
+    assert words not in decide_birth(units(0.15, 0.1, 60), forks=1).reason
+
+
 def test_too_few_sessions_are_said_with_the_number_that_is_needed() -> None:
     birth = decide_birth(units(0.05, 0.4, 20), forks=2)
     assert birth.answer == "not-enough-evidence"

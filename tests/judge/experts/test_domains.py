@@ -43,6 +43,11 @@ def test_a_system_prompt_counts_by_its_words() -> None:
     assert title_of("system", "word " * 100, ()).endswith("...")
 
 
+def test_an_agent_and_a_category_are_one_key_in_any_case() -> None:
+    assert declared_keys("Billing", "Über  uns ", None, ()) == declared_keys("billing", "über uns", None, ())
+    assert declared_keys(" ", "", None, ()) == {}
+
+
 def test_small_domains_are_told_apart_by_rows_and_by_sessions() -> None:
     few = [row(n) for n in range(LEAST_ROWS - 1)]
     assert f"of {LEAST_ROWS} rows" in too_small(few)

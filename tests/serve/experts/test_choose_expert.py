@@ -48,15 +48,24 @@ def test_a_declared_key_comes_before_the_text() -> None:
     assert asked(agent="coder", system=SYSTEM).model == "team-coder"  # the agent says it outright
 
 
-def test_an_agent_without_an_expert_or_without_rows_gets_the_shared_adapter_and_is_told() -> None:
-    assert asked(agent="clerk", text="fix the code").reason == "shared adapter: agent=clerk has no expert"
-    assert asked(agent="stranger", text="fix the code").reason == (
-        "shared adapter: no training row had the agent 'stranger'"
-    )
+@pytest.mark.parametrize("agent", ["clerk", "stranger"])
+@pytest.mark.parametrize("text", ["fix the code", "bake a cake for me", ""])
+def test_a_declared_domain_without_an_adapter_is_answered_as_if_nothing_was_declared(agent: str, text: str) -> None:
+    assert asked(agent=agent, text=text).model == asked(text=text).model
+
+
+def test_the_reason_says_what_a_declared_name_lacks() -> None:
+    assert asked(agent="clerk", text="fix the code").reason.endswith("; agent=clerk has no expert")
+    assert asked(agent="stranger", text="fix the code").reason.endswith("; no training row had the agent 'stranger'")
     # A system prompt that no row had says nothing of the domain: the text decides.
     assert asked(system="0" * 16, text="fix the code").by == "text"
     # Nobody trained on categories, so a category says nothing either.
     assert asked(category="any", text="fix the code").by == "text"
+
+
+def test_the_case_of_a_name_and_spaces_around_it_do_not_count() -> None:
+    question = question_of({"model": "team", "messages": [], "metadata": {"agent": " Coder"}})
+    assert choose({"team": TABLE}, FAMILY, question, LOADED).model == "team-coder"
 
 
 def test_a_text_is_routed_only_when_it_is_sure() -> None:

@@ -26,4 +26,5 @@ def look_for_experts(doing: Doing) -> str:
         raise SliceEnded(f"{slice_.why}: {error.message}") from None
     counts = Counter(step.step for step in made.steps)
     doing.details["experts"] = dict(counts)
-    return ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"
+    steps = ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"
+    return "; ".join((steps, *made.problems))

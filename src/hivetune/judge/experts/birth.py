@@ -7,7 +7,7 @@ What passes is forked: a few steps on the domain against equally many on the mix
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife, rows_needed
@@ -99,8 +99,18 @@ def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
     which the level is corrected (Bonferroni).
 
     Born when the fork beats both by LEAST_GAIN with its whole interval: more steps alone, which the control has too,
-    are no reason for an adapter of its own, and neither is a control that more steps have spoilt.
+    are no reason for an adapter of its own, and neither is a control that more steps have spoilt. A shared adapter that
+    itself still gains bears harmless domains: then the reason says so.
     """
+    birth = _decided(units, forks)
+    still = gain_of(units, "shared", "control")
+    if still.ci95 is None or still.ci95[0] <= 0:
+        return birth
+    more = f"the shared adapter itself still gains {still.value:+.3f} nats a token here by more steps on all rows"
+    return replace(birth, reason=f"{birth.reason}; {more}: train it until it gains no more, and look again")
+
+
+def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:
     gain = gain_of(units, "control", "fork", alpha=ALPHA / forks)
     over_shared = gain_of(units, "shared", "fork", alpha=ALPHA / forks)
     for estimate, beside in ((gain, "as many steps on all rows"), (over_shared, "the shared adapter")):

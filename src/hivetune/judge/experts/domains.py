@@ -14,6 +14,7 @@ from hivetune.records import Split
 
 KeyKind = Literal["agent", "category", "system", "tools"]
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
+NAMED_KINDS = ("agent", "category")  # people write these values themselves
 LEAST_ROWS = 200
 # Held-out sessions before a fork is worth its minutes: they see 0.05 nats a token where sessions differ by 0.08.
 LEAST_SESSIONS = FEWEST_SEQUENTIAL
@@ -63,12 +64,26 @@ def declared_keys(agent: str | None, category: str | None, system: str | None, t
     """What a row or a request declares. A system prompt and a set of tools count as their hashes: texts are long."""
     names = sorted(set(tools))
     given = {
-        "agent": agent,
-        "category": category,
+        "agent": one_key("agent", agent or ""),
+        "category": one_key("category", category or ""),
         "system": _hash(" ".join(system.split()), 8) if system and system.strip() else None,
         "tools": _hash("\0".join(names), 8) if names else None,
     }
     return {kind: value for kind, value in given.items() if value}
+
+
+def one_key(kind: str, value: str) -> str:
+    """A value as all are compared: the name of an agent or a category without regard to case and spaces around it."""
+    return " ".join(value.split()).casefold() if kind in NAMED_KINDS else value
+
+
+def own_keys(experts: Mapping[str, RowDomain]) -> dict[str, dict[str, str]]:
+    """kind -> value -> the expert whose domain has that value, whatever rows there are today. Where two experts have
+    the value, the one with fewer values has it."""
+    found: dict[str, dict[str, str]] = {}
+    for name, domain in sorted(experts.items(), key=lambda pair: -len(pair[1].values)):
+        found.setdefault(domain.kind, {}).update({one_key(domain.kind, value): name for value in domain.values})
+    return found
 
 
 def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:

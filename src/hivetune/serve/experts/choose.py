@@ -4,16 +4,12 @@ Pure: the same request in the same state gets the same answer, with the reason t
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hivetune.judge.experts.domains import KEY_KINDS, declared_keys
+from hivetune.judge.experts.domains import KEY_KINDS, NAMED_KINDS, declared_keys
 from hivetune.judge.experts.router import route_text
 from hivetune.serve.experts.table import ExpertTable
-
-# A caller who names an agent or a category says what the request is. A system prompt or tools that no row had say only
-# that they are new: then the text decides.
-_SAID_OUTRIGHT = ("agent", "category")
 
 
 @dataclass(frozen=True)
@@ -66,37 +62,43 @@ def choose(
     table = tables.get(question.model)
     if table is None:
         return Chosen(question.model, "named", "named")
-    declared = _declared(table, question)
+    declared, without = _declared(table, question)
     if declared is not None:
         return _if_servable(table, declared, servable)
+    choice = _undeclared(table, question.text, servable, remembered)
+    return replace(choice, reason="; ".join((choice.reason, *without)))
+
+
+def _declared(table: ExpertTable, question: Asking) -> tuple[Chosen | None, list[str]]:
+    """The expert of the first key that has one; and in words the names of agents and categories that have none.
+
+    Such a name decides nothing, so that a request with it is never answered worse than the same one without it.
+    """
+    without: list[str] = []
+    for kind in KEY_KINDS:
+        value, known = question.keys.get(kind), table.keys.get(kind)
+        if value is None or known is None:
+            continue
+        expert = known.get(value)
+        if expert:
+            return Chosen(expert, "declared", f"declared: {_named(kind, value)}"), without
+        if kind in NAMED_KINDS:
+            unseen = f"no training row had the {kind} {value[:80]!r}"
+            without.append(f"{_named(kind, value)} has no expert" if value in known else unseen)
+    return None, without
+
+
+def _undeclared(table: ExpertTable, text: str, servable: Collection[str], remembered: str | None) -> Chosen:
     if remembered is not None and (remembered in servable or remembered == table.shared):
         return Chosen(remembered, "session", "as before in this session")
-    found = route_text(table.router, question.text)
+    found = route_text(table.router, text)
     if found.expert is None:
         return _shared(table.shared, found.reason)
     return _if_servable(table, Chosen(found.expert, "text", found.reason), servable)
 
 
-def _declared(table: ExpertTable, question: Asking) -> Chosen | None:
-    for kind in KEY_KINDS:
-        value, known = question.keys.get(kind), table.keys.get(kind)
-        if value is None or known is None:
-            continue
-        if value not in known:
-            if kind in _SAID_OUTRIGHT:
-                return _shared(table.shared, f"no training row had the {kind} {value[:80]!r}")
-            continue
-        expert = known[value]
-        if expert is None:
-            continue
-        if not expert:
-            return _shared(table.shared, f"{_named(kind, value)} has no expert")
-        return Chosen(expert, "declared", f"declared: {_named(kind, value)}")
-    return None
-
-
 def _named(kind: str, value: str) -> str:
-    return f"{kind}={value}" if kind in _SAID_OUTRIGHT else f"its {kind}"
+    return f"{kind}={value}" if kind in NAMED_KINDS else f"its {kind}"
 
 
 def _if_servable(table: ExpertTable, choice: Chosen, servable: Collection[str]) -> Chosen:

@@ -4,15 +4,18 @@
 """
 
 import functools
+import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.errors import UsageError
+from hivetune.judge.experts.domains import one_key, own_keys
 from hivetune.judge.experts.router import TextExpert, TextRouter
+from hivetune.release.experts import champion_domains
 
 _FILE = "router.json"
 
@@ -20,7 +23,7 @@ _FILE = "router.json"
 @dataclass(frozen=True)
 class ExpertTable:
     """`keys`: kind -> value that a training row declared -> expert, "" where its domain has none, None where several
-    domains share it, so that it decides nothing."""
+    domains share it. A value without an expert decides nothing."""
 
     shared: str
     experts: tuple[str, ...] = ()
@@ -57,14 +60,26 @@ def read_table(shared: str) -> ExpertTable | None:
     return _read(path, status.st_mtime_ns, status.st_size)
 
 
+def served_table(database: sqlite3.Connection, shared: str) -> ExpertTable:
+    """The table as written, with the keys of every expert that is a champion now: they belong to the adapter, and not
+    to the rows that the table was made of. Raises UsageError for a file that is damaged."""
+    table = read_table(shared) or ExpertTable(shared)
+    keys: dict[str, dict[str, str | None]] = {kind: dict(values) for kind, values in table.keys.items()}
+    for kind, values in own_keys(champion_domains(database, shared)).items():
+        keys.setdefault(kind, {}).update(values)
+    return replace(table, keys=keys)
+
+
 @functools.lru_cache(maxsize=32)
 def _read(path: Path, _changed_ns: int, _size_bytes: int) -> ExpertTable:
     """Kept while the file is the same: the gateway asks four times a second."""
     document = read_sealed(path)
     try:
-        return ExpertTable(
-            document["shared"], tuple(document["experts"]), document["keys"], _router(document["router"])
-        )
+        keys = {
+            kind: {one_key(kind, value): expert for value, expert in values.items()}
+            for kind, values in document["keys"].items()
+        }
+        return ExpertTable(document["shared"], tuple(document["experts"]), keys, _router(document["router"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path} is damaged: {error}", hint="hivetune experts CONFIG --train makes it anew") from None
 

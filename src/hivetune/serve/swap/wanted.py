@@ -15,7 +15,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.release.artefacts import EXPORTED
 from hivetune.release.experts import families
 from hivetune.release.registry import Release, desired, find, releases
-from hivetune.serve.experts.table import ExpertTable, read_table
+from hivetune.serve.experts.table import ExpertTable, served_table
 
 BASE = "base"
 ADAPTER_EXPORT = "gguf-adapter"
@@ -110,7 +110,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         find(database, name)
     family = families(database)
     names = (*names, *(expert for name in names for expert in family.get(name, ())))
-    experts, problems = _tables(family)
+    experts, problems = _tables(database, family)
     strangers = _of_another_base(database, family)
     problems += strangers.values()
     served: dict[tuple[str, str], list[Served]] = {}
@@ -148,17 +148,16 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
     return replace(found, generation=generation, withdrawn=withdrawn)
 
 
-def _tables(family: Mapping[str, Sequence[str]]) -> tuple[dict[str, ExpertTable], list[str]]:
+def _tables(
+    database: sqlite3.Connection, family: Mapping[str, Sequence[str]]
+) -> tuple[dict[str, ExpertTable], list[str]]:
     """What is known of the experts of each shared release, and in words what can't be read: then it answers alone."""
     found, problems = {}, []
     for shared in family:
         try:
-            table = read_table(shared)
+            found[shared] = served_table(database, shared)
         except UsageError as error:
             problems.append(error.message)
-            continue
-        if table is not None:
-            found[shared] = table
     return found, problems
 
 

@@ -21,6 +21,7 @@ from hivetune.walk.experts.train import MOVED_BY, make_expert
 def review(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
     """What became of the experts that serve, each with its reason; nothing where all stay as they are.
 
+    An expert without test rows stays as it is: without evidence, a person decides (`serving` tells them).
     Two that are equal are retrained as one on the union of their rows; they are merged when that one serves.
     """
     experts, _ = serving(found)
@@ -29,12 +30,12 @@ def review(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
     with closing(open_database()) as database:
         counts = answer_counts(database, found, experts)
         look = len({step.parent for step in expert_steps(database, found.shared.name)} | {found.shared.adapter_sha256})
-    units_of = _matrix(found, experts, told)
+    units_of = {name: units for name, units in _matrix(found, experts, told).items() if units}
     steps = [*life_steps(units_of, counts, look=look)]
     done = [_retire(found, experts, step) for step in steps if step.kind == "retire"]
     gone = {name for step in steps for name in step.experts}
     for name, one in experts.items():
-        if name not in gone and one.parent != found.shared.adapter_sha256:
+        if name in units_of and name not in gone and one.parent != found.shared.adapter_sha256:
             better, said = is_known_better(units_of[name], name, look=look)
             if better:
                 kept = step_of(found, one.domain, "serving", f"better than the new {found.shared.label}: {said}")

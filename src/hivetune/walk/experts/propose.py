@@ -36,20 +36,17 @@ def propose_domains(found: Survey, told: Attended = ALONE) -> list[ExpertStep]:
     return [known[name] for domain in found.domains if (name := expert_name(found.shared.name, domain)) in known]
 
 
-def _serves(name: str, domain: RowDomain, known: Mapping[str, ExpertStep]) -> bool:
+def _serves(domain: RowDomain, known: Mapping[str, ExpertStep]) -> bool:
     """Whether the domain has an expert, of its own or one of several names."""
-    if name in known and known[name].step == "serving":
-        return True
-    unions = (step.domain for step in known.values() if step.step == "serving" and len(step.domain.values) > 1)
-    return any(union.kind == domain.kind and {*domain.values} <= {*union.values} for union in unions)
+    served = (step.domain for step in known.values() if step.step == "serving")
+    return any(one.kind == domain.kind and {*domain.values} <= {*one.values} for one in served)
 
 
 def _decide(found: Survey, known: dict[str, ExpertStep], told: Attended) -> None:
     steps: list[ExpertStep] = []
     waiting: list[RowDomain] = []
     for domain in found.domains:
-        name = expert_name(found.shared.name, domain)
-        if _serves(name, domain, known):  # what becomes of it is decided when it is looked at (life.py)
+        if _serves(domain, known):  # what becomes of it is decided when it is looked at (life.py)
             continue
         why = too_small(found.rows_of(domain))
         if why:

@@ -12,19 +12,19 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import write_json
 from hivetune.base.typed import to_plain
 from hivetune.data.frozen import general_questions
-from hivetune.errors import HivetuneError
+from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.experts.birth import ScoredUnit
-from hivetune.judge.experts.domains import KEY_KINDS, ExpertRow, RowDomain
+from hivetune.judge.experts.domains import KEY_KINDS, ExpertRow, RowDomain, own_keys
 from hivetune.judge.experts.learn import RoutedText, learn_router
 from hivetune.judge.experts.life import RoutedDomain, routed_domains
-from hivetune.judge.experts.router import TextRouter, route_text
+from hivetune.judge.experts.router import TextExpert, TextRouter, route_text
 from hivetune.records import Progress
 from hivetune.release.base import base_gguf
 from hivetune.release.experts import newest_steps
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import Release, find
 from hivetune.serve.experts.choose import Asking, choose
-from hivetune.serve.experts.table import ExpertTable, write_table
+from hivetune.serve.experts.table import ExpertTable, read_table, write_table
 from hivetune.walk.experts.attended import ALONE, Attended
 from hivetune.walk.experts.scores import scored_rows
 from hivetune.walk.experts.survey import Survey
@@ -56,7 +56,7 @@ class Serving:
 
 
 def serving(found: Survey) -> tuple[dict[str, Serving], list[str]]:
-    """Experts of the shared release by name; and in words those that should serve and can't."""
+    """Experts of the shared release by name; and in words those that should serve and can't, or serve unchecked."""
     experts, problems = {}, []
     with closing(open_database()) as database:
         for name, step in newest_steps(database, found.shared.name).items():
@@ -72,7 +72,18 @@ def serving(found: Survey) -> tuple[dict[str, Serving], list[str]]:
                 problems.append(f"{name} is of another base than {found.shared.label}, which answers instead")
                 continue
             experts[name] = Serving(step.domain, release, step.parent)
+    problems += [
+        f"{name} answers unchecked: no test row declares {experts[name].domain.label} any more. Keep it, bring its rows"
+        f" back, or take it out of service: hivetune retire {name}"
+        for name in unchecked(found.rows, experts)
+    ]
     return experts, problems
+
+
+def unchecked(rows: Sequence[ExpertRow], experts: Mapping[str, Serving]) -> list[str]:
+    """Experts whose domain has no test row: what becomes of them is a person's choice."""
+    tests = [row.keys for row in rows if row.split == "test"]
+    return [name for name, one in experts.items() if not any(map(one.domain.has, tests))]
 
 
 def make_routes(found: Survey, told: Attended = ALONE) -> Routed:
@@ -81,28 +92,48 @@ def make_routes(found: Survey, told: Attended = ALONE) -> Routed:
     An expert for which some domain is worse by text is found by name and by key only.
     """
     experts, _ = serving(found)
-    keys = keys_of(found.rows, {name: one.domain for name, one in experts.items()})
+    before = _table_before(found.shared.name)
+    keys = keys_of(found.rows, {name: one.domain for name, one in experts.items()}, before.keys)
     if not experts:
         table = ExpertTable(found.shared.name)
         write_table(table)
         return Routed(table, (), (), "nothing to judge: no expert serves")
     adapters = adapter_folders(found, experts)
-    router = _learned(found, adapters, list(experts), told)
+    gone = set(unchecked(found.rows, experts))
+    if gone & {one.name for one in before.router.experts}:
+        router = _kept(before.router, list(experts), gone)
+    else:
+        router = _learned(found, adapters, list(experts), told)
     table = ExpertTable(found.shared.name, tuple(experts), keys, router)
     base, said = as_served(found, told.bar("preparing the base as it is served"))
     rows = [row for row in found.rows if row.split == "test"]
     units = scored_rows(found, adapters, rows, model=base, progress=told.bar("scoring the test rows"))
-    by_key = routed_by(table, found, rows, units, text=False)
     by_text = routed_by(table, found, rows, units, text=True)
     for _ in experts:  # a text that one expert loses may be the next one's
         harmed = {one.domain for one in by_text if one.worse}
         table = replace(table, router=_without(table, found, rows, harmed))
         by_text = routed_by(table, found, rows, units, text=True)
+    by_key = routed_by(table, found, rows, units, text=False)
     write_table(table)
     routed = Routed(table, by_key, by_text, said)
     document = {"by_key": to_plain(by_key), "by_text": to_plain(by_text), "judged_on": said}
     write_json(found.folder / "routed.json", {"schema": 1, **document})
     return routed
+
+
+def _table_before(shared: str) -> ExpertTable:
+    try:
+        return read_table(shared) or ExpertTable(shared)
+    except UsageError:  # damaged: it is made anew, as the error tells people
+        return ExpertTable(shared)
+
+
+def _kept(router: TextRouter, names: Sequence[str], gone: set[str]) -> TextRouter:
+    """The router as it was. One that is learned without the rows of `gone` would give their texts to others."""
+    known = {one.name: one for one in router.experts}
+    why_not = f"the router stays as it was while there are no rows for {', '.join(sorted(gone))}"
+    experts = tuple(known.get(name, TextExpert(name, {}, threshold=None, why_not=why_not)) for name in names)
+    return replace(router, experts=experts)
 
 
 def adapter_folders(found: Survey, experts: Mapping[str, Serving]) -> dict[str, Path]:
@@ -119,10 +150,15 @@ def as_served(found: Survey, progress: Progress) -> tuple[Path | None, str]:
         return None, f"the base as it is trained: {error.message}"
 
 
-def keys_of(rows: Sequence[ExpertRow], experts: Mapping[str, RowDomain]) -> dict[str, dict[str, str | None]]:
+def keys_of(
+    rows: Sequence[ExpertRow],
+    experts: Mapping[str, RowDomain],
+    before: Mapping[str, Mapping[str, str | None]],
+) -> dict[str, dict[str, str | None]]:
     """kind -> value -> expert, "" for rows of no expert, None for a value that several share and that decides nothing.
 
-    A request may declare more than rows are divided by: an agent's system prompt finds its expert as well.
+    A request may declare more than rows are divided by: an agent's system prompt finds its expert as well. Keys belong
+    to the expert: those of its domain always, and of the others in `before` those that no row of today has.
     """
     owners: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in rows:
@@ -133,6 +169,10 @@ def keys_of(rows: Sequence[ExpertRow], experts: Mapping[str, RowDomain]) -> dict
     for (kind, value), counts in owners.items():
         owner, count = counts.most_common(1)[0]
         found[kind][value] = owner if count >= OWN_SHARE * counts.total() else None
+    for kind, values in before.items():
+        found[kind] |= {value: name for value, name in values.items() if value not in found[kind] and name in experts}
+    for kind, owned in own_keys(experts).items():
+        found[kind] |= owned
     return {kind: values for kind, values in found.items() if values}
 
 

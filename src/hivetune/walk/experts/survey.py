@@ -13,6 +13,7 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import UsageError
 from hivetune.judge.experts.domains import (
+    KEY_KINDS,
     ExpertRow,
     KeyKind,
     RowDomain,
@@ -76,6 +77,13 @@ def survey(config: RunConfig, progress: Progress = silent) -> Survey:
     snapshot = prepare_data(config, model, progress)
     rows, titles = _rows_of(snapshot)
     kind = choose_kind(rows, config.experts.by)
+    if kind is not None and not any(kind in row.keys for row in rows):
+        others = [other for other in KEY_KINDS if any(other in row.keys for row in rows)]
+        raise UsageError(
+            f"experts.by is {kind}, and none of {len(rows)} rows declares one",
+            hint=f"rows declare {', '.join(others) or 'nothing that makes a domain'}; set experts.by to auto"
+            f" or to what they declare, or write the {kind} into the rows",
+        )
     domains = () if kind is None else tuple(domains_of(rows, kind, titles))
     key = hashlib.sha256(f"{snapshot.hash} {shared.adapter_sha256} {kind}".encode()).hexdigest()[:12]
     folder = experts_folder(shared.name) / key
