@@ -18,9 +18,9 @@ from typing import Any, BinaryIO, Protocol
 
 from hivetune.base.packages import install_command
 from hivetune.base.paths import spelled, what_to_do
+from hivetune.data.formats.http_recording import CASSETTE_HEAD, HTTPRR_HEAD
 from hivetune.data.pieces.logs import PlacedRow, write_rows
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.api.recorded import CASSETTE_HEAD, HTTPRR_HEAD
 from hivetune.data.rows.csv_table import csv_rows, has_header
 from hivetune.data.rows.encodings import (
     Transcoded,

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from hivetune.data.formats.http_recording import CASSETTE_HEAD, text_of_bytes
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.api.recorded import CASSETTE_HEAD, text_of_bytes
 
 _DEEPEST = 200  # levels of a call
 _CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)

@@ -5,9 +5,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
+from hivetune.data.formats.inspect_ai import inspect_row
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.traces.evaluations import inspect_row
 
 _BEGUN = ("header.json", "_journal/start.json")
 _MOST_TIMES = 300  # that a sample may unpack to, beyond it the archive was made to fill memory

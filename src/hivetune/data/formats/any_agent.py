@@ -1,27 +1,36 @@
 """Traces of any-agent: the request stands in the first call of the model, and each span behind it only says what came
 of it. All spans of one agent are one conversation.
+
+https://mozilla-ai.github.io/any-agent/tracing/
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hivetune.data.pieces.attributes import attributes
-from hivetune.data.pieces.said import objects, one_of, parsed
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects, one_of, parsed
+from hivetune.data.pieces.spans import without_wrapper
 
 _KIND, _CALL, _TOOL = "gen_ai.operation.name", "call_llm", "execute_tool"
 _ASKED, _ANSWERED = "gen_ai.input.messages", "gen_ai.output"
 
 
-def agent_runs(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The conversations of a trace, one for each agent; None: its spans are another program's."""
+def recognise(record: Row) -> bool:
+    return next(rows(record), None) is not None
+
+
+def rows(record: Row) -> Iterator[Row]:
+    """The conversations of a trace, one for each agent. None where its spans are another program's."""
     agents: dict[Any, list[dict[str, Any]]] = {}
-    for span in objects(record.get("spans")) or []:
+    for span in objects(without_wrapper(dict(record)).get("spans")) or []:
         said = attributes(span.get("attributes"))
         if said.get(_KIND) in (_CALL, _TOOL):
             agents.setdefault(one_of(span.get("parent"), "span_id"), []).append(said)
-    spoken = [_turns(spans) for spans in agents.values() if any(_is_answered(one) for one in spans)]
-    return [{"hivetune_session": "any-agent", "messages": turns} for turns in spoken if turns] or None
+    for spans in agents.values():
+        if any(_is_answered(one) for one in spans) and (turns := _turns(spans)):
+            yield {"hivetune_session": "any-agent", "messages": turns}
 
 
 def _is_answered(said: Mapping[str, Any]) -> bool:
@@ -64,3 +73,6 @@ def _answer(output: str, place: int) -> dict[str, Any]:
 
 def _arguments(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value or {})
+
+
+FORMAT = Format("any-agent", recognise, rows, "batch", frozenset(("spans", "trace", "data")))

@@ -2,6 +2,8 @@
 lists of nock.
 
 Each call is a row with the bodies of its request and its response. Calls that ask no model are set aside.
+
+http://www.softwareishard.com/blog/har-12-spec/ https://vcrpy.readthedocs.io https://github.com/nock/nock#recording
 """
 
 import base64
@@ -9,11 +11,12 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hivetune.data.pieces.answers import is_request, says_answer
-from hivetune.data.pieces.said import objects, one_of, parsed
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects, one_of, parsed
 from hivetune.data.pieces.streams import is_events, json_lines, pieces_in
 
 # How a cassette in YAML begins, or a HAR file.
@@ -28,18 +31,32 @@ METHOD_KEY = "method"  # of a request
 RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 
 
-def recorded_calls(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The calls of a recording; None: it is something else."""
-    if isinstance(record.get("scope"), str) and {NOCK_KEY, "path", "body", "response"} <= record.keys():
+def recognise(record: Row) -> bool:
+    return _is_of_nock(record) or _is_call(record) or _listed(record) is not None
+
+
+def rows(record: Row) -> Iterator[Row]:
+    """The calls of a recording."""
+    if _is_of_nock(record):
         asked = {"uri": record.get("path"), "body": record["body"]}
-        return [_row({"request": asked, "response": {"status": record.get("status"), "body": _of_nock(record)}})]
-    if _is_call(record):
-        return [_row(record)]
+        yield _row({"request": asked, "response": {"status": record.get("status"), "body": _of_nock(record)}})
+    elif _is_call(record):
+        yield _row(record)
+    else:
+        yield from map(_row, _listed(record) or [])
+
+
+def _is_of_nock(record: Row) -> bool:
+    return isinstance(record.get("scope"), str) and {NOCK_KEY, "path", "body", "response"} <= record.keys()
+
+
+def _listed(record: Row) -> list[dict[str, Any]] | None:
+    """The calls of a recording that lists them."""
     holder = record["log"] if isinstance(record.get("log"), dict) else record
     calls = next((found for key in RECORDED_KEYS if (found := objects(holder.get(key)))), None)
     if calls is None or not all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response")):
         return None
-    return [_row(call) for call in calls]
+    return calls
 
 
 def _is_call(record: Mapping[str, Any]) -> bool:
@@ -154,3 +171,6 @@ def _events_of_amazon(data: bytes) -> str:
 
 _FRAME_BYTES = 16  # without its heads and what it says
 _FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)
+
+
+FORMAT = Format("http-recording", recognise, rows, "batch", frozenset((*RECORDED_KEYS, "log", NOCK_KEY)))
