@@ -25,6 +25,7 @@ from hivetune.data.pieces.said import (
     parsed,
 )
 from hivetune.data.pieces.session import system_first
+from hivetune.data.pieces.steps import joined
 from hivetune.data.pieces.turns import THOUGHT_KEYS, in_order, read_messages
 from hivetune.data.reasons import RowRefused
 from hivetune.data.rows.layouts.sides import REPEATED_REQUESTS, RESPONSES, TEXT_ANSWERS, request_and_response
@@ -136,13 +137,6 @@ def _continued(asked: list[Message], answered: list[Message]) -> list[Message]:
     if begun.role != "assistant" or begun.tool_calls or answered[0].role != "assistant":
         return joined(asked, answered)
     return [*asked[:-1], replace(answered[0], content=begun.content + answered[0].content), *answered[1:]]
-
-
-def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
-    """Agents answer with the whole conversation, what was asked included."""
-    known = len(asked)
-    same = [(m.role, m.content) for m in asked] == [(m.role, m.content) for m in answered[:known]]
-    return answered if same and len(answered) > known else [*asked, *answered]
 
 
 def _conversation(

@@ -16,10 +16,7 @@ from hivetune.data.rows.traces import runs, spans
 
 # The order decides where columns fit more than one layout: the more a layout asks for, the earlier it stands.
 LAYOUTS: tuple[RowLayout, ...] = (
-    runs.BRAINTRUST_SPAN,
-    runs.DATADOG_SPAN,
     spans.SPAN,
-    runs.AGENTS_SPAN,
     runs.RUN,
     runs.OBSERVATION,
     records.REQUEST_RESPONSE,

@@ -20,9 +20,9 @@ from hivetune.data.pieces.said import (
     one_of,
     parsed,
 )
+from hivetune.data.pieces.steps import INPUTS, OUTPUTS, decoded, step_said
 from hivetune.data.pieces.turns import in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.traces.runs import INPUTS, OUTPUTS, decoded, step_said
 from hivetune.records import Message
 
 OTEL_INPUT = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages", "ai.prompt")

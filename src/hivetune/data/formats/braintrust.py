@@ -1,0 +1,34 @@
+"""A span or a row of an experiment of Braintrust. What was expected goes before what was answered.
+
+https://www.braintrust.dev/docs/guides/traces
+"""
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, one_of
+from hivetune.data.pieces.steps import step_said
+from hivetune.data.reasons import RowRefused
+
+
+def recognise(row: Row) -> bool:
+    return "input" in row and one_of(row["span_attributes"], "type") is not None
+
+
+def rows(row: Row) -> Conversation:
+    """A span or a row of an experiment of Braintrust. What was expected goes before what was answered."""
+    kind = row["span_attributes"]["type"]
+    if kind != "llm" and (kind not in ("task", "eval", "function") or not _is_root(row)):
+        raise RowRefused("not-a-model-call", f"a span of type {str(kind)[:40]}")
+    if row.get("error"):
+        raise RowRefused("failed", f"the span failed: {str(row['error'])[:80]}")
+    expected = one_of(row, "expected")
+    answer = "output" if expected is None else "expected"
+    said = step_said("braintrust", {"input": row["input"], "output": row.get(answer)}, None, is_call=kind == "llm")
+    changed = said.changed if expected is None or row.get("output") is None else (*said.changed, "other-answers")
+    return said._replace(changed=changed, explained=("input", "output", "expected"))
+
+
+def _is_root(row: Row) -> bool:
+    return row.get("is_root") is True or not row.get("span_parents")
+
+
+FORMAT = Format("braintrust", recognise, rows, needs=frozenset(("span_attributes",)), rank=1)

@@ -1,0 +1,26 @@
+"""A span of OpenAI's agents: `span_data` with its type, input and output.
+
+https://openai.github.io/openai-agents-python/tracing/
+"""
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row
+from hivetune.data.pieces.steps import step_said
+from hivetune.data.reasons import RowRefused
+
+
+def recognise(row: Row) -> bool:
+    return isinstance(row["span_data"], dict)
+
+
+def rows(row: Row) -> Conversation:
+    """A span of OpenAI's agents: `span_data` with its type, input and output."""
+    data = row["span_data"]
+    if data.get("type") not in ("generation", "response"):
+        raise RowRefused("not-a-model-call", f"a span of type {str(data.get('type'))[:40]}")
+    if row.get("error"):
+        raise RowRefused("failed", f"the call failed: {str(row['error'])[:80]}")
+    return step_said("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
+
+
+FORMAT = Format("openai-agents", recognise, rows, needs=frozenset(("span_data",)), rank=1)
