@@ -69,7 +69,7 @@ def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path:
         wait_until(lambda: running.metric("hivetune_captured_answers") == 2)
         assert [json.loads(row).get("agent") for (row,) in stored("row")] == [None, "tester"]
         stranger = ask(running, "code question 3 of 2", agent="stranger\r\n\u4e00")
-        assert stranger[0] == "team@1" and "no training row had the agent" in stranger[1]
+        assert stranger[0] == "team-coder@1" and "no training row had the agent" in stranger[1]  # as without an agent
         label, reason, _ = ask(running, "code question 3 of 2", **{"X-Session-Id": "s1"})
         assert label == "team-coder@1" and reason.startswith("text: ")
         assert ask(running, "test question 3 of 2", **{"X-Session-Id": "s1"})[:2] == (

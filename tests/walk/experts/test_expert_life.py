@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 import hivetune.walk.experts.life
+import hivetune.walk.experts.survey
 from hivetune.base.database import open_database
+from hivetune.config import LoraConfig, parse_config
+from hivetune.errors import UsageError
 from hivetune.judge.experts.birth import ScoredUnit
 from hivetune.judge.experts.domains import ExpertRow, RowDomain
 from hivetune.release.experts import newest_steps
 from hivetune.walk.experts.life import review
 from hivetune.walk.experts.routes import Serving, keys_of
+from hivetune.walk.experts.survey import survey
 
 DOMAIN = RowDomain("agent", ("coder",))
 
@@ -61,3 +65,25 @@ def test_an_expert_without_test_rows_is_a_persons_choice(own_home: Path, monkeyp
     monkeypatch.setattr(hivetune.walk.experts.life, "_matrix", lambda *_: {"helpdesk-coder": []})
     monkeypatch.setattr(hivetune.walk.experts.life, "retire", killed)
     assert review(found) == []
+
+
+def test_rows_that_declare_nothing_of_the_wanted_kind_are_an_error(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty table would look like rows that need no expert."""
+    shared = SimpleNamespace(check=lambda: None, model_sha256="base", folder=tmp_path, name="team", adapter_sha256="a")
+    theirs = SimpleNamespace(lora=LoraConfig(), method="lora")
+    fakes: dict[str, Any] = {
+        "find": lambda *_: shared,
+        "fetch_model": lambda *_: tmp_path,
+        "sha256_file": lambda _: "base",
+        "read_resolved": lambda _: (theirs,),
+        "prepare_data": lambda *_: SimpleNamespace(hash="rows"),
+        "_rows_of": lambda _: ([ExpertRow("1", "train", "s", (1,), {"category": "x"}, "")], {}),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(hivetune.walk.experts.survey, name, fake)
+    config = parse_config({"model": "m", "data": {"path": "rows.jsonl"}, "experts": {"shared": "team", "by": "agent"}})
+    with pytest.raises(UsageError, match=r"experts\.by is agent, and none of 1 rows declares one") as refused:
+        survey(config)
+    assert "rows declare category" in refused.value.hint
