@@ -63,7 +63,6 @@ def test_an_expert_without_test_rows_is_a_persons_choice(own_home: Path, monkeyp
     one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
     monkeypatch.setattr(hivetune.walk.experts.life, "serving", lambda _: ({"helpdesk-coder": one}, []))
     monkeypatch.setattr(hivetune.walk.experts.life, "_matrix", lambda *_: {"helpdesk-coder": []})
-    monkeypatch.setattr(hivetune.walk.experts.life, "retire", killed)
     assert review(found) == []
 
 
