@@ -114,8 +114,8 @@ def _elsewhere(path: str) -> str:
         return f"rows are read from this machine: curl -LO {quoted(path)}, then give the file"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.isdir(path.partition("/")[0]):
         return (
-            f"give a file, a folder, a glob, '-' or 'store'; a data set of the Hub is fetched by: "
-            f"hf download {path} --repo-type dataset --local-dir rows"
+            "give a file, a folder, a glob, '-' or 'store'; a data set of the Hub must be fetched first, with the Hub's own "
+            f"program: hf download {path}"
         )
     return "give a file, a folder, a glob, '-' or 'store'"
 
