@@ -25,8 +25,8 @@ _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """`start`: everything from `step` on, in the records before it, counts no more. `parts`: what is not a number, by its
-    tag, as `text_part` and `settings_part` make it."""
+    """`start`: everything from `step` on, in the records before it, counts no more. `parts`: what is not a number, by
+    its tag, as `text_part` and `settings_part` make it."""
 
     time_s: float
     step: int

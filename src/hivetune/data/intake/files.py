@@ -114,7 +114,7 @@ def _elsewhere(path: str) -> str:
         return f"rows are read from this machine: curl -LO {quoted(path)}, then give the file"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.isdir(path.partition("/")[0]):
         return (
-            "give a file, a folder, a glob, '-' or 'store'; a data set of the Hub must be fetched first, with the Hub's own "
+            "give a file, a folder, a glob, '-' or 'store'; a data set of the Hub is fetched with the Hub's own "
             f"program: hf download {path}"
         )
     return "give a file, a folder, a glob, '-' or 'store'"
