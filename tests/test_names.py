@@ -22,7 +22,10 @@ FOREIGN_OPTIONS = {
     *("--logdir", "--backend-store-uri", "--project"),  # tensorboard, mlflow, trackio
     "--from",  # uvx
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
-    "--no-warmup",  # llama-server
+    *("--no-warmup", "--verbose"),  # llama-server
+    "--output-format",  # Gemini CLI
+    "--log",  # lm_eval --log_samples
+    *("--enable-log-requests", "--enable-log-outputs"),  # vLLM
     *("--user", "--now"),  # systemctl
     *("--no-legend", "--property"),  # loginctl
     *("--minutes", "--full-precision", "--epochs", "--who", "--only", "--adapter", "--engine"),  # bench/
@@ -53,7 +56,7 @@ FOREIGN_OPTIONS = {
     *("--resources", "--object-store-memory", "--temp-dir", "--disable-usage-stats", "--include-log-monitor"),  # ray
     *("--redis-username", "--redis-password"),  # ray
     "--api-key",  # of any program whose command line holds a secret
-    *("--no-deps", "--dry-run", "--report"),  # pip
+    *("--no-deps", "--dry-run", "--report", "--only-binary", "--quiet", "--disable-pip-version-check", "--dest"),  # pip
     "--token",  # of any program whose command line holds a secret
     *(
         "--torch-backend",
@@ -66,9 +69,9 @@ FOREIGN_OPTIONS = {
 }
 FOREIGN_PAGES = {"docs/gguf.md"}  # in ggml-org/ggml
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-# Files of a user that examples name.
+# Files of a user, and of other programs, that examples and docstrings name.
 EXAMPLES = re.compile(
-    r"(my|run|config|chats?|rows|good|helpdesk|support|agent|questions|tickets|conversations|fragen|codex|claude-projects|v3|figures|whole_job|chat_history)(\.quarantine|\.duplicates|[-.]\d+)?\.(ya?ml|jsonl?)|(hivetune\.schema|vocab)\.json"
+    r"(my|run|config|chats?|rows|good|helpdesk|support|agent|questions|tickets|conversations|fragen|codex|claude-projects|v3|figures|whole_job|chat_history)(\.quarantine|\.duplicates|[-.]\d+)?\.(ya?ml|jsonl?)|(hivetune\.schema|vocab|model_comparisons|prod-grok-backend|issues)\.json"
 )
 
 

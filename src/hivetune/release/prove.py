@@ -21,7 +21,8 @@ from hivetune.process.protocol import Passage
 from hivetune.records import Split
 
 PROOF = "proof.json"
-PASSAGES, PLACES, TOP = 8, 12, 16
+PASSAGES, PLACES = 8, 12
+TOP = 16
 LONGEST_PASSAGE = 2048  # tokens
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
 FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
