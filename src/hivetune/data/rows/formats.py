@@ -286,10 +286,16 @@ def share_before_damage(path: str) -> float | None:
     return None
 
 
-def text_lines(stream: ByteStream) -> Iterator[tuple[int, str]]:
-    """(line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates."""
-    for number, line in enumerate(_Text(stream).lines(), 1):
+def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
+    """(line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
+
+    `damage` gets the row that reports why the text ended before its end, if it did.
+    """
+    text, number = _Text(stream), 0
+    for number, line in enumerate(text.lines(), 1):
         yield number, line.rstrip("\r\n")
+    if text.problem and damage is not None:
+        damage.append((number, RowRefused("broken-file", text.problem)))
 
 
 def convert_lines(path: str, known: str, out: str) -> None:

@@ -1,11 +1,12 @@
 """Which log a file is, and its conversations as numbered lines, as for every format that is no JSONL."""
 
+import itertools
 import json
 from typing import Any
 
 from hivetune.data.formats import claude_code, codex, file_format, file_rows, is_file_format, pi
 from hivetune.data.pieces.format import Head
-from hivetune.data.pieces.logs import begins_with_json, write_rows
+from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows
 from hivetune.data.pieces.messages import MIN_MESSAGES, TEXTS, is_event_like
 from hivetune.data.rows.formats import open_bytes, text_lines
 from hivetune.data.rows.sessions.messages import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
@@ -80,12 +81,10 @@ def _may_be_event(event: dict[str, Any] | None) -> bool:
 def convert_session(path: str, name: str, known: str, out: str) -> None:
     """Write the conversations of a log called `name` to `out` as numbered lines. A place is its first line."""
     kind, _, packed = known.partition(".")
-    stream = open_bytes(path, f".{packed}" if packed else "")
-    if kind == _MESSAGES:
-        rows = message_rows(text_lines(stream), name)
-    else:
-        rows = file_rows(kind, text_lines(stream))
-    write_rows(rows, out)
+    damage: list[PlacedRow] = []
+    lines = text_lines(open_bytes(path, f".{packed}" if packed else ""), damage)
+    rows = message_rows(lines, name) if kind == _MESSAGES else file_rows(kind, lines)
+    write_rows(itertools.chain(rows, damage), out)
 
 
 def is_session(known: str) -> bool:
