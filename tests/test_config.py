@@ -145,7 +145,7 @@ def aliases(levels: int) -> str:
         ("- " * 300_000, "not YAML"),
         ("a: " + "9" * 10_000, "not YAML"),
         ("a: 2026-02-30", "not YAML"),
-        ("x" * (2 << 20), "larger than 1024 KiB"),
+        ("x" * (2 << 20), "larger than 1,024 KiB"),
         ("a: [" + "1," * 200_000 + "]", "more than 100,000 values"),
         ("\x00", "not YAML"),
         ("? [a]\n: b", "not YAML"),

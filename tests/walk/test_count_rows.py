@@ -30,9 +30,7 @@ def write_lines(path: Path, rows: int) -> None:
 
 
 def write_document(path: Path, rows: int) -> None:
-    talk = [{"author": "user", "body": "It does not print. What now?"}, {"author": "agent", "body": TEXT}]
-    tickets = [{"comments": talk}] * rows
-    path.write_text(json.dumps({"tickets": tickets}))
+    path.write_text(json.dumps({"data": [{"prompt": "Which platform?", "completion": TEXT}] * rows}))
 
 
 def write_parquet(path: Path, rows: int) -> None:

@@ -255,7 +255,8 @@ def read_plan(run: Path) -> Plan:
     """The plan with its amendments applied. Raises UsageError when it is missing or damaged."""
     description = read_sealed(run / PLAN)
     try:
-        most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"])
+        # A step of stage 2 has more entries than the batch: bad rows beside good ones, but none twice.
+        most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"] + description["rows"])
         binary = read_bounded(run / PLAN_ROWS, most, links=False)
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")

@@ -45,8 +45,6 @@ HOLD_TWO = [
     ({"data": json.dumps(TWO)}, None, {}),
     ({"other": "x", "log": json.dumps(TWO)}, "log", {}),
     ({"user_id": "u", "data": json.dumps(TWO)}, None, {"user_id": "u"}),
-    ({"user_id": "u", "conversations": json.dumps(TWO)}, None, {"user_id": "u"}),
-    ({"payload": json.dumps({"batch": {"conversations": TWO}})}, None, {}),
 ]
 
 

@@ -45,12 +45,12 @@ def test_rows_come_under_our_names_with_their_place(app: sqlite3.Connection, tmp
 def test_a_cell_of_many_conversations_is_many_rows(app: sqlite3.Connection, tmp_path: Path) -> None:
     """Each with what stands beside it, and none of them twice when all is read again."""
     chats = [[{"role": "user", "content": q}, {"role": "assistant", "content": "yes"}] for q in ("is it?", "why?")]
-    app.execute("CREATE TABLE logs (user TEXT, conversations TEXT)")
+    app.execute("CREATE TABLE logs (user_id TEXT, data TEXT)")
     app.execute("INSERT INTO logs VALUES ('u1', ?)", (json.dumps([{"messages": turns} for turns in chats]),))
-    for table in ("logs", "logs&cursor=user"):
+    for table in ("logs", "logs&cursor=user_id"):
         collect_now(url(tmp_path, f"table={table}"))
     found = [json.loads(text) for text in query("SELECT row FROM interactions")]
-    assert found == [{"user": "u1", "messages": turns} for turns in chats]
+    assert found == [{"user_id": "u1", "messages": turns} for turns in chats]
 
 
 @pytest.mark.parametrize("cursor", ["", "&cursor=at"])

@@ -244,7 +244,7 @@ SPOKEN_EMAIL = (
     r" dot (?:[a-z]{2}|com|org|net|edu|info))(?![\w-])"
 )
 MAIL_PROVIDERS = re.compile(
-    r" at (?:gmail|googlemail|gmx|web|posteo|mailbox|outlook|hotmail|live|yahoo|icloud|proton\w*|aol) "
+    r" at (?:gmail|googlemail|gmx|web|posteo|mailbox|outlook|hotmail|live|yahoo|icloud|proton\w{0,8}|aol) "
 )
 
 
