@@ -103,7 +103,7 @@ def test_the_dashboard_asks_for_what_is_told_and_for_all_of_it(tmp_path: Path) -
     run = make_run(tmp_path)
     make_steps(run, 1, 2)
     metrics = Metrics([HomeCollector()])
-    metrics.answered("id", "helpdesk@1", 1.0, 0.5, 9)
+    metrics.answered("id", "helpdesk@1", "client", 1.0, 0.5, 9)
     keeper: Any = SimpleNamespace(lives={}, swaps=0, restarts=0)
     with hold_run(run):
         text = metrics.text(keeper, None).decode()

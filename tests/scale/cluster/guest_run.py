@@ -38,9 +38,9 @@ def main(run: Path) -> int:
                     time.sleep(0.01)
             if stop:
                 print("the run was stopped", flush=True)
-                events.append("supervisor_ended", status="stopped", why="a signal")
+                events.append("supervisor_ended", status="stopped", steps=step, restarts=0, why="a signal")
                 return 143
-        events.append("supervisor_ended", status="done", why="")
+        events.append("supervisor_ended", status="done", steps=STEPS, restarts=0, why="")
     (run / "adapter_model.safetensors").write_bytes(b"trained")
     numbers = dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "train_seconds"), 1.0)
     counts = dict.fromkeys(("adapter_step", "peak_memory_bytes", "restarts"), 1)
