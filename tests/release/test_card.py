@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from serve.hive import MODEL, make_home, write_adapter
 
+from hivetune.base.disk import write_manifest
 from hivetune.errors import HivetuneError
 from hivetune.release.export import Exported, Source, export
 from hivetune.walk.release import prove
@@ -15,6 +16,7 @@ def test_a_folder_has_a_portable_base_and_a_card(tmp_path: Path) -> None:
     model = make_home()
     described = json.loads((model / "hivetune.json").read_text())
     (model / "hivetune.json").write_text(json.dumps({**described, "name": MODEL, "source": str(tmp_path)}))
+    write_manifest(model)
     run = tmp_path / "run"
     write_adapter(model, run, 1)
     config = json.loads((run / "adapter_config.json").read_text())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import read_json
-from hivetune.models.prepared import Prepared, read_prepared, spoken_name
+from hivetune.models.prepared import DESCRIPTION, spoken_name
 from hivetune.run.folder import RECORD, VERDICT
 
 CARD = "README.md"
@@ -17,21 +17,25 @@ _DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
 
 
 def portable_base(model: Path) -> tuple[str, str | None]:
-    """What others call the base: Hub id and commit, else its name without a path."""
-    prepared = read_prepared(model)
-    return (prepared.source, prepared.revision) if prepared.kind == "hub" else (spoken_name(model), None)
+    """What others call the base: Hub id and commit, else its name without a path.
+
+    A description that lacks the rest of a prepared model's keys will do: an export needs none of them.
+    """
+    described = read_json(model / DESCRIPTION)
+    if described.get("kind") == "hub":
+        return described["source"], described.get("revision")
+    return spoken_name(model), None
 
 
 def write_card(work: Path, name: str, model: Path, run: Path | None, to: str) -> None:
     """`work/README.md`. `run`: the finished run that the adapter is of, None for any other adapter."""
-    prepared = read_prepared(model)
     base, revision = portable_base(model)
     front: dict[str, Any] = {"base_model": base, "library_name": "peft" if to == "adapter" else "transformers"}
     front |= {"pipeline_tag": "text-generation", "tags": ["hivetune", "lora"]}
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", "", f"# {name}", ""]
     lines += [f"A low-rank adapter of {base}{f' at {revision}' if revision else ''}, {_form(to)}.", ""]
     lines += ["## Data", "", *_data(run), "", "## Judged", "", *_judged(run), "", "## Generation", ""]
-    lines += [*_generation(prepared), "", "## Limits", ""]
+    lines += [*_generation(model), "", "## Limits", ""]
     lines += [
         "- It was trained to answer what its rows ask; nothing is known of other questions, languages or longer texts.",
         "- What the base model gets wrong, it may get wrong too.",
@@ -69,8 +73,8 @@ def _judged(run: Path | None) -> list[str]:
     return [f"Verdict: {verdict['verdict']}.", "", *(f"- {reason}" for reason in verdict.get("reasons", []))]
 
 
-def _generation(prepared: Prepared) -> list[str]:
-    path = prepared.folder / "generation_config.json"
+def _generation(model: Path) -> list[str]:
+    path = model / "generation_config.json"
     settings = read_json(path) if path.is_file() else {}
     known = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None]
     return ["Judged greedy (temperature 0). The base's own defaults:", "", *(known or ["- none"])]
