@@ -40,7 +40,7 @@ def advised_variables(
     good += [
         Variable(name, value, "another card can't work with this torch") for name, value in visible_cards(seen).items()
     ]
-    found |= {one.name: one for one in good if not keep_set or one.name in found or one.name not in seen.variables}
+    found |= {one.name: one for one in good if not (keep_set and _is_set(one, seen.variables)) or one.name in found}
     for name, value in (proven or {}).items():
         found[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
     return tuple(found.values())
@@ -53,6 +53,11 @@ def _poisonous(seen: Look, observed: Sequence[Mapping[str, Any]]) -> Iterator[Va
             for name in fact.more["name"].split():
                 if name in seen.variables:
                     yield Variable(name, None, f"{fact.more['title']}: {fact.says}", fact)
+
+
+def _is_set(one: Variable, variables: Mapping[str, str]) -> bool:
+    """Also by the other name of the same switch: the value advised would overrule the user's there."""
+    return one.name in variables or (one.fact is not None and one.fact.more.get("other_name") in variables)
 
 
 def _for_all(observed: Sequence[Mapping[str, Any]], *, measured: bool) -> Iterator[Variable]:

@@ -60,8 +60,9 @@ KINDS = {
     "condition": (("severity", "title", "mend"), ("unknown",)),
     # What a variable really does; `verdict`: real | no-op | diagnosis | speed.
     "variable": (("name", "verdict"), ("default",)),
-    # A value to set for a card; `proof_decides`: not where the machine's own proof has chosen.
-    "advice": (("name", "value"), ("unknown", "proof_decides")),
+    # A value to set for a card; `proof_decides`: not where the machine's own proof has chosen; `other_name`: of the
+    # same switch, so that who has set that one has decided.
+    "advice": (("name", "value"), ("unknown", "proof_decides", "other_name")),
     # A rung of the ladder that helped others with these faults on a card, in the order of the file.
     "remedy": (("faults", "rung"), ()),
     # A fault as somebody published it: `when` is the machine, `words` what it printed ("" where it said nothing);
