@@ -29,11 +29,14 @@ ROW_KEYS = {"rows_in", "trained", "held_out", "duplicates", "rejected", "set_asi
 REPORT_TO = "report_to=[tensorboard, trackio]"  # trackio is in no environment that tests have
 
 
-def steps_in_tensorboard(folder: Path) -> list[int]:
-    """As TensorBoard reads them, when the exporter has ended: it lives a moment longer than the run."""
+def steps_in_tensorboard(folder: Path, run: str) -> list[int]:
+    """As TensorBoard reads them, when the exporter has ended: it lives a moment longer than the run. The folder of a run
+    has its id behind its name.
+    """
     deadline = time.monotonic() + 60
     while True:
-        read = EventAccumulator(str(folder)).Reload() if folder.exists() else None
+        own = next(folder.glob(f"{run}-*"), None)
+        read = EventAccumulator(str(own)).Reload() if own else None
         steps = [event.step for event in read.Scalars("train/loss")] if read and read.Tags()["scalars"] else []
         if len(steps) >= 3:
             return steps
@@ -86,7 +89,7 @@ def test_three_lines_train_once(place: Place) -> None:
     assert (run / "manifest.json").exists()
     assert (run / "loss.svg").read_text().startswith("<svg")
     before = (run / "metrics.jsonl").read_bytes()
-    assert steps_in_tensorboard(place.folder / "home" / "tensorboard" / run.name) == [1, 2, 3]
+    assert steps_in_tensorboard(place.folder / "home" / "tensorboard", run.name) == [1, 2, 3]
     code, again, err = place.call("train", "mine.yaml", "--set", "max_steps=3")
     assert (code, again["already_done"]) == (0, True)
     assert "nothing was trained" in err
