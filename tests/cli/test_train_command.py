@@ -30,8 +30,8 @@ REPORT_TO = "report_to=[tensorboard, trackio]"  # trackio is in no environment t
 
 
 def steps_in_tensorboard(folder: Path, run: str) -> list[int]:
-    """As TensorBoard reads them, when the exporter has ended: it lives a moment longer than the run. The folder of a run
-    has its id behind its name.
+    """As TensorBoard reads them, when the exporter has ended: it lives a moment longer than the run. The folder of a
+    run has its id behind its name.
     """
     deadline = time.monotonic() + 60
     while True:
