@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
-from hivetune.config import RunConfig
+from hivetune.config import RunConfig, known_settings
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
 from hivetune.run.record import read_record
@@ -35,9 +35,15 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Raises UsageError when the run in `folder` has another identity, naming each difference."""
+    """Raises UsageError when the run in `folder` has another identity, naming each difference.
+
+    A setting that an earlier version did not have is no difference at its default.
+    """
     known = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
-    differences = _differences(known, identity, _leaves(known["settings"]) | _leaves(identity["settings"]))
+    defaults = {setting.key: setting.default for setting in known_settings()}
+    added = _leaves(identity["settings"]) - _leaves(known["settings"])
+    set_here = {key for key in added if json.dumps(_at(identity["settings"], key)) != defaults.get(key)}
+    differences = _differences(known, identity, _leaves(known["settings"]) | set_here)
     if not differences:
         return
     raise UsageError(
