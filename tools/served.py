@@ -7,6 +7,7 @@ puts the result into its table, tests/release/test_gguf_families.py asks for som
 import json
 import math
 import multiprocessing
+import sys
 import tempfile
 import traceback
 import warnings
@@ -272,5 +273,7 @@ def _child(kind: str, sender: Any) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        del sys.modules[name]  # the caller may have imported the one of pip, which is older than the converter's own
     with tempfile.TemporaryDirectory() as folder:
         sender.send(serve_family(kind, Path(folder)))

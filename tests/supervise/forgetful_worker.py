@@ -13,8 +13,8 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Train
 
 
-def forget(run: Path) -> tuple[TrainState | None, list[str]]:
-    state, problems = load_newest_good(run)
+def forget(run: Path, **options: Any) -> tuple[TrainState | None, list[str]]:
+    state, problems = load_newest_good(run, **options)
     if state is None:
         return None, problems
     return replace(state, exp_avg={name: torch.zeros_like(m) for name, m in state.exp_avg.items()}), problems

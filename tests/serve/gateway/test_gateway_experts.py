@@ -78,7 +78,7 @@ def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path:
         )
         assert ask(running, "bake me a large cake")[0] == "team@1"
         assert ask(running, "code question 1 of 1", model="")[0] == "team-coder@1"
-        assert running.metric('hivetune_routed_total{by="text"') == 2
+        assert running.metric('hivetune_routed_total{by="text"') == 3
         assert interleaved(running, 36).keys() == {"team@1", "team-coder@1", "team-tester@1"}
         with closing(open_database()) as database:
             retire(database, "team-coder", by="test", reason="gone")
