@@ -5,7 +5,7 @@ adapter beside the model; and of the engine's own way, which `hivetune eval` tak
     python bench/answers.py MODEL.gguf --adapter ADAPTER.gguf --engine MODEL_FOLDER --slots 8
 
 Greedy answers of equal length. A round asks each way once, so that a slow second of the machine hits all; the medians
-are printed, as one JSON document. The reason for `_spins` in serve/llama/backend.py. Needs `hivetune[serve]`.
+are printed, as one JSON document. The reason for `_spins` in llama/backend.py. Needs `hivetune[serve]`.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.process.launch import child_environment
-from hivetune.serve.llama.backend import ServerSettings, open_backend
 
 SPINS = {"sleep": "0", "spin": "50000"}  # what GOMP_SPINCOUNT is set to
 ASKED = "Count from {} upwards, one number after the other, and never stop."
@@ -72,9 +72,9 @@ def engine_rate(model: Path, folder: Path, slots: int, new_tokens: int) -> float
     """The same by transformers and the engine's slots, in bfloat16. The first answer of each is not timed."""
     import torch
 
-    from hivetune.engine.device import default_threads
-    from hivetune.engine.model.general import load_module
-    from hivetune.engine.score.generate import answer_prompts, settle_module
+    from hivetune.judge.worker.generate import answer_prompts, settle_module
+    from hivetune.train.worker.device import default_threads
+    from hivetune.train.worker.model.general import load_module
 
     with open_backend(model, ServerSettings(context_tokens=512, device="cpu")) as backend:
         prompts = [backend.prompt_ids(chat) for chat in chats_of(slots)]

@@ -11,9 +11,9 @@ import argparse
 import heapq
 from dataclasses import dataclass
 
-from hivetune.engine.exchange.handout import Handout, Paces
 from hivetune.machine.network import TCP_SHARE
-from hivetune.plan.worth import GRADIENT_BYTES, LOCAL_BYTES_PER_S, WEIGHT_BYTES
+from hivetune.train.plan.worth import GRADIENT_BYTES, LOCAL_BYTES_PER_S, WEIGHT_BYTES
+from hivetune.train.worker.exchange.handout import Handout, Paces
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 # One machine, then networks by their names.

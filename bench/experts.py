@@ -22,23 +22,23 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import read_json, write_json
 from hivetune.config import RunConfig, load_config
+from hivetune.experts.attended import Attended
+from hivetune.experts.costs import rates_of
+from hivetune.experts.routes import routes_document
+from hivetune.experts.station import train_experts
+from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.records import Progress
 from hivetune.release.base import base_gguf
-from hivetune.release.experts import newest_steps
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import find, promote
-from hivetune.serve.llama.backend import ServerSettings, open_backend
+from hivetune.routing.steps import newest_steps
+from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release
-from hivetune.walk.before.probe import probe_run
-from hivetune.walk.demo.station import write_inputs
-from hivetune.walk.experts.attended import Attended
-from hivetune.walk.experts.costs import rates_of
-from hivetune.walk.experts.routes import routes_document
-from hivetune.walk.experts.station import train_experts
-from hivetune.walk.open import open_run
-from hivetune.walk.release.register import register_run
-from hivetune.walk.train import train_run
+from hivetune.synth.demo.station import write_inputs
+from hivetune.train.before.probe import probe_run
+from hivetune.train.open import open_run
+from hivetune.train.start import train_run
 
 SHARED = "demo"
 QUESTIONS = [

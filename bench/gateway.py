@@ -2,7 +2,7 @@
 
     python bench/gateway.py [--pairs 2000] [--streams 1000]
 
-The model server is the stand-in of the tests (tests/serve/llama/stub_server.py), which answers at once, so what is left
+The model server is the stand-in of the tests (tests/llama/stub_server.py), which answers at once, so what is left
 is the gateway's own. Overhead: pairs of one request to the stand-in and one through the gateway, in turn. A cold
 rollback is one whose backend is killed in the same moment. Needs the packages of the tests; prints one JSON document.
 """

@@ -19,11 +19,11 @@ import torch
 from step.rows import write_rows
 
 from hivetune.config import LoraConfig
-from hivetune.engine.model.fast.model import FastModel
-from hivetune.engine.model.protocol import Bad, Document
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.models.prepared import find_prepared
 from hivetune.run.choices import Choices
+from hivetune.train.worker.model.fast.model import FastModel
+from hivetune.train.worker.model.protocol import Bad, Document
 
 LORA, BETA, WEIGHT = LoraConfig(r=16, alpha=32), 5.0, 0.3
 PROMPT_TOKENS, ANSWER_TOKENS, PAIRS = 300, 40, 4

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 import yaml
 
+from hivetune.checkers.find import answer_succeeds
 from hivetune.data.render.folder import load_renderer
-from hivetune.engine.model.general import load_module
-from hivetune.engine.score.generate import Completion, answer_prompts, settle_module
-from hivetune.judge.checkers.find import answer_succeeds
+from hivetune.judge.worker.generate import Completion, answer_prompts, settle_module
 from hivetune.models.prepared import find_prepared
 from hivetune.records import Message
-from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.synth.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.train.worker.model.general import load_module
 
 NEW_TOKENS = 48
 

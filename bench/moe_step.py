@@ -21,12 +21,12 @@ from step.report import quartiles
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.config import LoraConfig
-from hivetune.engine.device import default_threads
-from hivetune.engine.model.adapter import initialise
-from hivetune.engine.model.fast.model import FastModel
-from hivetune.engine.model.general import load_general
-from hivetune.engine.model.protocol import Document
 from hivetune.machine.inventory import describe_machine, read_machine
+from hivetune.train.worker.device import default_threads
+from hivetune.train.worker.model.adapter import initialise
+from hivetune.train.worker.model.fast.model import FastModel
+from hivetune.train.worker.model.general import load_general
+from hivetune.train.worker.model.protocol import Document
 
 LORA = LoraConfig(r=8, alpha=16)
 HIDDEN, HEADS, KEY_HEADS, HEAD, VOCABULARY, ACTIVE, WIDTH = 512, 8, 4, 64, 4096, 4, 256

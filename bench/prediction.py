@@ -18,11 +18,11 @@ import torch
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.machine.inventory import describe_machine, read_machine
-from hivetune.walk.before.probe import probe_run
-from hivetune.walk.demo.rows import SYSTEM_PROMPTS, write_demo_data
-from hivetune.walk.fetch import fetch_model
-from hivetune.walk.open import open_run
-from hivetune.walk.train import train_run
+from hivetune.models.fetch import fetch_model
+from hivetune.synth.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.train.before.probe import probe_run
+from hivetune.train.open import open_run
+from hivetune.train.start import train_run
 
 RUNS = 3
 STEPS = 52

@@ -5,7 +5,7 @@
     python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
 
 completion: runs of the scripted worker (tests/supervise), each with one to three random faults of the kinds that a run
-can survive, at random steps and rows. ladder: the same runs played in memory (tests/supervise/worlds.py). useful: the
+can survive, at random steps and rows. ladder: the same runs played in memory (tests/train/supervise/worlds.py). useful: the
 real worker on SmolLM2-135M, killed again and again; what one kill costs (noticing, loading, steps made twice) gives
 the share at one fault per ten minutes.
 """
@@ -33,11 +33,11 @@ from hivetune.base.journal import read_journal  # noqa: E402
 from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
 from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
-from hivetune.supervise.attempt import Terms  # noqa: E402
-from hivetune.supervise.ladder import Bounds  # noqa: E402
-from hivetune.walk.demo.rows import write_demo_data  # noqa: E402
-from hivetune.walk.open import open_run  # noqa: E402
-from hivetune.walk.train import train_run  # noqa: E402
+from hivetune.synth.demo.rows import write_demo_data  # noqa: E402
+from hivetune.train.open import open_run  # noqa: E402
+from hivetune.train.start import train_run  # noqa: E402
+from hivetune.train.supervise.attempt import Terms  # noqa: E402
+from hivetune.train.supervise.ladder import Bounds  # noqa: E402
 
 KILLS, BETWEEN_S = 4, 25.0
 TEN_MINUTES_S = 600.0

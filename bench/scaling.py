@@ -21,11 +21,11 @@ import torch
 from train_step import MODEL, prepared_model
 
 from hivetune.config import LoraConfig
-from hivetune.engine.device import complete, peak_memory_bytes, start_with
-from hivetune.engine.model.load import load_model
-from hivetune.engine.model.protocol import Document, LoraModel
-from hivetune.engine.train.optimizer import AdamW
 from hivetune.machine.inventory import describe_machine, read_machine
+from hivetune.train.worker.device import complete, peak_memory_bytes, start_with
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.optimizer import AdamW
 
 ROWS = (1, 2, 4, 8, 16, 32)
 RANKS = (4, 8, 16, 32, 64)

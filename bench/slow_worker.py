@@ -4,11 +4,11 @@ the time that it computed. `bench/workers.py` starts it."""
 import time
 from typing import Any
 
-from hivetune.engine.exchange import worker
-from hivetune.engine.exchange.work import Work, WorkResult
-from hivetune.engine.model.protocol import LoraModel
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import ComputePacks
+from hivetune.train.worker.exchange import worker
+from hivetune.train.worker.exchange.work import Work, WorkResult
+from hivetune.train.worker.model.protocol import LoraModel
 
 TIMES_AS_SLOW = 3.0
 _compute = worker.compute

@@ -147,8 +147,8 @@ def write_adapter(model: Path, target: Path, pythons: dict[str, Path]) -> Path:
     """One initial adapter for all, made by our own initialisation; a child, so that torch stays out of the clock."""
     code = (
         "import sys, torch; from pathlib import Path; from safetensors.torch import save_file;"
-        "from hivetune.config import LoraConfig; from hivetune.engine.model.load import load_model;"
-        "from hivetune.engine.model.adapter import initialise;"
+        "from hivetune.config import LoraConfig; from hivetune.train.worker.model.load import load_model;"
+        "from hivetune.train.worker.model.adapter import initialise;"
         "m = load_model(Path(sys.argv[1]), LoraConfig(r=int(sys.argv[3]), alpha=float(sys.argv[4])), method='lora',"
         " dtype=torch.float32, device=torch.device('cpu'));"
         "initialise(m.adapter, 0); save_file({k: v.contiguous().clone() for k, v in m.adapter.items()}, sys.argv[2])"

@@ -37,7 +37,7 @@ from hivetune.run.folder import METRICS
 OURS, AGAIN = "hivetune", "known machine"
 FETCHED, MEASURED = ("kernels",), ("profiles",)
 BATCH_SIZE, VALIDATION = 8, 0.1
-KERNELS = "from hivetune.engine.model.fast.kernels.build import library; library()"
+KERNELS = "from hivetune.train.worker.model.fast.kernels.build import library; library()"
 HERE = Path(__file__).resolve().parent
 # What TRL calls its rank and scale.
 PEER_LORA = {"r": LORA["r"], "lora_alpha": LORA["alpha"]}

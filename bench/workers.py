@@ -31,18 +31,18 @@ from train_step import MODEL, prepared_model
 
 from hivetune.base.typed import to_plain
 from hivetune.config import LoraConfig
-from hivetune.engine.device import complete, start_with
-from hivetune.engine.exchange.admission import class_of, hello
-from hivetune.engine.exchange.coordinator import OWN, Coordinator
-from hivetune.engine.exchange.exchange import Alone, Crew, Packs
-from hivetune.engine.model.adapter import begin
-from hivetune.engine.model.load import load_model
-from hivetune.engine.model.protocol import Document, LoraModel
-from hivetune.engine.train.optimizer import AdamW
 from hivetune.machine.inventory import describe_machine, read_machine
-from hivetune.plan.layout import pack_tokens
 from hivetune.process.limits import FixedLimits
-from hivetune.supervise.workers.local import LocalPlaces
+from hivetune.train.plan.layout import pack_tokens
+from hivetune.train.supervise.workers.local import LocalPlaces
+from hivetune.train.worker.device import complete, start_with
+from hivetune.train.worker.exchange.admission import class_of, hello
+from hivetune.train.worker.exchange.coordinator import OWN, Coordinator
+from hivetune.train.worker.exchange.exchange import Alone, Crew, Packs
+from hivetune.train.worker.model.adapter import begin
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.optimizer import AdamW
 
 ROWS, TOKENS, RANK, ROUNDS = 32, 128, 8, 6
 TRAINED_SHARE = 0.5

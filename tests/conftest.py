@@ -86,7 +86,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `save_pretrained` leaves it: 2 layers, 32 wide, a chat template, a trained tokenizer."""
     from data.models import make_model
-    from engine.models import as_source
+    from train.worker.models import as_source
 
     return as_source(make_model(tmp_path_factory.mktemp("source") / "tiny"))
 
@@ -94,7 +94,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_folder(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random Llama, made by the real preparation."""
-    from hivetune.engine.convert.prepare_model import prepare_model
+    from hivetune.models.worker.prepare_model import prepare_model
 
     target = tmp_path_factory.mktemp("prepared") / "tiny"
     prepare_model(str(tiny_source), target)

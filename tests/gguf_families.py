@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from hivetune.engine.convert.vocabulary import PRE_TOKENIZERS
 from hivetune.models.prepared import SCHEMA
+from hivetune.release.worker.vocabulary import PRE_TOKENIZERS
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -143,7 +143,7 @@ def write_model(folder: Path, family: str) -> Any:
     import torch
     import transformers
 
-    from hivetune.engine.model.sizes import count_sizes
+    from hivetune.models.worker.sizes import count_sizes
 
     name, rule, extra = FAMILIES[family]
     tokenizer = write_tokenizer(folder, rule)

@@ -33,7 +33,7 @@ def called(node: ast.AST) -> set[str]:
 
 def test_each_hop_calls_the_next() -> None:
     way = the_way()
-    assert way[0] == ("cli/train.py", "train") and way[-1] == ("engine/train/loop.py", "train")
+    assert way[0] == ("cli/train.py", "train") and way[-1] == ("train/worker/loop.py", "train")
     for (file, name), (next_file, next_name) in itertools.pairwise(way):
         if (name, next_name) == BETWEEN:
             continue

@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hivetune.engine.model.fast.gpu import attend, ranks, stream
-from hivetune.engine.model.fast.gpu.ops import BLOCK_THREADS, ROW_THREADS, tokens_at_once
+from hivetune.train.worker.model.fast.gpu import attend, ranks, stream
+from hivetune.train.worker.model.fast.gpu.ops import BLOCK_THREADS, ROW_THREADS, tokens_at_once
 
 TARGETS = {
     **{f"cuda:{number}": GPUTarget("cuda", number, 32) for number in (75, 80, 90)},

@@ -74,10 +74,10 @@ def warm_up() -> None:
     import peft.tuners.lora  # noqa: F401
     import torch
 
-    import hivetune.engine.convert.dry
-    import hivetune.engine.convert.merge
-    import hivetune.engine.convert.prepare_model
-    import hivetune.engine.model.load  # noqa: F401
+    import hivetune.models.worker.prepare_model
+    import hivetune.release.worker.dry
+    import hivetune.release.worker.merge
+    import hivetune.train.worker.model.load  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -132,8 +132,8 @@ def _build(kind: str, folder: Path, row: dict[str, Any]) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from hivetune.engine.model.kind import check_kind
     from hivetune.errors import UsageError
+    from hivetune.models.worker.kind import check_kind
 
     config = AutoConfig.for_model(kind)
     try:
@@ -163,7 +163,7 @@ def _build(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 
 def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
-    from hivetune.engine.convert.prepare_model import prepare_model
+    from hivetune.models.worker.prepare_model import prepare_model
 
     prepare_model(str(folder / "model"), folder / "prepared")
     row["prepared"] = True
@@ -171,8 +171,8 @@ def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
     from hivetune.models.architecture import read_architecture
-    from hivetune.plan.memory import TrainingSetup, adapters_of, predict_peak
-    from hivetune.plan.speed import shape_of, step_flops
+    from hivetune.train.plan.memory import TrainingSetup, adapters_of, predict_peak
+    from hivetune.train.plan.speed import shape_of, step_flops
 
     architecture = read_architecture(folder / "prepared")
     trained, active = adapters_of(architecture, 4, "all-linear")
@@ -186,7 +186,7 @@ def _load(folder: Path) -> Any:
     import torch
 
     from hivetune.config import LoraConfig
-    from hivetune.engine.model.load import load_model
+    from hivetune.train.worker.model.load import load_model
 
     return load_model(folder, LoraConfig(r=4, alpha=8), method="lora", dtype=torch.float32, device=torch.device("cpu"))
 
@@ -194,7 +194,7 @@ def _load(folder: Path) -> Any:
 def documents() -> list[Any]:
     import torch
 
-    from hivetune.engine.model.protocol import Document
+    from hivetune.train.worker.model.protocol import Document
 
     generator = torch.Generator().manual_seed(1)
     found = []
@@ -210,8 +210,8 @@ def _train(kind: str, folder: Path, row: dict[str, Any]) -> None:
     """Two steps; and the second again from what was kept after the first."""
     import torch
 
-    from hivetune.engine.model.adapter import initialise, write_adapter
-    from hivetune.engine.train.optimizer import AdamW
+    from hivetune.train.worker.model.adapter import initialise, write_adapter
+    from hivetune.train.worker.optimizer import AdamW
 
     model, docs = _load(folder / "prepared"), documents()
     row["path"] = model.path
@@ -248,7 +248,7 @@ def _compare(kind: str, folder: Path, row: dict[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from hivetune.engine.model.adapter import same_views
+    from hivetune.train.worker.model.adapter import same_views
 
     base = AutoModelForCausalLM.from_pretrained(folder / "prepared", dtype=torch.float32)
     tuned = peft.PeftModel.from_pretrained(base, folder / "adapter", is_trainable=True).eval()
@@ -280,10 +280,10 @@ def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
     import torch
 
     from hivetune.config import LoraConfig
-    from hivetune.engine.convert.merge import merge
-    from hivetune.engine.model.adapter import fill, read_adapter
-    from hivetune.engine.model.general import load_general
     from hivetune.process.child import Heartbeat
+    from hivetune.release.worker.merge import merge
+    from hivetune.train.worker.model.adapter import fill, read_adapter
+    from hivetune.train.worker.model.general import load_general
 
     def load(model: Path, lora: LoraConfig) -> Any:
         return load_general(model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), why="asked")

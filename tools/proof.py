@@ -57,52 +57,52 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "the kernels for cards: whole steps equal to the plain ones in Triton's interpreter, and compiled, on a "
         "machine without a card, for CUDA 7.5, 8.0, 9.0, gfx906, gfx90a, gfx942, gfx1100 and gfx1201, within 64 KB of "
         "shared memory",
-        ["-m", "proof", "tests/engine/model/test_triton.py"],
+        ["-m", "proof", "tests/train/worker/model/test_triton.py"],
     ),
     "kills": (
         "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",
-        ["-m", "proof", "tests/supervise/test_kills.py"],
+        ["-m", "proof", "tests/train/supervise/test_kills.py"],
     ),
     "workers": (
         "one adapter hash for 1, 2 and 4 workers and for 3 of which 20 are killed or stopped in 200 steps; for 1 to 4 "
         "processes of torchrun",
-        ["-m", "proof", "tests/supervise/test_workers.py", "tests/engine/train/test_ranks.py"],
+        ["-m", "proof", "tests/train/supervise/test_workers.py", "tests/train/worker/test_ranks.py"],
     ),
     "cluster": (
         "a run on a real local Ray cluster whose machine is killed without notice and whose head is killed with -9 "
         "and comes back with the state of a real Redis: the adapter of one worker, byte for byte; a worker of another "
         "environment (HIVETUNE_OTHER_PYTHON: of another torch) takes part in one run",
-        ["-m", "proof", "tests/scale/cluster/test_cluster.py"],
+        ["-m", "proof", "tests/cluster/test_cluster.py"],
     ),
     "cluster-sweep": (
         "a sweep of two variants on two machines of a real local Ray cluster, a real run on each, one machine killed "
         "without notice: the adapters of a sweep without a cluster, byte for byte",
-        ["-m", "proof", "tests/scale/cluster/test_sweep_on_cluster.py"],
+        ["-m", "proof", "tests/cluster/test_sweep_on_cluster.py"],
     ),
     "streaming": (
         "frozen layers streamed by a reader of a known rate: the knee of a step's time over tokens is within 20 % of "
         "T* = b F / (2 B), every loss and gradient has the bits of layers that stay, and the process's peak is that of "
         "the layers that stay and three more",
-        ["tests/engine/model/test_streaming_proof.py", "tests/engine/model/test_streaming.py"],
+        ["tests/train/worker/model/test_streaming_proof.py", "tests/train/worker/model/test_streaming.py"],
     ),
     "sweep": (
         "a sweep on a real model: killed in the middle it goes on, a bad learning rate stops at a quarter of the "
         "steps, the best is judged, the same command again trains nothing",
-        ["-m", "proof", "tests/scale/test_sweep.py"],
+        ["-m", "proof", "tests/sweep/test_sweep.py"],
     ),
     "isolation": (
         "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",
-        ["-m", "proof", "tests/supervise/test_isolate_real.py"],
+        ["-m", "proof", "tests/train/supervise/test_isolate_real.py"],
     ),
     "users_goal": (
         "10,000 rows, SmolLM2-135M, one epoch, with a kill, a NaN row and an error of hipBLASLt: ends by itself in "
         "less than 2 h with a loss below 3, exactly that row is quarantined, and the adapter answers in PEFT",
-        ["-m", "proof", "tests/supervise/test_users_goal.py"],
+        ["-m", "proof", "tests/train/supervise/test_users_goal.py"],
     ),
     "exporters": (
         "TensorBoard, MLflow, trackio and W&B, each killed 10 times while a run goes on and its worker goes back: the "
         "tool itself reads the journal's points, each once; a server that never answers is told",
-        ["-m", "proof", "tests/report/test_tools.py"],
+        ["-m", "proof", "tests/dashboard/exporters/test_tools.py"],
     ),
     "tutorials": (
         "the commands of the three tutorials, run in their order as they stand there: all of them, with SmolLM2-135M "
@@ -131,12 +131,12 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
     "families": (
         "every causal family that transformers knows, on a tiny random model: at least 90 % of those that are causal "
         "text models train with PEFT's loss and gradients (1e-5 in fp32), resume and merge; all others are refused",
-        ["-m", "proof", "tests/engine/model/test_families.py"],
+        ["-m", "proof", "tests/train/worker/model/test_families.py"],
     ),
     "dropout": (
         "dropout with one mask for each computed token, prefixes shared: over 5,000 draws its mean gradient is that of "
         "separate masks for each row, within the standard error, in which a difference of 3 % would be seen",
-        ["-m", "proof", "tests/engine/model/test_dropout.py"],
+        ["-m", "proof", "tests/train/worker/model/test_dropout.py"],
     ),
     "doctor": (
         "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
@@ -171,14 +171,14 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "a planted fault that is disliked where there is feedback, three seeds, 92 prompts: stage 2 takes it from "
         "about 30 % of the answers to at most 10 %, against stage 1 and stage 1 with as many steps; half the gain with "
         "a fifth of the labels wrong; shuffled labels never ship and gradient ascent is always stopped, ten of ten",
-        ["-m", "proof", "tests/engine/train/test_planted_fault.py"],
+        ["-m", "proof", "tests/train/worker/test_planted_fault.py"],
     ),
     "experts": (
         "planted domains on a tiny model: conflicting styles get experts in 19 of 20 seeds, shuffled labels in at most "
         "1 of 20, domains that agree in none of 5; at most 2 % of texts go to the wrong expert, 90 % of other texts or "
         "more to none; no domain is worse; a decision takes less than 1 ms; 200 interleaved requests equal the same "
         "ones alone",
-        ["-m", "proof", "tests/walk/experts", "tests/serve/gateway/test_gateway_experts.py"],
+        ["-m", "proof", "tests/experts", "tests/serve/gateway/test_gateway_experts.py"],
     ),
     "null-draws": (
         "rows on which two models are equally good (skewed, heavy-tailed, mostly equal, in sessions, written five "

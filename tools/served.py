@@ -75,8 +75,8 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from hivetune.engine.convert.dry import draw
-    from hivetune.engine.convert.prepare_model import prepare_model
+    from hivetune.models.worker.prepare_model import prepare_model
+    from hivetune.release.worker.dry import draw
 
     tokenizer = _tokenizer(kind)
     values = tiny_config(kind).to_dict()
@@ -151,11 +151,11 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
     import torch
 
     from hivetune.config import LoraConfig
-    from hivetune.engine.model.adapter import write_adapter
-    from hivetune.engine.model.general import load_general
-    from hivetune.engine.score.told import tell_all
     from hivetune.process.child import Heartbeat
     from hivetune.release.prove import TOP, read_told
+    from hivetune.release.worker.told import tell_all
+    from hivetune.train.worker.model.adapter import write_adapter
+    from hivetune.train.worker.model.general import load_general
 
     lora = LoraConfig(r=4, alpha=8)
     device = torch.device("cpu")
@@ -173,11 +173,11 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
 
 
 def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False) -> Path:
-    from hivetune.engine.convert.to_gguf import staged, write_adapter, write_model
     from hivetune.process.child import Heartbeat
     from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
     from hivetune.release.converter import find_converter
     from hivetune.release.quantize import RECIPES
+    from hivetune.release.worker.to_gguf import staged, write_adapter, write_model
 
     converter, file = find_converter().folder, folder / name
     with staged(folder / "prepared", folder, converter) as stage:
@@ -193,10 +193,10 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
 
 def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     """The adapter merged, in q8_0, and its base."""
+    from hivetune.llama.backend import ServerSettings, open_backend
     from hivetune.models.gguf_header import read_header
     from hivetune.release.prove import TOP, prove
-    from hivetune.serve.llama.backend import ServerSettings, open_backend
-    from hivetune.serve.llama.told import tell_passages
+    from hivetune.release.told import tell_passages
 
     row["gguf"] = False
     files = [_gguf(folder, f"{name}.gguf", adapter) for name, adapter in (("base", None), ("m", folder / "adapter"))]
@@ -222,8 +222,8 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
 
 def _check_ids(folder: Path, backend: Any) -> None:
     from hivetune.data.render.folder import load_renderer
+    from hivetune.llama.prompts import compare_prompts
     from hivetune.records import Example, Message
-    from hivetune.serve.llama.prompts import compare_prompts
 
     rows = [(Message("user", question), Message("assistant", answer)) for question, answer in ROWS]
     examples = [Example(str(number), f"rows:{number}", messages) for number, messages in enumerate(rows)]
@@ -233,9 +233,9 @@ def _check_ids(folder: Path, backend: Any) -> None:
 
 def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     """The adapter alone, beside the base in q8_0."""
+    from hivetune.llama.backend import ServerSettings, open_backend
     from hivetune.release.prove import TOP, prove
-    from hivetune.serve.llama.backend import ServerSettings, open_backend
-    from hivetune.serve.llama.told import tell_passages
+    from hivetune.release.told import tell_passages
 
     row["lora"] = False
     file = _gguf(folder, "adapter.gguf", folder / "adapter", alone=True)

@@ -18,19 +18,18 @@ sys.path.insert(0, str(ROOT / "src"))
 
 # room: (folders and modules of today that belong to it, lines it should need)
 BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
-    "storage": (("storage", "base", "run", "config", "records", "errors", "__init__", "__main__"), 2700),
+    "storage": (("base", "run", "config", "records", "errors", "__init__", "__main__"), 2700),
     "process": (("process",), 1300),
     "machine": (("machine",), 2000),
-    "models": (("models",), 1600),
+    "models": (("models", "checkers"), 1600),
     "data": (("data",), 10500),
-    "train": (("train", "plan", "supervise", "engine"), 11500),
+    "train": (("train",), 11500),
     "judge": (("judge",), 3400),
     "release": (("release",), 1700),
-    "serve": (("serve",), 3200),
+    "serve": (("serve", "llama", "routing"), 3200),
     "cycle": (("cycle",), 2000),
-    "dashboard": (("dashboard", "report"), 2000),
-    "features": (("synth", "experts", "learn", "cluster", "sweep", "scale"), 5500),
-    "walk": (("walk",), 0),
+    "dashboard": (("dashboard",), 2000),
+    "features": (("synth", "experts", "learn", "cluster", "sweep"), 5500),
     "cli": (("cli",), 2700),
 }
 MAX_LINES, MAX_MODULES, MAX_CHAIN, MAX_IMPORT_SHARE = 52_000, 280, 18, 0.045

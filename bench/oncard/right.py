@@ -105,8 +105,8 @@ def replayed(
     """Whether a replayed step gives the bits of the same work given out kernel by kernel, and how far both are off."""
     import torch
 
-    from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
     from hivetune.run.choices import Choices
+    from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
 
     model = loaded(folder, dtype, device, Choices(graphs=True, kernels=kernel))
     names = sorted(truth)
@@ -180,7 +180,7 @@ def random_rows(count: int, tokens: int, system: int, answer: int, vocab: int, s
     """Random ids with one common prefix; the last `answer` tokens are trained. Lengths differ by a quarter."""
     import torch
 
-    from hivetune.engine.model.protocol import Document
+    from hivetune.train.worker.model.protocol import Document
 
     generator = torch.Generator().manual_seed(seed)
     common = torch.randint(5, vocab, (system,), generator=generator)
@@ -206,7 +206,7 @@ def loaded(folder: Path, dtype: Any, device: Any, choices: Any) -> Any:
     import torch
 
     from hivetune.config import LoraConfig
-    from hivetune.engine.model.load import load_model
+    from hivetune.train.worker.model.load import load_model
 
     model = load_model(folder, LoraConfig(r=8, alpha=16), method="lora", dtype=dtype, device=device, choices=choices)
     if model.path != "fast":
@@ -218,7 +218,7 @@ def loaded(folder: Path, dtype: Any, device: Any, choices: Any) -> Any:
 
 
 def gradient_of(model: Any, documents: list[Any]) -> tuple[dict[str, Any], float]:
-    from hivetune.engine.model.adapter import same_views
+    from hivetune.train.worker.model.adapter import same_views
 
     loss = model.backward(documents, 1 / 100)
     views = same_views(model.grad_N, model.adapter)

@@ -14,20 +14,20 @@ import torch
 from oncard.right import random_rows, write_random, write_tokenizer
 
 from hivetune.config import LoraConfig
-from hivetune.engine.device import peak_memory_bytes, reset_peak_memory
-from hivetune.engine.measure import rates
-from hivetune.engine.model.adapter import initialise, write_adapter
-from hivetune.engine.model.fast.steps.buckets import USES_BEFORE
-from hivetune.engine.model.load import load_model
-from hivetune.engine.model.protocol import Document, LoraModel
-from hivetune.engine.train.feed import Feed
-from hivetune.engine.train.optimizer import AdamW
-from hivetune.engine.train.updater import Updater
 from hivetune.models.architecture import read_architecture
-from hivetune.plan.layout import trim_document
-from hivetune.plan.memory import TrainingSetup, predict_peak
-from hivetune.plan.speed import micro_batch_shapes, step_flops
 from hivetune.run.choices import Choices
+from hivetune.train.plan.layout import trim_document
+from hivetune.train.plan.memory import TrainingSetup, predict_peak
+from hivetune.train.plan.speed import micro_batch_shapes, step_flops
+from hivetune.train.worker.device import peak_memory_bytes, reset_peak_memory
+from hivetune.train.worker.feed import Feed
+from hivetune.train.worker.measure import rates
+from hivetune.train.worker.model.adapter import initialise, write_adapter
+from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.updater import Updater
 
 Found = Iterator[tuple[str, Any]]
 

@@ -258,7 +258,7 @@ class ExpertsConfig(Section):
 
 
 class RunConfig(Section):
-    """One YAML file. The identity of a run is all of this but what `walk/identity.py` leaves out."""
+    """One YAML file. The identity of a run is all of this but what `data/identity.py` leaves out."""
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig

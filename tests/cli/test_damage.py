@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from supervise.scripted import make_run, supervise
+from train.supervise.scripted import make_run, supervise
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_json, write_manifest
@@ -21,12 +21,12 @@ from hivetune.base.sealed import write_sealed
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
 from hivetune.config import RunConfig
+from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
-from hivetune.plan.steps import Amendment, append_amendment
 from hivetune.run.choices import Choices, write_resolved
 from hivetune.run.record import write_record
-from hivetune.walk.identity import settings_of
-from hivetune.walk.open import load_run
+from hivetune.train.open import load_run
+from hivetune.train.plan.steps import Amendment, append_amendment
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 75}
 NAME = "mine-abc"

@@ -1,4 +1,4 @@
-"""The whole doctor by its command, at its full counts; tests/engine/measure and tests/machine/doctor have the parts."""
+"""The whole doctor by its command, at full counts; train/worker/measure and machine/doctor have the parts."""
 
 import json
 import os

@@ -17,14 +17,14 @@ from serve.fake_server import fake_server, stream
 
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
 from hivetune.config import override_config
+from hivetune.judge import evaluate_run as evaluate
+from hivetune.judge.evaluate_run import evaluate_run
+from hivetune.judge.measure import losses
 from hivetune.process.parent import GRACE_S
 from hivetune.release.base import base_gguf
+from hivetune.release.dry_export import DryExport
 from hivetune.run.folder import EVALUATION
-from hivetune.walk import evaluate
-from hivetune.walk.compare import losses
-from hivetune.walk.evaluate import evaluate_run
-from hivetune.walk.open import load_run
-from hivetune.walk.release.dry_export import DryExport
+from hivetune.train.open import load_run
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import sha256_file, write_json, write_manifest
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
-from hivetune.judge.experts.domains import RowDomain
-from hivetune.release.experts import ExpertStep, add_steps, newest_steps
 from hivetune.release.registry import desired, find, promote, register
-from hivetune.serve.experts.table import ExpertTable, served_table, write_table
+from hivetune.routing.domains import RowDomain
+from hivetune.routing.steps import ExpertStep, add_steps, newest_steps
+from hivetune.routing.table import ExpertTable, served_table, write_table
 
 EXPERT = "team-billing"
 Call = Callable[..., tuple[int, Any]]

@@ -12,7 +12,7 @@ from hivetune.config import DataConfig, load_config
 from hivetune.data.intake.files import find_sources
 from hivetune.data.rows.formats import refuse_foreign
 from hivetune.errors import UsageError
-from hivetune.walk.before.count import refuse_missing
+from hivetune.train.before.count import refuse_missing
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
 

@@ -12,8 +12,8 @@ from hivetune.cli import registry
 from hivetune.cli.judge import what_next
 from hivetune.errors import HivetuneError
 from hivetune.judge.findings import said_of_passed
+from hivetune.judge.verdict import read_evaluation
 from hivetune.records import Metric, Verdict
-from hivetune.walk.verdict import read_evaluation
 
 
 def success(n: int, *, required: bool) -> Metric:

@@ -19,7 +19,7 @@ from hivetune.cli.output import MODE
 from hivetune.errors import HivetuneError, Stopped
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
-# They do their work without an argument; `cluster up` starts a Ray that goes on (tests/scale/cluster).
+# They do their work without an argument; `cluster up` starts a Ray that goes on (tests/cluster).
 LONG = {"demo", "doctor", "serve", "bench", "dashboard", "cluster up"}
 
 

@@ -18,7 +18,7 @@ from hivetune.process.detach import start_detached
 from hivetune.release.export import export_run
 from hivetune.run.choices import Choices, write_resolved
 from hivetune.run.find import find_run
-from hivetune.walk.open import load_run
+from hivetune.train.open import load_run
 
 
 def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") -> Path:

@@ -27,13 +27,13 @@ from hivetune.config import load_config
 from hivetune.cycle.ledger import cycles_of, suspect_rows
 from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.observe import champion_of
-from hivetune.engine.model.adapter import fill, read_adapter
-from hivetune.engine.model.load import load_model
-from hivetune.engine.train.feed import read_documents
+from hivetune.data.prepare.from_config import prepare_data
 from hivetune.errors import HivetuneError, Stopped
+from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import DESCRIPTION
-from hivetune.walk.fetch import fetch_model
-from hivetune.walk.prepare import prepare_data
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.model.adapter import fill, read_adapter
+from hivetune.train.worker.model.load import load_model
 
 pytestmark = pytest.mark.proof
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hivetune.base.database import open_database
+from hivetune.checkers.find import find_checker
 from hivetune.config import DataConfig
 from hivetune.data.forget import forget
 from hivetune.data.frozen import (
@@ -21,7 +22,6 @@ from hivetune.data.frozen import (
 )
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused, UsageError
-from hivetune.judge.checkers.find import find_checker
 from hivetune.records import Message
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}

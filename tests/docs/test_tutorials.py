@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from data.models import make_family
-from engine.models import as_source
+from train.worker.models import as_source
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ["tutorial-chats", "tutorial-agent", "tutorial-csv"]

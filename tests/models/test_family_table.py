@@ -1,6 +1,6 @@
 """Each family of the table is tried: on the fast path against a textbook model."""
 
-from engine import models as engine_models
+from train.worker import models as engine_models
 
 from hivetune.models.families import FAMILIES
 

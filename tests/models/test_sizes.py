@@ -11,13 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.base.disk import write_json
 from hivetune.config import LoraConfig, RunConfig, parse_config
-from hivetune.engine.convert.prepare_model import prepare_model
-from hivetune.engine.model.load import load_model
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
-from hivetune.plan.memory import TrainingSetup, adapters_of, predict_peak
-from hivetune.plan.speed import shape_of, step_flops
-from hivetune.walk.before.plan import plan_run
+from hivetune.models.worker.prepare_model import prepare_model
+from hivetune.train.before.plan import plan_run
+from hivetune.train.plan.memory import TrainingSetup, adapters_of, predict_peak
+from hivetune.train.plan.speed import shape_of, step_flops
+from hivetune.train.worker.model.load import load_model
 
 KINDS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},

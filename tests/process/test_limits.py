@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hivetune.config import SuperviseConfig
-from hivetune.engine.device import cap_memory
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.protocol import Beat
+from hivetune.train.worker.device import cap_memory
 
 DEFAULTS = SuperviseConfig()
 

@@ -8,8 +8,8 @@ from serve.hive import MODEL, make_home, write_adapter
 
 from hivetune.base.disk import write_manifest
 from hivetune.errors import HivetuneError
+from hivetune.release import prove
 from hivetune.release.export import Exported, Source, export
-from hivetune.walk.release import prove
 
 
 def test_a_folder_has_a_portable_base_and_a_card(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import pytest
 from gguf_families import write_model
 
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.architecture import read_architecture
 from hivetune.models.gguf_header import read_header
 from hivetune.process.protocol import Passage
 from hivetune.release.converter import find_converter, untested_pair
 from hivetune.release.dry import check_dry_export, write_dry_export
 from hivetune.release.prove import TOP
-from hivetune.serve.llama.backend import ServerSettings, open_backend
-from hivetune.serve.llama.told import tell_passages
+from hivetune.release.told import tell_passages
 
 PASSAGES = (Passage(tuple(range(300, 360)), tuple(range(30, 60))),)
 
@@ -59,7 +59,7 @@ def test_a_gemma_that_llama_cpp_computes_otherwise_is_refused_before(tmp_path: P
     ("kinds", "count"), [("fffff", 1), ("sssssfsssssfss", 6), ("dmmmmm", 2), ("sfsfff", 4), ("ssf", 3)]
 )
 def test_the_small_model_has_the_layers_that_show_how_all_follow_each_other(kinds: str, count: int) -> None:
-    from hivetune.engine.convert.dry import _layer_count
+    from hivetune.release.worker.dry import _layer_count
 
     assert _layer_count({"layer_types": list(kinds)}, len(kinds)) == count
 
@@ -68,7 +68,7 @@ def test_a_width_that_heads_do_not_divide_is_widened() -> None:
     """SmolLM2-135M has nine heads: 256 channels can't be divided among them, and its training could not begin."""
     from transformers import AutoConfig
 
-    from hivetune.engine.convert.dry import _smaller
+    from hivetune.release.worker.dry import _smaller
 
     config = AutoConfig.for_model(
         "llama", hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64

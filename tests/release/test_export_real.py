@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from hivetune.data.render.folder import load_renderer
+from hivetune.llama.backend import ServerSettings, open_backend
+from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
-from hivetune.serve.llama.backend import ServerSettings, open_backend
-from hivetune.serve.llama.prompts import compare_prompts
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ import pytest
 from gguf_families import NASTY, write_model
 
 from hivetune.data.render.folder import load_renderer
+from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Message
 from hivetune.release.gguf import write_gguf_adapter
 from hivetune.release.gguf import write_gguf_model as write_gguf
 from hivetune.release.quantize import RECIPES
-from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 
 TOP = 8
 # llama.cpp keeps keys and values in F16; with weights this large (std 0.3) the largest difference seen over the
@@ -150,8 +150,8 @@ def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, 
     from peft import PeftModel
 
     from hivetune.config import LoraConfig
-    from hivetune.engine.model.adapter import write_adapter
-    from hivetune.engine.model.load import load_model
+    from hivetune.train.worker.model.adapter import write_adapter
+    from hivetune.train.worker.model.load import load_model
 
     module, folder, lora = write_model(tmp_path / "model", family), tmp_path / "model", LoraConfig(r=4, alpha=6)
     ours = load_model(folder, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
-from hivetune.engine.convert.gguf_quantize import encode, tensor_type
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.quantize import RECIPES, find_recipe
+from hivetune.release.worker.gguf_quantize import encode, tensor_type
 
 
 def test_names() -> None:
@@ -76,7 +76,7 @@ def test_numbers_survive_as_well_as_their_type_allows(kind: str, bound: float) -
 def test_a_tensor_that_is_not_finite_is_never_exported(value: float) -> None:
     import torch
 
-    from hivetune.engine.convert.to_gguf import _check_numbers
+    from hivetune.release.worker.to_gguf import _check_numbers
 
     tensor = torch.ones(2, 32)
     _check_numbers("t", tensor, True)
@@ -88,7 +88,7 @@ def test_a_tensor_that_is_not_finite_is_never_exported(value: float) -> None:
 def test_numbers_too_large_for_f16_are_not_turned_into_infinities() -> None:
     import torch
 
-    from hivetune.engine.convert.to_gguf import _check_numbers
+    from hivetune.release.worker.to_gguf import _check_numbers
 
     with pytest.raises(HivetuneError, match="bf16"):
         _check_numbers("t", torch.full((1, 32), 1e5), True)

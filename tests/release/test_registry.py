@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from supervise.disks import CountingDisk, PowerCut
+from train.supervise.disks import CountingDisk, PowerCut
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_manifest

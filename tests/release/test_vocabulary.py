@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from gguf_families import CHATML, tokenizer_for, write_tokenizer
 
-from hivetune.engine.convert.vocabulary import (
+from hivetune.errors import UsageError
+from hivetune.release.worker.vocabulary import (
     adds_space_prefix,
     is_sentencepiece,
     sentencepiece_file,
@@ -15,7 +16,6 @@ from hivetune.engine.convert.vocabulary import (
     splitting_rule,
     token_texts,
 )
-from hivetune.errors import UsageError
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_what_llama_cpp_would_not_reproduce_is_refused(folder: Path) -> None:
 
 def test_the_name_is_the_bases_unless_llama_cpp_keys_tokens_on_it(folder: Path) -> None:
     """A Llama model that is called phi3 can't be loaded: llama.cpp looks for Phi-3's tokens by the name."""
-    from hivetune.engine.convert.to_gguf import _model_name
+    from hivetune.release.worker.to_gguf import _model_name
 
     change(folder, "config.json", model_type="llama")
     assert _model_name(folder, "smollm2-135m") == "smollm2-135m"

@@ -18,11 +18,14 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supervise.disks import CountingDisk, FailingDisk
+from train.supervise.disks import CountingDisk, FailingDisk
 
 from hivetune.base.disk import MANIFEST, Disk
 from hivetune.base.journal import Journal
-from hivetune.engine.train.checkpoint import (
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS, checkpoint_interval_s
+from hivetune.run.standby import HEADER_BYTES, Standby, persist
+from hivetune.train.worker.checkpoint import (
     NotFinite,
     TrainState,
     from_files,
@@ -34,10 +37,7 @@ from hivetune.engine.train.checkpoint import (
     set_rng,
     to_files,
 )
-from hivetune.engine.train.saver import FIRST_SAVE_S, STANDBY_AT_LATEST_S, Saver
-from hivetune.run import checkpoints
-from hivetune.run.checkpoints import STATE, TENSORS, checkpoint_interval_s
-from hivetune.run.standby import HEADER_BYTES, Standby, persist
+from hivetune.train.worker.saver import FIRST_SAVE_S, STANDBY_AT_LATEST_S, Saver
 
 NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.weight")
 

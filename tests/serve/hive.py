@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_manifest
-from hivetune.engine.convert.weights import open_weights
+from hivetune.models.worker.weights import open_weights
 from hivetune.release.gguf import write_gguf_adapter
 from hivetune.release.registry import promote, register
 
@@ -118,7 +118,7 @@ class Running:
         import psutil
 
         family = psutil.Process(self.process.pid).children()
-        return [child.pid for child in family if "hivetune.serve.llama.child" in " ".join(child.cmdline())]
+        return [child.pid for child in family if "hivetune.llama.child" in " ".join(child.cmdline())]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from serve.fake_server import Reply, fake_server, stream
 
 from hivetune.errors import UsageError
-from hivetune.serve.ask import ENDPOINT_KEY, Endpoint, TimedAnswer, Unanswered
+from hivetune.llama.ask import ENDPOINT_KEY, Endpoint, TimedAnswer, Unanswered
 
 CHAT = [{"role": "user", "content": "hi"}]
 

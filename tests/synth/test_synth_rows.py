@@ -14,7 +14,7 @@ from hivetune.errors import DataRefused
 from hivetune.synth.make.draft import DRAFT_KINDS
 from hivetune.synth.packs.pack import Pack, WrittenFact
 from hivetune.synth.sources.places import Places
-from hivetune.walk.synth import synthesize
+from hivetune.synth.station import synthesize
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_frozen_questions_are_not_made(
     frozen = tmp_path / "frozen.jsonl"
     frozen.write_text(out.read_text())
     hashes = kept_out([str(frozen)])
-    monkeypatch.setattr("hivetune.walk.synth.kept_out", lambda: hashes)
+    monkeypatch.setattr("hivetune.synth.station.kept_out", lambda: hashes)
     document = synthesize([hive_pack], places, out, rows=20, seed=0)
     assert document["rejected"]["frozen-question"] >= 15  # those of one turn
 

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from protocol import Clock, resident_bytes
 
-from hivetune.engine.device import default_threads
-from hivetune.engine.model.products import at_hand, by_native
 from hivetune.models.architecture import Architecture, read_architecture
-from hivetune.plan.layout import Layout, make_layout, trim_document
+from hivetune.train.plan.layout import Layout, make_layout, trim_document
+from hivetune.train.worker.device import default_threads
+from hivetune.train.worker.model.products import at_hand, by_native
 
 BARE_BYTES = resident_bytes()
 

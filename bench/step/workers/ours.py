@@ -15,12 +15,12 @@ import json  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from hivetune.config import LoraConfig  # noqa: E402
-from hivetune.engine.device import complete, start_with  # noqa: E402
-from hivetune.engine.model.adapter import initialise  # noqa: E402
-from hivetune.engine.model.load import load_model  # noqa: E402
-from hivetune.engine.model.protocol import Document  # noqa: E402
-from hivetune.engine.train.optimizer import AdamW  # noqa: E402
 from hivetune.run.choices import Choices  # noqa: E402
+from hivetune.train.worker.device import complete, start_with  # noqa: E402
+from hivetune.train.worker.model.adapter import initialise  # noqa: E402
+from hivetune.train.worker.model.load import load_model  # noqa: E402
+from hivetune.train.worker.model.protocol import Document  # noqa: E402
+from hivetune.train.worker.optimizer import AdamW  # noqa: E402
 
 
 def main() -> None:

@@ -12,12 +12,12 @@ import typer
 
 from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
+from hivetune.llama.backend import Backend
 from hivetune.release.export import DEFAULT_QUANT
+from hivetune.release.station import check_prompts
 from hivetune.serve.chat import Chat, Talk, Voice, open_voices
 from hivetune.serve.gateway.capture import Capture
-from hivetune.serve.llama.backend import Backend
-from hivetune.walk.release.export import check_prompts
-from hivetune.walk.release.voices import find_pair, find_voice, trained_prompt
+from hivetune.serve.voices import find_pair, find_voice, trained_prompt
 
 _BLOCK = '"""'
 _SHOWN_CHARS = 100

@@ -12,13 +12,13 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
-from hivetune.judge.sides import BASELINE, parse_side
+from hivetune.judge.measure.pages import write_comparison_page
+from hivetune.judge.measure.station import Comparison, compare_pair
+from hivetune.judge.verdict import verdict_document
+from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.find import find_run
-from hivetune.walk.compare.pages import write_comparison_page
-from hivetune.walk.compare.station import Comparison, compare_pair
-from hivetune.walk.open import Run, load_run
-from hivetune.walk.verdict import verdict_document
+from hivetune.train.open import Run, load_run
 
 _COMPARISON = "compare.json"
 _SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160

@@ -14,16 +14,16 @@ from hivetune.cli.model import model_folder
 from hivetune.cli.output import duration, emit, progress, say, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.config import load_config
+from hivetune.judge.evaluate_run import evaluate_run
+from hivetune.judge.verdict import judge_run, verdict_document
+from hivetune.llama.backend import open_backend
 from hivetune.process.launch import Ahead
 from hivetune.release.export import export_run
+from hivetune.release.prove_export import prove_export, said_of
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.folder import EVALUATION
-from hivetune.serve.llama.backend import open_backend
-from hivetune.walk.demo.station import ask_some, write_inputs
-from hivetune.walk.evaluate import evaluate_run
-from hivetune.walk.open import Run, open_run
-from hivetune.walk.release.prove import prove_export, said_of
-from hivetune.walk.verdict import judge_run, verdict_document
+from hivetune.synth.demo.station import ask_some, write_inputs
+from hivetune.train.open import Run, open_run
 
 ANSWER_CHARS = 160
 

@@ -11,8 +11,8 @@ from hivetune.errors import UsageError
 from hivetune.machine.doctor.observe import OVERRIDE
 from hivetune.machine.doctor.report import of_this_account
 from hivetune.run.folder import WORKER_LOG
-from hivetune.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
-from hivetune.supervise.ladder import RUNGS
+from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
+from hivetune.train.supervise.ladder import RUNGS
 
 # Of a long log its end, which holds how it ended, as the supervisor reads it.
 LOG_BYTES = 1 << 18

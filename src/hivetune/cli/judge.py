@@ -13,13 +13,13 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
+from hivetune.judge.evaluate_run import evaluate_run
 from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
+from hivetune.judge.verdict import judge_run, verdict_document
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.run.folder import EVALUATION
-from hivetune.walk.evaluate import evaluate_run
-from hivetune.walk.open import Run, load_run
-from hivetune.walk.verdict import judge_run, verdict_document
+from hivetune.train.open import Run, load_run
 
 MOST_PROBLEMS = 5  # that are told one by one
 

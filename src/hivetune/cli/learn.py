@@ -10,10 +10,10 @@ from hivetune.cli.model import model_folder
 from hivetune.cli.output import emit, number, progress, say, show, table
 from hivetune.cli.training import measure_and_train
 from hivetune.data.intake.files import find_sources
+from hivetune.learn.station import learn as learn_in_stages
 from hivetune.process.launch import Ahead
 from hivetune.run.find import shortest_name
-from hivetune.walk.learn.station import learn as learn_in_stages
-from hivetune.walk.open import Run
+from hivetune.train.open import Run
 
 
 def learn(

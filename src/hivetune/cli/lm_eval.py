@@ -9,11 +9,11 @@ import typer
 from hivetune.cli.compare import SIDE_HELP
 from hivetune.cli.output import emit, number, say, table
 from hivetune.errors import UsageError
-from hivetune.judge.sides import BASELINE, parse_side
+from hivetune.judge.measure.lm_eval import measure_tasks
+from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.run.find import find_run
-from hivetune.walk.lm_eval import measure_tasks
-from hivetune.walk.open import Run, load_run
+from hivetune.train.open import Run, load_run
 
 
 def lm_eval(

@@ -8,9 +8,9 @@ import typer
 from hivetune.base.disk import size_of
 from hivetune.cli.output import emit, progress, say, size
 from hivetune.errors import MachineNotFit
+from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import read_prepared
 from hivetune.release.converter import FETCH_NAME, fetch_converter
-from hivetune.walk.fetch import fetch_model
 
 
 def fetch(

@@ -6,8 +6,8 @@ import webbrowser
 
 from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import MODE, emit, say, show
+from hivetune.judge.measure.pages import newest_page
 from hivetune.run.find import find_run
-from hivetune.walk.compare.pages import newest_page
 
 
 def open_page(

@@ -10,8 +10,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import size_of
 from hivetune.cli.output import MODE, emit, say, show, size, table
 from hivetune.errors import UsageError
+from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.find import find_run
-from hivetune.walk.prune import delete, find_unused, remove_run
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

@@ -13,12 +13,12 @@ from hivetune.cli.arguments import ReleaseArgument, RunArgument
 from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, say, show, table
 from hivetune.errors import HivetuneError
+from hivetune.judge.measure.frozen import freeze_wins
 from hivetune.release import registry
-from hivetune.release.experts import retire_release
 from hivetune.release.registry import Release, forgotten_rows
+from hivetune.routing.steps import retire_release
 from hivetune.run.find import find_run
-from hivetune.walk.compare.frozen import freeze_wins
-from hivetune.walk.release.register import explain_release, register_run, who
+from hivetune.serve.register import explain_release, register_run, who
 
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why, in words; kept in the history.")]
 

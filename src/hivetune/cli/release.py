@@ -9,11 +9,11 @@ from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import emit, progress, say, show, size
 from hivetune.errors import MachineNotFit
+from hivetune.llama.backend import find_engine
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
+from hivetune.release.prove_export import export_merged, prove_export, said_of
 from hivetune.release.quantize import RECIPES
 from hivetune.run.find import find_run
-from hivetune.serve.llama.backend import find_engine
-from hivetune.walk.release.prove import export_merged, prove_export, said_of
 
 
 def export(

@@ -15,10 +15,10 @@ from hivetune.base.paths import real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget
+from hivetune.dashboard.exporters.follow import report_on, report_once
+from hivetune.dashboard.exporters.grafana import dashboard
+from hivetune.dashboard.exporters.targets import destination_of, how_to_look
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.report.follow import report_on, report_once
-from hivetune.report.grafana import dashboard
-from hivetune.report.targets import destination_of, how_to_look
 from hivetune.run.find import find_run, known_runs
 
 ALL = "all"
@@ -67,7 +67,7 @@ def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
         emit({"to": to, "path": str(path)})
         return
     try:
-        from hivetune.report.prometheus import write_textfile
+        from hivetune.dashboard.exporters.prometheus import write_textfile
     except ModuleNotFoundError as error:
         raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     write_textfile(path)

@@ -9,9 +9,9 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show
 from hivetune.errors import UsageError
-from hivetune.judge.experts.domains import declared_keys
-from hivetune.release.experts import families
-from hivetune.serve.experts.choose import Asking, choose
+from hivetune.routing.choose import Asking, choose
+from hivetune.routing.domains import declared_keys
+from hivetune.routing.steps import families
 from hivetune.serve.swap.wanted import wanted
 
 

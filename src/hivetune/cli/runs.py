@@ -16,18 +16,18 @@ from hivetune.cli.output import MODE, duration, emit, number, say, size, table
 from hivetune.cli.output import show as display
 from hivetune.cli.top import card_line
 from hivetune.cli.training import measure_and_train, show_training
+from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
+from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.process.launch import Ahead
-from hivetune.report.follow import reports_of
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs, shortest_name
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
 from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.run.tell import tell_event
-from hivetune.scale.cluster.carry import carry_run
-from hivetune.walk.open import load_run
+from hivetune.train.open import load_run
 
 
 def runs() -> None:

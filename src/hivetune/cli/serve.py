@@ -12,10 +12,10 @@ from hivetune.base.database import open_database
 from hivetune.cli.output import emit, say, show
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
+from hivetune.dashboard.exporters.prometheus import HomeCollector
 from hivetune.errors import UsageError
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import desired
-from hivetune.report.prometheus import HomeCollector
 from hivetune.serve.gateway.clients import Client, clients, make_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
 

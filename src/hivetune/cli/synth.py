@@ -8,14 +8,14 @@ import typer
 from hivetune.base.disk import file_to_write
 from hivetune.cli.output import emit, progress, say, show, table
 from hivetune.errors import UsageError
+from hivetune.synth.ask_rows import AskSettings, ask_rows
 from hivetune.synth.maker import sources_of
 from hivetune.synth.packs.choose import find_packs
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.page import write_synth_page
 from hivetune.synth.report import reasons_of
 from hivetune.synth.sources.places import Places
-from hivetune.walk.ask_rows import AskSettings, ask_rows
-from hivetune.walk.synth import synthesize
+from hivetune.synth.station import synthesize
 
 _SHOWN_ROWS = 3
 

@@ -9,20 +9,20 @@ from hivetune.base.packages import install_command
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, number, progress, say, size, table
 from hivetune.config import RunConfig
+from hivetune.dashboard.exporters.targets import what_is_missing
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy
 from hivetune.process.launch import Ahead
-from hivetune.report.targets import what_is_missing
+from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
-from hivetune.supervise.attempt import Terms
-from hivetune.supervise.ladder import ArithmeticChange
-from hivetune.walk.before.probe import probe_run
-from hivetune.walk.before.proof import proof_is_due, prove_again
-from hivetune.walk.open import Run, open_run
-from hivetune.walk.release.dry_export import DryExport, dry_export
-from hivetune.walk.train import train_run
+from hivetune.train.before.probe import probe_run
+from hivetune.train.before.proof import proof_is_due, prove_again
+from hivetune.train.open import Run, open_run
+from hivetune.train.start import train_run
+from hivetune.train.supervise.attempt import Terms
+from hivetune.train.supervise.ladder import ArithmeticChange
 
 WAIT_S = 2.0
 

@@ -33,9 +33,9 @@ from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
 from hivetune.machine.power import busy_core_seconds
+from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress, silent
 from hivetune.release.registry import check_release_name
-from hivetune.walk.fetch import fetch_model
 
 # What another try does not change, and what only a person or time does.
 FINAL = (DataRefused,)

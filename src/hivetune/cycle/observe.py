@@ -35,6 +35,7 @@ from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
 from hivetune.cycle.watch import read_service, why_worse
 from hivetune.cycle.window import InUse, allowed_now, parse_window
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.experts.station import not_looked_at
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
 from hivetune.run.adapter import adapter_hash
@@ -44,7 +45,6 @@ from hivetune.run.record import read_record
 from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
-from hivetune.walk.experts.station import not_looked_at
 
 
 def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse | None = None) -> Observed:

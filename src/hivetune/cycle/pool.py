@@ -15,16 +15,16 @@ from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
 from hivetune.cycle.ledger import suspect_rows, trained_rows
 from hivetune.cycle.rows import Wishes, new_groups
+from hivetune.data.identity import settings_of
 from hivetune.data.intake.files import find_sources
+from hivetune.data.prepare.from_config import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
+from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release
 from hivetune.serve.swap.wanted import Checks
-from hivetune.walk.before.plan import plan_document, plan_run
-from hivetune.walk.fetch import fetch_model
-from hivetune.walk.identity import settings_of
-from hivetune.walk.prepare import prepare_data
+from hivetune.train.before.plan import plan_document, plan_run
 
 FEWEST_STEPS = 10  # of a training that is worth its evaluation
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import HivetuneError
 from hivetune.models.architecture import read_architecture
-from hivetune.plan.layout import shares_prefixes, trim_document
-from hivetune.plan.memory import TrainingSetup, adapters_of
-from hivetune.plan.speed import Prediction, micro_batch_shapes
-from hivetune.plan.steps import read_plan
 from hivetune.run.choices import read_resolved
 from hivetune.run.record import read_record
+from hivetune.train.plan.layout import shares_prefixes, trim_document
+from hivetune.train.plan.memory import TrainingSetup, adapters_of
+from hivetune.train.plan.speed import Prediction, micro_batch_shapes
+from hivetune.train.plan.steps import read_plan
 
 _STEPS_LOOKED_AT = 24  # they stand for all
 

@@ -1,6 +1,6 @@
 """Two sides on the same prompts, as one document of the form of eval.json: the first is `base`, the second `tuned`.
 
-Pure: which prompts, what their answers are worth, and what each side cost. Getting the answers is walk/compare.
+Pure: which prompts, what their answers are worth, and what each side cost. Getting the answers is judge/measure.
 """
 
 import itertools
@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.checkers.find import Checking
 from hivetune.data.frozen import asked_hash
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.checkers.find import Checking
 from hivetune.judge.evaluate import SIDES, noise_fields
 from hivetune.records import Message
 

@@ -1,4 +1,4 @@
-"""What is scored and what the scores say: rows chosen before, one eval.json after. Scoring itself is engine/score.
+"""What is scored and what the scores say: rows chosen before, one eval.json after. Scoring itself is judge/worker.
 
 All held-out test rows count for the loss; a stratified choice of them is answered by base and tuned model. Both models
 are scored in one task on the same rows, so that every comparison is paired.
@@ -10,15 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from hivetune.checkers.find import Checking, row_checker
 from hivetune.config import EvalConfig
 from hivetune.data.checks.dedupe import Rows, near_copies, sketch
 from hivetune.data.checks.lessons import lesson_of
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.checkers.find import Checking, find_checker, row_checker
-from hivetune.judge.sides import parse_side
 from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference, merge_groups, noise_of, p_value
 from hivetune.process.protocol import Generate
 from hivetune.records import Message, Split
+from hivetune.train.open import check_eval
 
 SIDES = ("base", "tuned")
 SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
@@ -72,16 +72,6 @@ def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, .
     rows = snapshot.rows("test")
     chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
     return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
-
-
-def check_eval(config: EvalConfig) -> None:
-    """Raises UsageError for a checker, baseline or judge that no evaluation could use; whether a side exists is found
-    when it is opened."""
-    if config.checker is not None:
-        find_checker(config.checker, "eval.checker")
-    parse_side(config.baseline, "eval.baseline")
-    if config.judge is not None:
-        parse_side(config.judge, "eval.judge")
 
 
 def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:

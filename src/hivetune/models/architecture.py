@@ -1,7 +1,7 @@
 """How large a model is: its linear layers, its parameters, and what a rank adds to them. Without torch and weights.
 
 Families that families.py lists are counted from config.json by formula. Of every other model, and of those with
-experts, the preparation counts the modules that transformers builds (engine/model/sizes.py) and writes them into
+experts, the preparation counts the modules that transformers builds (models/worker/sizes.py) and writes them into
 hivetune.json. Before that it is guessed as if it were Llama, by whatever name its family gives to each size, and says
 so (`exact` False).
 """

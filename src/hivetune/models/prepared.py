@@ -1,6 +1,6 @@
 """Prepared model folders: what a model's name means, where its folder lies, and what `hivetune.json` says. No torch.
 
-engine/convert/prepare_model.py writes them; everything else only reads them.
+models/worker/prepare_model.py writes them; everything else only reads them.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """What a run and the agents of a cluster tell each other, and the question what a cluster has. Without Ray.
 
-Ray is spoken by processes of their own (scale/cluster/): its client ends its process when the cluster's head is gone.
+Ray is spoken by processes of their own (cluster/): its client ends its process when the cluster's head is gone.
 """
 
 import json
@@ -21,7 +21,7 @@ from hivetune.process.protocol import Meeting, Outcome
 from hivetune.run.choices import NO_CHOICES, Choices
 
 # The module that places workers on a cluster, one process for each run.
-LINK = "hivetune.scale.cluster.link"
+LINK = "hivetune.cluster.link"
 # Somebody answers a connection at once, or is not there.
 ANSWER_TIMEOUT_S = 3.0
 # How HTTP/2 begins, which Ray's head speaks (RFC 9113, 3.4): fixed words and a frame of settings; another one answers.

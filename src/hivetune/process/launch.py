@@ -48,9 +48,9 @@ def launch_child(
     *,
     python: str | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """`python -m hivetune.engine MODULE TASK.json` in a session of its own; `handles` keep their numbers there."""
+    """`python -m hivetune.process MODULE TASK.json` in a session of its own; `handles` keep their numbers there."""
     process = subprocess.Popen(
-        [python or sys.executable, "-m", "hivetune.engine", module, task_file],
+        [python or sys.executable, "-m", "hivetune.process", module, task_file],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -107,7 +107,7 @@ class Ahead:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child is taken or ended)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "hivetune.engine", str(theirs.fileno())],
+                [sys.executable, "-m", "hivetune.process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,

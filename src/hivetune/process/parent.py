@@ -1,4 +1,4 @@
-"""The parent's side of a task: starts `python -m hivetune.engine MODULE TASK.json`, watches it, reads how it ended.
+"""The parent's side of a task: starts `python -m hivetune.process MODULE TASK.json`, watches it, reads how it ended.
 
 Nothing here imports torch: who watches can't die of what it watches. Time is monotonic and counted only while this
 process runs itself, so that suspend, a frozen container or a stopped supervisor are never taken for a hang.

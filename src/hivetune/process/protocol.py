@@ -273,22 +273,22 @@ class DryGguf:
 
 
 ENTRIES: Mapping[type, str] = {
-    PrepareModel: "hivetune.engine.convert.prepare_model",
-    Probe: "hivetune.engine.measure.probe",
-    MeasureRates: "hivetune.engine.measure.rates",
-    Prove: "hivetune.engine.measure.prove",
-    Train: "hivetune.engine.train.loop",
-    ComputePacks: "hivetune.engine.exchange.worker",
-    Replay: "hivetune.engine.recover.replay",
-    Salvage: "hivetune.engine.recover.salvage",
-    Score: "hivetune.engine.score.score",
-    ScoreAdapters: "hivetune.engine.score.adapters",
-    Gradients: "hivetune.engine.measure.gradients",
-    Tell: "hivetune.engine.score.told",
-    Merge: "hivetune.engine.convert.merge",
-    WriteGguf: "hivetune.engine.convert.to_gguf",
-    WriteGgufAdapter: "hivetune.engine.convert.to_gguf",
-    DryGguf: "hivetune.engine.convert.dry",
+    PrepareModel: "hivetune.models.worker.prepare_model",
+    Probe: "hivetune.train.worker.measure.probe",
+    MeasureRates: "hivetune.train.worker.measure.rates",
+    Prove: "hivetune.train.worker.measure.prove",
+    Train: "hivetune.train.worker.loop",
+    ComputePacks: "hivetune.train.worker.exchange.worker",
+    Replay: "hivetune.train.worker.recover.replay",
+    Salvage: "hivetune.train.worker.recover.salvage",
+    Score: "hivetune.judge.worker.score",
+    ScoreAdapters: "hivetune.judge.worker.adapters",
+    Gradients: "hivetune.judge.worker.gradients",
+    Tell: "hivetune.release.worker.told",
+    Merge: "hivetune.release.worker.merge",
+    WriteGguf: "hivetune.release.worker.to_gguf",
+    WriteGgufAdapter: "hivetune.release.worker.to_gguf",
+    DryGguf: "hivetune.release.worker.dry",
 }
 # What SIGTERM asks to save and return. It ends every other task at once: nothing there would read the request, and
 # Ctrl-C would wait for the parent's SIGKILL.

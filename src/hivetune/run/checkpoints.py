@@ -2,7 +2,7 @@
 
 `RUN/checkpoints/NNNNNN/` is the state after NNNNNN optimizer steps. A folder appears whole or not at all: its files are
 written and fsynced in a temporary folder, the manifest last, then one rename and an fsync of the names. Order is by
-step, never by a clock. What is inside the files is the business of engine/train/checkpoint.py.
+step, never by a clock. What is inside the files is the business of train/worker/checkpoint.py.
 """
 
 import contextlib

@@ -27,14 +27,14 @@ class Choices:
     `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
     `kernels`: our own in C++ ("native") or in Triton, or "torch"; `kernels_why`: why not our own, on a processor.
-    `products`: what multiplies on a CPU, a library or our own kernel (engine/model/products.py). `attention`: as
+    `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/products.py). `attention`: as
     transformers names it.
     `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
     `streamed`: so many layers, from the first on, whose frozen weights do not stay on the device, and where they come
     from (`stream_from`); the bits are the same.
     `share_prefixes`: compute a prefix that rows have in common once. `graphs`: steps come in few shapes, and work that
     the device gets often is replayed as a graph. `agreement`: the evidence that the fast path is
-    right (engine/measure/agreement.py).
+    right (measure/agreement.py).
     `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
     the inherited ones, null for one that is taken away (machine/doctor/variables.py).
     """

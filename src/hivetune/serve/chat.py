@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hivetune.errors import UsageError
+from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.serve.gateway.capture import Capture, Captured, Feedback, Rating
-from hivetune.serve.llama.backend import Backend, ServerSettings, open_backend
 
 HELP = (
     '/exit or Ctrl-D ends the chat, /new starts a new one, /undo removes the last turn, /retry asks again; """ begins '

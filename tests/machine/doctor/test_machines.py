@@ -14,7 +14,7 @@ from hivetune.machine.doctor.variables import advised_variables, proven_environm
 from hivetune.machine.inventory import Card
 from hivetune.machine.profile import Profile, Proof, ProvenSet
 from hivetune.run.choices import Choices
-from hivetune.supervise.ladder import void_rungs
+from hivetune.train.supervise.ladder import void_rungs
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 MI50 = Gpu(90006, "AMD Instinct MI50", 32, bus=7)

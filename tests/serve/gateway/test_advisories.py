@@ -1,7 +1,7 @@
 """Published advisories of this field, replayed against the gateway: none may succeed. A new one becomes a case here.
 
 Most run in one process, against a model server that is a function. What concerns files is in
-tests/serve/llama/hostile.py, which the last test counts too.
+tests/llama/hostile.py, which the last test counts too.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from typing import Any
 
 import httpx2
 import pytest
+from llama.hostile import hostile_files
 from serve.gateway.stage import CHAT, PORT, QUESTION, Stage
-from serve.llama.hostile import hostile_files
 from starlette.routing import Route
 
 from hivetune.base.database import open_database
 from hivetune.config import NotifyConfig
 from hivetune.cycle.notify import Notice, send_notice
 from hivetune.errors import UsageError
+from hivetune.llama.child import _run_program, _run_xllamacpp
 from hivetune.process.environment import child_environment
 from hivetune.release.registry import check_release_name, find
 from hivetune.serve.gateway.guard import OPEN
-from hivetune.serve.llama.child import _run_program, _run_xllamacpp
 from hivetune.serve.swap.wanted import _identities
 
 Case = Callable[[Stage], Awaitable[None]]

@@ -11,11 +11,11 @@ import pytest
 from serve.hive import Running, add_release, gateway, health, stored, wait_until
 
 from hivetune.base.database import open_database
-from hivetune.judge.experts.domains import RowDomain
-from hivetune.judge.experts.learn import RoutedText, learn_router
-from hivetune.release.experts import ExpertStep, add_steps
 from hivetune.release.registry import retire
-from hivetune.serve.experts.table import ExpertTable, write_table
+from hivetune.routing.domains import RowDomain
+from hivetune.routing.learn import RoutedText, learn_router
+from hivetune.routing.steps import ExpertStep, add_steps
+from hivetune.routing.table import ExpertTable, write_table
 from hivetune.serve.swap.wanted import wanted
 
 pytestmark = pytest.mark.slow

@@ -28,14 +28,14 @@ from hivetune.cycle.rows import MOST_IN_A_ROW, Wishes, begins_from, choose_rows,
 from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import PoolRow, open_snapshot
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.models.fetch import fetch_model
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Generate, Score
+from hivetune.release.dry_export import dry_export
 from hivetune.release.registry import Release
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import CONFIG, RECORD, SCORES
-from hivetune.walk.fetch import fetch_model
-from hivetune.walk.open import open_run
-from hivetune.walk.release.dry_export import dry_export
+from hivetune.train.open import open_run
 
 
 def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:

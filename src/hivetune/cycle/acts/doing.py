@@ -16,7 +16,7 @@ from hivetune.errors import HivetuneError
 from hivetune.process.still import STILL_LOOK_S, stands_still
 from hivetune.records import Progress, silent
 from hivetune.release.registry import Release
-from hivetune.walk.open import Run, load_run
+from hivetune.train.open import Run, load_run
 
 
 class SliceEnded(HivetuneError):

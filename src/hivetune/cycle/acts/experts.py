@@ -5,8 +5,8 @@ from collections import Counter
 from hivetune.cycle.acts.doing import Doing, SliceEnded
 from hivetune.cycle.acts.night import Slice
 from hivetune.errors import Stopped
-from hivetune.walk.experts.attended import Attended
-from hivetune.walk.experts.station import train_experts
+from hivetune.experts.attended import Attended
+from hivetune.experts.station import train_experts
 
 
 def look_for_experts(doing: Doing) -> str:

@@ -13,14 +13,14 @@ from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
 from hivetune.cycle.pool import rows_behind
 from hivetune.errors import Stopped
+from hivetune.judge.evaluate_run import evaluate_run
+from hivetune.judge.measure.station import compare_pair
+from hivetune.judge.verdict import read_evaluation, verdict_document
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
-from hivetune.walk.before.probe import probe_run
-from hivetune.walk.before.proof import proof_is_due, prove_again
-from hivetune.walk.compare.station import compare_pair
-from hivetune.walk.evaluate import evaluate_run
-from hivetune.walk.train import train_run
-from hivetune.walk.verdict import read_evaluation, verdict_document
+from hivetune.train.before.probe import probe_run
+from hivetune.train.before.proof import proof_is_due, prove_again
+from hivetune.train.start import train_run
 
 
 def train_slice(doing: Doing) -> str:

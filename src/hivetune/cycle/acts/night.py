@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hivetune.cycle.decide import Allowed
 from hivetune.machine.power import Energy, PowerSample, energy_between, sample_power
 from hivetune.process.lease import somebody_waits
-from hivetune.supervise.attempt import Terms
+from hivetune.train.supervise.attempt import Terms
 
 LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
 LOOK_EVERY_S = 5.0  # at what is slower to ask than a lock: is it still allowed, how much energy was taken

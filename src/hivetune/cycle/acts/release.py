@@ -13,19 +13,19 @@ from hivetune.cycle.decide import CycleEnd, ending
 from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
 from hivetune.cycle.observe import gate_of, release_of
 from hivetune.cycle.pool import rows_behind
+from hivetune.data.identity import differing_settings
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
+from hivetune.judge.measure.frozen import freeze_wins
 from hivetune.release.export import export_run
+from hivetune.release.prune import Unused, delete
 from hivetune.release.registry import Release, promote, releases, rollback
 from hivetune.run import checkpoints
 from hivetune.run.record import read_record
 from hivetune.run.status import run_status
 from hivetune.serve.gateway.loaded import loaded_labels
+from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release
-from hivetune.walk.compare.frozen import freeze_wins
-from hivetune.walk.identity import differing_settings
-from hivetune.walk.prune import Unused, delete
-from hivetune.walk.release.register import register_run
 
 BY = "cycle"  # who moved an alias, in its history
 

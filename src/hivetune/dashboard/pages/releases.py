@@ -14,12 +14,12 @@ from hivetune.dashboard.pages.cycles import quality_charts
 from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
+from hivetune.experts.costs import known_costs
 from hivetune.judge.pages.comparison import comparison_body
-from hivetune.release.experts import families
 from hivetune.release.registry import Release, find, forgotten_rows, history, releases, returns_to
+from hivetune.routing.steps import families
 from hivetune.run.folder import EVALUATION, VERDICT
-from hivetune.walk.experts.costs import known_costs
-from hivetune.walk.release.register import explain_release
+from hivetune.serve.register import explain_release
 
 LONGEST_NUMBER = 9  # digits of a page's number
 

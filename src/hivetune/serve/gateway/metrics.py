@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from hivetune.serve.experts.choose import Chosen
+from hivetune.routing.choose import Chosen
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.swap.keeper import Keeper
 

@@ -19,6 +19,8 @@ from starlette.types import ASGIApp
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import lock
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
+from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
+from hivetune.llama.recorded import compare_answers
 from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
 from hivetune.release.quantize import SERVED_QUANT
@@ -31,8 +33,6 @@ from hivetune.serve.gateway.connections import limited_protocol, raise_file_limi
 from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
-from hivetune.serve.llama.recorded import compare_answers
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
 from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, wanted

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hivetune.serve.experts.choose import Chosen, choose, plain_text, question_of
+from hivetune.routing.choose import Chosen, choose, plain_text, question_of
 from hivetune.serve.swap.keeper import Keeper
 
 REASON_HEADER = "X-Hivetune-Reason"

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from hivetune.serve.llama.backend import CONTEXT_TOKENS, Backend
+from hivetune.llama.backend import CONTEXT_TOKENS, Backend
 from hivetune.serve.swap.turns import SessionKey, Ticket, Turns
 from hivetune.serve.swap.wanted import Deployment
 

@@ -13,13 +13,13 @@ from typing import Any
 from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.release.artefacts import EXPORTED
-from hivetune.release.experts import families
 from hivetune.release.registry import Release, desired, find, releases
-from hivetune.serve.experts.table import ExpertTable, served_table
+from hivetune.routing.steps import families
+from hivetune.routing.table import ExpertTable, served_table
 
 BASE = "base"
 ADAPTER_EXPORT = "gguf-adapter"
-GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: engine/score
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
 MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest are asked for
 
 

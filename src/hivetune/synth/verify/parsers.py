@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from hivetune.judge.checkers.code import python_parses, shell_parses
+from hivetune.checkers.code import python_parses, shell_parses
 
 _CACHED = 4096
 # Words without any character that means something to the shell. Starting bash takes 10 ms, and most lines are so.

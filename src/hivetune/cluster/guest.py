@@ -1,0 +1,29 @@
+"""A run on the machine that it was carried to: `python -m hivetune.cluster.guest RUN` becomes `hivetune resume`.
+
+It is killed by the kernel with the agent that started it: nobody would fetch what it computes after that.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+from hivetune.process.child import PR_SET_PDEATHSIG
+from hivetune.process.detach import resume_command
+
+GUEST = "hivetune.cluster.guest"
+# Exporters look at the run where it is at home.
+_NO_REPORT = ("--set", "report_to=[]")
+
+
+def main(run: str, agent: str) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == int(agent):  # else it died before the kernel was told
+        command = [*resume_command(Path(run)), *_NO_REPORT]
+        os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

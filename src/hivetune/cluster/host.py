@@ -1,0 +1,244 @@
+"""One device of a machine that takes in a whole run of another machine, brings it forward, and gives it back.
+
+Ray makes a process of `RunHost` on the machine and calls its methods one after the other, from one thread. It loads no
+torch: the run is `hivetune resume` in this machine's own environment. What is kept here meanwhile is deleted with it.
+"""
+
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hivetune import __version__
+from hivetune.base.disk import home, lock
+from hivetune.base.journal import JournalPlace, read_after
+from hivetune.base.private import make_folder, open_plain
+from hivetune.cluster.agent import find_model
+from hivetune.cluster.guest import GUEST
+from hivetune.cluster.machine import Membership, claim_device, read_membership
+from hivetune.cluster.parcel import pack, unpack
+from hivetune.errors import Busy, MachineNotFit
+from hivetune.machine.inventory import read_machine
+from hivetune.run.folder import AMENDMENTS, CONFIG, EVENTS, METRICS, ROW_LOSSES, SUPERVISOR_LOG
+from hivetune.train.open import update_record
+from hivetune.train.queue import visible_devices
+
+RUN, SNAPSHOT = "run", "snapshot"
+# What tells how a run is doing, and is followed while it is away.
+FOLLOWED = (METRICS, EVENTS, ROW_LOSSES, AMENDMENTS)
+# A piece of a parcel in one call: far below the shared memory that Ray has (node.OBJECT_STORE_BYTES).
+CARRIED_BYTES = 4 << 20
+_IN, _OUT, _LOG, _KEPT = "in", "out", "log", "kept"
+_YOUNG_S, _CLAIM_S = 60.0, 5.0
+_NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A run that asks for a device. `model_folder`: where its own machine has the model, `model_hash`: of its manifest;
+    `device`: what it computes on ("auto", "cpu" or "cuda"), by its choices where they are made."""
+
+    name: str
+    model: str
+    model_folder: Path
+    model_hash: str
+    device: str
+    version: str = __version__
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What one of FOLLOWED has from `offset` on; what it had there before counts no more."""
+
+    name: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class News:
+    """What became of a run since the last look. `said`: what its process printed; `code`: of its end."""
+
+    growth: tuple[Growth, ...]
+    said: bytes
+    code: int | None
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What a run that was admitted gets on this machine."""
+
+    folder: Path
+    model: Path
+    python: str
+    environment: Mapping[str, str]
+
+
+class RunHost:
+    """Holds its device until its process ends. `admit`, `receive` until all is there, `begin`; then look and fetch."""
+
+    _room: _Room
+    _process: "subprocess.Popen[bytes]"
+
+    def __init__(self) -> None:
+        self._kept = contextlib.ExitStack()
+        self._places: dict[str, JournalPlace] = {}
+        self._said = 0
+
+    def where(self) -> str:
+        """Ray's name of the machine."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def admit(self, guest: Guest) -> tuple[str, str]:
+        """The names of this machine and of the device that the run gets. Raises MachineNotFit."""
+        host, membership = platform.node(), read_membership()
+        if guest.version != __version__:
+            raise MachineNotFit(
+                f"{host} has Hivetune {__version__}, the run's own machine {guest.version}",
+                hint="install the same version on both",
+            )
+        device = None if membership is None else _claim(membership.devices, guest.device)
+        if membership is None or device is None:
+            raise MachineNotFit(f"{host} has no free device that computes on {guest.device}")
+        model = find_model(guest.model, guest.model_folder, guest.model_hash, host)
+        guests = home() / "cluster" / "runs"
+        _clear(guests)
+        folder = guests / f"{guest.name}-{secrets.token_hex(4)}"
+        self._kept.callback(shutil.rmtree, folder)
+        self._kept.enter_context(lock(folder))
+        self._room = _Room(folder, model, membership.python, _environment(membership, device))
+        return host, device
+
+    def receive(self, piece: bytes) -> None:
+        """The next piece of the parcel."""
+        with open(open_plain(self._room.folder / _IN, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            file.write(piece)
+
+    def begin(self) -> None:
+        """Unpack what was received and go on with it. Raises ValueError, OSError, UsageError for a damaged run."""
+        room, kept = self._room, self._room.folder / _KEPT
+        unpack(room.folder / _IN, kept)
+        (room.folder / _IN).unlink()
+        update_record(kept / RUN, model=str(room.model), snapshot=str(kept / SNAPSHOT))
+        for name in FOLLOWED:
+            while self._grown(name) is not None:
+                pass
+        with open(open_plain(room.folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+            self._process = subprocess.Popen(
+                [room.python, "-m", GUEST, str(kept / RUN), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=dict(room.environment),
+            )
+        self._kept.callback(self._end)
+
+    def look(self) -> News:
+        """`code` is told when nothing else is left to tell."""
+        code = self._process.poll()  # first: what it wrote before its end is read below
+        growth = tuple(grown for name in FOLLOWED if (grown := self._grown(name)) is not None)
+        with open(self._room.folder / _LOG, "rb") as file:
+            file.seek(self._said)
+            said = file.read(CARRIED_BYTES)
+        self._said += len(said)
+        return News(growth, said, None if growth or said else code)
+
+    def pause(self) -> None:
+        """Ask for the clean end."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def gather(self) -> int | None:
+        """Pack the run as it is now; the parcel's size in bytes. None: it was changed meanwhile, so ask again later."""
+        run, ended = self._room.folder / _KEPT / RUN, self._process.poll() is not None
+        if ended:
+            self._end()
+        before = (run / CONFIG).read_bytes()
+        try:
+            size_bytes = pack({RUN: run}, self._room.folder / _OUT, leave_out=(f"{RUN}/{SUPERVISOR_LOG}",))
+        except FileNotFoundError:  # an older checkpoint made room for a newer one
+            if ended:
+                raise
+            return None
+        return size_bytes if ended or (run / CONFIG).read_bytes() == before else None
+
+    def give(self, offset: int) -> bytes:
+        """The piece of the packed run at `offset`."""
+        with open(self._room.folder / _OUT, "rb") as file:
+            file.seek(offset)
+            return file.read(CARRIED_BYTES)
+
+    def leave(self) -> None:
+        """The run is at home again, or will not come back: keep nothing of it."""
+        self._kept.close()
+
+    def _end(self) -> None:
+        """Its process, and what it may have left in its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _grown(self, name: str) -> Growth | None:
+        path, place = self._room.folder / _KEPT / RUN / name, self._places.get(name, JournalPlace())
+        followed = read_after(path, place)
+        if followed.place == place:
+            return None
+        self._places[name] = followed.place
+        start = 0 if followed.anew else place.offset
+        if not followed.place.offset:
+            return Growth(name, 0, b"")
+        with open(open_plain(path), "rb") as file:
+            file.seek(start)
+            return Growth(name, start, file.read(followed.place.offset - start))
+
+
+def _claim(devices: Sequence[str], wanted: str) -> str | None:
+    """A run that computes on the processor may do so beside any device; one that began on a card needs one."""
+    fitting = [device for device in dict.fromkeys(devices) if wanted != "cuda" or device.startswith("cuda")]
+    deadline = time.monotonic() + _CLAIM_S
+    while fitting:
+        for device in fitting:
+            if claim_device(devices, device) is not None:  # its lock is held until this process ends
+                return device
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)  # Ray gives a device away when it has ended its agent, which may still be ending
+    return None
+
+
+def _environment(membership: Membership, device: str) -> dict[str, str]:
+    """What this machine's Ray was started with, and only the device; CPU devices share the cores."""
+    machine = read_machine()
+    environment = dict(os.environ)
+    # Ray sets it to 1 for its own processes; what its parent has is the user's own.
+    threads = psutil.Process(os.getppid()).environ().get("OMP_NUM_THREADS")
+    environment.pop("OMP_NUM_THREADS", None)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = threads
+    elif device == "cpu":
+        environment["OMP_NUM_THREADS"] = str(max(1, machine.cores // membership.devices.count("cpu")))
+    if device == "cpu":
+        return environment | (_NO_CARDS if machine.cards else {})
+    places = visible_devices(machine.cards, "cuda", environment)
+    return environment | places[int(device.partition(":")[2])]
+
+
+def _clear(guests: Path) -> None:
+    """Delete what hosts left that were killed; one that has just made its folder may not hold it yet."""
+    make_folder(guests)
+    for folder in guests.iterdir():
+        if time.time() - folder.stat().st_mtime > _YOUNG_S:
+            with contextlib.suppress(Busy), lock(folder):
+                shutil.rmtree(folder)

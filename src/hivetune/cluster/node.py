@@ -1,0 +1,220 @@
+"""This machine in a cluster: starts Ray's processes here, as its head or joined to one, and ends them.
+
+They are found again by a variable of their environment, so that nobody else's Ray is touched.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hivetune import __version__
+from hivetune.base.disk import home
+from hivetune.base.packages import install_command
+from hivetune.base.private import temporary_folder
+from hivetune.cluster.machine import (
+    Membership,
+    forget_membership,
+    make_token,
+    need_token,
+    offered_devices,
+    read_membership,
+    write_membership,
+)
+from hivetune.cluster.ray import DEVICE, LOOPBACK, need_ray, ray_environment, view_cluster
+from hivetune.cluster.redis import check_redis, redis_words
+from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
+from hivetune.machine.inventory import read_machine
+from hivetune.process.cluster import ClusterView, own_address
+
+PORT = 6479
+# In the environment of all processes of this home's Ray.
+HOME_MARK = "HIVETUNE_CLUSTER"
+# Ray's shared memory: nothing of ours passes through it. Its own least size is 75 MiB.
+OBJECT_STORE_BYTES = 80 << 20
+START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
+# Bytes: a socket's name has at most 107 (unix(7)), and Ray puts /session_DATE_TIME_PID/sockets/plasma_store behind it.
+LONGEST_FOLDER = 107 - len("/session_2026-11-25_23-59-59_123456_4194304/sockets/plasma_store")
+# `ray start` with its options read from a pipe: a password does not stand in the list of processes.
+_START = "import json, sys; from ray.scripts.scripts import cli; cli(json.load(sys.stdin))"
+_TAIL_LINES = 5
+# Of an environment that shall compute: the version of Hivetune, and whether it has torch.
+_ASKED = "import importlib.util, hivetune; print(hivetune.__version__, importlib.util.find_spec('torch') is not None)"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How this machine takes part. `listen`: the address, or HOST:PORT, that a head listens on; `join`: of the head
+    that it is joined to; `python`: of the environment that computes; `redis`: a URL for the head's state."""
+
+    listen: str = LOOPBACK
+    join: str | None = None
+    devices: str = "auto"
+    python: str | None = None
+    redis: str | None = None
+
+
+def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
+    """Start Ray here; what it became, and warnings. A head whose processes died is started again, with the state that
+    its Redis has.
+
+    Raises Busy when this machine is in a cluster already that lives, UsageError, MachineNotFit.
+    """
+    need_ray()
+    _refuse_living()
+    python = _checked_python(joining.python)
+    devices = offered_devices(joining.devices, read_machine())
+    warnings: tuple[str, ...] = ()
+    if joining.join is None:
+        make_token()
+        here, _, port = joining.listen.partition(":")
+        address = f"{here}:{port or PORT}"
+        words = ["--head", "--port", port or str(PORT), "--include-dashboard", "false", "--no-monitor"]
+        if joining.redis is not None:
+            warnings = check_redis(joining.redis)
+    else:
+        if joining.redis is not None:
+            raise UsageError("--redis is the head's: it keeps the cluster's state", hint="leave it out with --join")
+        need_token()
+        address, here, words = joining.join, own_address(joining.join), ["--address", joining.join]
+    end_node()
+    extra = {} if joining.redis is None else _redis_environment(joining.redis)
+    extra = {**ray_environment(address), **extra}
+    try:
+        _ray_start([*words, *_own_words(here, len(devices)), *_redis_options(joining.redis)], extra)
+    except BaseException:  # what has started already would run for ever
+        end_node()
+        raise
+    shown = "" if joining.redis is None else redis_words(joining.redis)[0]
+    membership = Membership(address, joining.join is None, python, devices, shown)
+    write_membership(membership)
+    return membership, warnings
+
+
+def end_node() -> int:
+    """End all processes of this home's Ray on this machine, agents and their workers included; how many there were."""
+    found = _processes()
+    _signal(found, signal.SIGTERM)
+    _, left = psutil.wait_procs(found, END_TIMEOUT_S)
+    _signal(left, signal.SIGKILL)
+    psutil.wait_procs(left, END_TIMEOUT_S)
+    forget_membership()
+    return len(found)
+
+
+def view_own(address: str | None) -> ClusterView:
+    """The cluster at `address`; None: the one that this machine belongs to. Raises UsageError, MachineNotFit."""
+    membership = read_membership()
+    if address is None and membership is None:
+        raise UsageError("this machine is in no cluster", hint="begin one: hivetune cluster up")
+    return view_cluster(address or (membership.address if membership else ""))
+
+
+def _refuse_living() -> None:
+    membership = read_membership()
+    if membership is None or not _processes():
+        return
+    try:
+        own_address(membership.address)
+    except MachineNotFit:  # its head died: what is left here is of no use
+        return
+    raise Busy(
+        f"this machine is in the cluster at {membership.address} already",
+        hint="see hivetune cluster status; leave it with: hivetune cluster down",
+    )
+
+
+def _checked_python(python: str | None) -> str:
+    """Raises UsageError for an environment that can't compute."""
+    if python is None:
+        return sys.executable
+    path = Path(python).expanduser()
+    path = path / "bin" / "python" if path.is_dir() else path
+    try:
+        said = subprocess.run([str(path), "-c", _ASKED], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UsageError(
+            f"--python {python}: {error.strerror}", hint="name a Python or a virtual environment"
+        ) from None
+    if said.returncode or said.stdout.split() != [__version__, "True"]:
+        has = said.stdout.split() or ["no version"]
+        lacks = "torch is missing" if has[0] == __version__ else f"Hivetune {__version__} is needed, it has {has[0]}"
+        raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command('train')} in that environment")
+    return str(path.absolute())
+
+
+def _own_words(here: str, devices: int) -> list[str]:
+    resources = {DEVICE: devices} if devices else {}
+    return [
+        *("--node-ip-address", here, "--num-cpus", "0", "--num-gpus", "0", "--resources", json.dumps(resources)),
+        *("--object-store-memory", str(OBJECT_STORE_BYTES), "--temp-dir", str(_ray_folder()), "--disable-usage-stats"),
+        *("--include-log-monitor", "false"),
+    ]
+
+
+def _redis_options(redis: str | None) -> list[str]:
+    return [] if redis is None else redis_words(redis)[1]
+
+
+def _redis_environment(redis: str) -> dict[str, str]:
+    # The same name after a restart of the head, another one for another home.
+    return {"RAY_REDIS_ADDRESS": redis_words(redis)[0], "RAY_external_storage_namespace": f"hivetune-{mark_of_home()}"}
+
+
+def mark_of_home() -> str:
+    return hashlib.sha256(str(home()).encode()).hexdigest()[:8]
+
+
+def _ray_folder() -> Path:
+    """Not below the home: Ray has sockets. It lets everybody into its folder, so that lies in a private one. Below /tmp
+    where TMPDIR is too long for them."""
+    name = f"ht-{mark_of_home()}"
+    wanted = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}" / "ray"
+    return temporary_folder(name, None if len(os.fsencode(wanted)) <= LONGEST_FOLDER else Path("/tmp")) / "ray"
+
+
+def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
+    environment = {**os.environ, **extra, HOME_MARK: mark_of_home()}
+    try:
+        started = subprocess.run(
+            [sys.executable, "-c", _START],
+            input=json.dumps(["start", *words]),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise MachineNotFit(
+            f"Ray did not start in {START_TIMEOUT_S:.0f} s", hint=f"its logs are in {_ray_folder()}"
+        ) from None
+    if started.returncode:
+        tail = "\n".join((started.stdout + started.stderr).strip().splitlines()[-_TAIL_LINES:])
+        raise HivetuneError(f"Ray could not be started:\n{tail}", hint=f"its logs are in {_ray_folder()}")
+
+
+def _processes() -> list[psutil.Process]:
+    """Those with our mark and all below them: a process that has set its title has overwritten its mark."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process.environ().get(HOME_MARK) == mark_of_home():
+                found |= {one.pid: one for one in (process, *process.children(recursive=True))}
+    found.pop(os.getpid(), None)
+    return list(found.values())
+
+
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

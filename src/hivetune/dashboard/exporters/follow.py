@@ -1,0 +1,182 @@
+"""One report: what the journal says and a tool has not is sent, once or as long as the run goes on."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hivetune.base.disk import FULL_DISK_WORDS, home, lock, lock_holder, sha256_bytes, write_json
+from hivetune.base.sealed import read_sealed
+from hivetune.base.typed import from_plain
+from hivetune.dashboard.exporters.points import Held, JournalReader, first_difference, missing
+from hivetune.dashboard.exporters.sink import Sink, Subject, outcome_of, subject_of
+from hivetune.dashboard.exporters.targets import Destination, open_sink
+from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
+from hivetune.run.folder import METRICS
+from hivetune.run.status import State, run_status
+
+_LOOK_S = 1.0
+# Between two tries while a server does not answer, and how long after the run's end they go on.
+_FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES_AFTER_END_S = 2.0, 60.0, 600.0
+_WRITE_EVERY_S = 10.0
+_STATE = "state.json"
+_MOST_AT_ONCE = 2000  # points; after each the tool has them
+
+
+@dataclass(frozen=True)
+class ReportState:
+    """What a report came to. `points`: held by the tool now, `sent` of them by this process; `problem`: the last
+    one, empty when there is none."""
+
+    run: str
+    target: str
+    place: str
+    points: int
+    sent: int
+    problem: str
+    time: float
+
+
+class Exporter:
+    """One tool, held up to date with one journal. Each `send` may raise what the tool's library raises; the next one
+    goes on where the tool stands then."""
+
+    def __init__(self, subject: Subject, destination: Destination):
+        self._subject, self._destination = subject, destination
+        self._reader = JournalReader(subject.run / METRICS)
+        self._sink: Sink | None = None
+        self._held: Held = {}
+        self.sent = 0
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    def send(self) -> int:
+        """How many points were sent. The tool is asked what it holds when it is met for the first time, or again."""
+        new, replaced = self._reader.read()
+        if self._sink is None:
+            sink = open_sink(self._subject, self._destination)
+            self._held, self._sink, replaced = sink.held(), sink, True
+        if replaced or any(point.key in self._held for point in new):
+            step = first_difference(self._held, self._reader.points)
+            if step is not None:
+                self._held = self._sink.take_back(step, self._held)
+            new = list(self._reader.points.values())
+        points = missing(self._held, new)
+        for begin in range(0, len(points), _MOST_AT_ONCE):
+            part = points[begin : begin + _MOST_AT_ONCE]
+            self._sink.add(part)
+            self._held |= {point.key: point.time_ms for point in part}
+            self.sent += len(part)
+        return len(points)
+
+    def finish(self, state: State) -> None:
+        if self._sink is not None:
+            self._sink.finish(state, outcome_of(self._subject.run))
+
+    def lose(self) -> None:
+        """After an error nobody knows what arrived: the tool is asked again."""
+        self._sink = None
+
+
+def report_once(run: Path, destination: Destination) -> ReportState:
+    """All of a run's points, now. Raises Busy while another process reports the same, MachineNotFit when the tool can't
+    be reached, DoesNotFit when its disk is full."""
+    with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
+        exporter = Exporter(subject_of(run), destination)
+        try:
+            exporter.send()
+            state = run_status(run).state
+            exporter.finish(state)
+        except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
+            _write_problem(run, destination, exporter, error)
+            raise _unreachable(destination, error) from None
+        return _write(run, destination, exporter)
+
+
+def report_on(
+    run: Path,
+    destination: Destination,
+    say: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> ReportState:
+    """Send points as they come until the run ends. A tool that can't be reached is tried again: for ever while the run
+    goes on, then for TRIES_AFTER_END_S. Raises as `report_once`."""
+    with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
+        exporter = Exporter(subject_of(run), destination)
+        pause_s, ended, problem, written = _FIRST_PAUSE_S, math.inf, "", -math.inf
+        while True:
+            running = lock_holder(run) is not None  # before the look: what comes until its end is read below
+            ended = math.inf if running else min(ended, clock())
+            try:
+                exporter.send()
+                if not running:
+                    exporter.finish(run_status(run).state)
+                    return _write(run, destination, exporter)
+                if problem or clock() - written >= _WRITE_EVERY_S:
+                    _write(run, destination, exporter)
+                    written = clock()
+            except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
+                exporter.lose()
+                if _words(error) != problem:
+                    problem = _words(error)
+                    say(f"{destination.target} at {destination.place}: {problem}: trying again")
+                    _write_problem(run, destination, exporter, error)
+                if clock() - ended > TRIES_AFTER_END_S:
+                    raise _unreachable(destination, error) from None
+                sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            pause_s, problem = _FIRST_PAUSE_S, ""
+            sleep(_LOOK_S)
+
+
+def reports_of(run: Path) -> list[ReportState]:
+    """What was reported of a run so far, by any process."""
+    found = []
+    for path in sorted((home() / "reports").glob("*/state.json")):
+        try:
+            known = {name: value for name, value in read_sealed(path).items() if name != "schema"}
+            state = from_plain(ReportState, known)
+        except (UsageError, ValueError):  # damaged: the next report writes it again
+            continue
+        if state.run == str(run):
+            found.append(state)
+    return found
+
+
+def _folder(run: Path, destination: Destination) -> Path:
+    key = sha256_bytes("\n".join((str(run), destination.target, destination.place)).encode())[:8]
+    return home() / "reports" / f"{run.name}-{destination.target}-{key}"
+
+
+def _write(run: Path, destination: Destination, exporter: Exporter, problem: str = "") -> ReportState:
+    """What `hivetune show` tells."""
+    counts = (exporter.num_held, exporter.sent)
+    report = ReportState(str(run), destination.target, destination.place, *counts, problem, round(time.time(), 3))
+    write_json(_folder(run, destination) / _STATE, {"schema": 1, **asdict(report)})
+    return report
+
+
+def _write_problem(run: Path, destination: Destination, exporter: Exporter, error: Exception) -> None:
+    with contextlib.suppress(OSError):  # the home may be what is full: the problem is said by who calls this
+        _write(run, destination, exporter, _words(error))
+
+
+def _unreachable(destination: Destination, error: Exception) -> HivetuneError:
+    if isinstance(error, HivetuneError):
+        return error
+    kind = DoesNotFit if FULL_DISK_WORDS.search(str(error)) else MachineNotFit
+    return kind(
+        f"{destination.target} at {destination.place}: {_words(error)}",
+        hint="what it has is kept; the same command sends the rest",
+    )
+
+
+def _words(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

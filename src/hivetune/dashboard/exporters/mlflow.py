@@ -1,0 +1,106 @@
+"""Points in MLflow: a tracking server, or a SQLite file that `mlflow ui` shows. Its own client does the work."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.paths import real_path
+from hivetune.dashboard.exporters.points import Held, RunPoint, main_value
+from hivetune.dashboard.exporters.sink import PROJECT, Subject
+
+RUN_TAG = "hivetune.run"
+# MLflow's limits of one request: 1,000 metrics, 100 parameters, 6,000 characters of a parameter.
+_POINTS_A_REQUEST, _PARAMETERS_A_REQUEST, _LONGEST_PARAMETER, _LONGEST_TAG = 200, 100, 6000, 5000
+_ENDED = {"done": "FINISHED", "failed": "FAILED"}
+# The exporter tries again itself, and says so; the client alone would wait for minutes without a word.
+_CLIENT = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+}
+
+
+def tracking_uri(place: str) -> str:
+    """A folder or a file is an SQLite database; a URI is one as MLflow knows them."""
+    if "://" in place:
+        return place
+    path = real_path(place)
+    return f"sqlite:///{path if path.suffix == '.db' else path / 'mlflow.db'}"
+
+
+class MLflow:
+    """One MLflow run a run, found again by its tag. MLflow can't remove points: a step that was made again after it was
+    sent keeps its first values, which on a CPU are the same ones."""
+
+    def __init__(self, subject: Subject, place: str):
+        os.environ.update({name: value for name, value in _CLIENT.items() if name not in os.environ})
+        from mlflow import MlflowClient  # takes seconds
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        uri = tracking_uri(place)
+        artifacts = None
+        if uri.startswith("sqlite:///"):
+            folder = Path(uri.removeprefix("sqlite:///")).parent
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            artifacts = (folder / "artifacts").as_uri()  # its default is below whatever folder the command ran in
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        self._run = self._find_or_make(subject, artifacts)
+
+    def held(self) -> Held:
+        found: Held = {}
+        for kind in ("step", "validation"):
+            for metric in self._client.get_metric_history(self._run, main_value(kind)):
+                found[kind, metric.step] = metric.timestamp
+        return found
+
+    def take_back(self, step: int, held: Held) -> Held:
+        return held
+
+    def add(self, points: Sequence[RunPoint]) -> None:
+        """All values of a point go in one request, which is one transaction: a kill leaves no half point."""
+        from mlflow.entities import Metric
+
+        for begin in range(0, len(points), _POINTS_A_REQUEST):
+            metrics = [
+                Metric(name, value, point.time_ms, point.step)
+                for point in points[begin : begin + _POINTS_A_REQUEST]
+                for name, value in point.values.items()
+            ]
+            self._client.log_batch(self._run, metrics=metrics)
+
+    def finish(self, status: str, outcome: Mapping[str, str]) -> None:
+        for name, value in outcome.items():
+            self._client.set_tag(self._run, f"hivetune.{name}", value[:_LONGEST_TAG])
+        if status == "running":
+            return
+        self._client.set_terminated(self._run, _ENDED.get(status, "KILLED"), end_time=round(time.time() * 1000))
+
+    def _find_or_make(self, subject: Subject, artifacts: str | None) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name, artifacts) if known is None else known.experiment_id
+        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{subject.id}'", max_results=1)
+        if runs:
+            run = runs[0]
+            self._client.update_run(run.info.run_id, "RUNNING")
+        else:
+            tags = {RUN_TAG: subject.id}
+            run = self._client.create_run(experiment, subject.created_ms, tags, run_name=subject.name)
+        self._tell_settings(run, subject)
+        return str(run.info.run_id)
+
+    def _tell_settings(self, run: Any, subject: Subject) -> None:
+        """Those that it has not yet: choices that are measured come later than the settings, and none changes."""
+        from mlflow.entities import Param
+
+        parameters = [
+            Param(name, str(value)[:_LONGEST_PARAMETER])
+            for name, value in subject.settings.items()
+            if name not in run.data.params
+        ]
+        for begin in range(0, len(parameters), _PARAMETERS_A_REQUEST):
+            self._client.log_batch(run.info.run_id, params=parameters[begin : begin + _PARAMETERS_A_REQUEST])

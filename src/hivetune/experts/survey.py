@@ -1,0 +1,111 @@
+"""The rows of a shared release by domains: what everything about experts rests on."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.private import make_folder
+from hivetune.config import RunConfig
+from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.snapshot import PoolRow, Snapshot
+from hivetune.errors import UsageError
+from hivetune.models.fetch import fetch_model
+from hivetune.records import Message, Progress, silent
+from hivetune.release.registry import Release, find
+from hivetune.routing.domains import (
+    KEY_KINDS,
+    ExpertRow,
+    KeyKind,
+    RowDomain,
+    choose_kind,
+    declared_keys,
+    domains_of,
+    title_of,
+)
+from hivetune.routing.table import experts_folder
+from hivetune.run.choices import read_resolved
+
+
+@dataclass(frozen=True)
+class Survey:
+    """`config`: with the kind of adapter that the shared release has; `domains`: by `kind`, the largest first;
+    `folder`: of what is measured of these rows and this shared adapter."""
+
+    config: RunConfig
+    shared: Release
+    model: Path
+    snapshot: Snapshot
+    rows: tuple[ExpertRow, ...]
+    kind: KeyKind | None
+    domains: tuple[RowDomain, ...]
+    folder: Path
+
+    def rows_of(self, domain: RowDomain) -> list[ExpertRow]:
+        return [row for row in self.rows if domain.has(row.keys)]
+
+
+def shared_name(config: RunConfig) -> str:
+    """The release whose champion is the shared adapter. Raises UsageError when the config names none."""
+    name = config.experts.shared or config.cycle.name
+    if name is None:
+        raise UsageError(
+            "which release is the shared adapter?",
+            hint="hivetune register RUN --as NAME, hivetune promote NAME@1, then set experts.shared: NAME",
+        )
+    return name
+
+
+def survey(config: RunConfig, progress: Progress = silent) -> Survey:
+    """The rows of the config by what they declare. Raises UsageError when there is no shared adapter or when it is of
+    another base, DataRefused for rows that can't be used."""
+    with closing(open_database()) as database:
+        shared = find(database, shared_name(config))
+    shared.check()
+    model = fetch_model(config.model, progress)
+    if sha256_file(model / MANIFEST) != shared.model_sha256:
+        raise UsageError(
+            f"{shared.label} was trained on another base model than the present {config.model}",
+            hint="train the shared adapter on the present base first",
+        )
+    theirs = read_resolved(shared.folder)[0]
+    lora = theirs.lora.model_copy(update={"start": None})
+    config = config.model_copy(update={"lora": lora, "method": theirs.method})
+    snapshot = prepare_data(config, model, progress)
+    rows, titles = _rows_of(snapshot)
+    kind = choose_kind(rows, config.experts.by)
+    if kind is not None and not any(kind in row.keys for row in rows):
+        others = [other for other in KEY_KINDS if any(other in row.keys for row in rows)]
+        raise UsageError(
+            f"experts.by is {kind}, and none of {len(rows)} rows declares one",
+            hint=f"rows declare {', '.join(others) or 'nothing that makes a domain'}; set experts.by to auto"
+            f" or to what they declare, or write the {kind} into the rows",
+        )
+    domains = () if kind is None else tuple(domains_of(rows, kind, titles))
+    key = hashlib.sha256(f"{snapshot.hash} {shared.adapter_sha256} {kind}".encode()).hexdigest()[:12]
+    folder = experts_folder(shared.name) / key
+    make_folder(folder)
+    return Survey(config, shared, model, snapshot, tuple(rows), kind, domains, folder)
+
+
+def _rows_of(snapshot: Snapshot) -> tuple[list[ExpertRow], dict[str, str]]:
+    """Every row of the input, and words for those keys that are hashes."""
+    rows, titles = [], {}
+    for row in snapshot.pool():
+        info = snapshot.info(row.numbers[0])
+        system = next((message.content for message in info.messages if message.role == "system"), None)
+        tools = [str(tool.get("function", tool).get("name", "")) for tool in info.tools]
+        keys = declared_keys(info.agent, info.category, system, tools)
+        for kind in ("system", "tools"):
+            if kind in keys and keys[kind] not in titles:
+                titles[keys[kind]] = title_of(kind, system, tools)
+        rows.append(_row(row, info.session, keys, info.messages))
+    return rows, titles
+
+
+def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequence[Message]) -> ExpertRow:
+    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    return ExpertRow(row.id, row.split, session or row.id, row.numbers, keys, asked)

@@ -1,0 +1,93 @@
+"""The station after training: base and tuned model on the held-out rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hivetune.base.journal import read_journal
+from hivetune.base.sealed import write_sealed
+from hivetune.config import EvalConfig
+from hivetune.errors import DoesNotFit
+from hivetune.judge.evaluate import evaluation_document, plan_evaluation
+from hivetune.judge.gate import judge
+from hivetune.judge.measure.answers import continued
+from hivetune.judge.measure.artefacts import find_artefact
+from hivetune.judge.measure.losses import NO_ANSWERS, num_losses, scored
+from hivetune.judge.measure.pages import write_evaluation_page
+from hivetune.judge.measure.station import compare_pair, num_answers
+from hivetune.judge.verdict import verdict_document
+from hivetune.models.sides import BASELINE
+from hivetune.records import Progress, silent
+from hivetune.release.dry_export import dry_export
+from hivetune.release.quantize import SERVED_QUANT
+from hivetune.run.adapter import adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION
+from hivetune.train.open import Run
+
+
+def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
+    """Baseline and tuned model on the held-out test rows: `eval.json` and its page.
+
+    Raises UsageError when nothing was trained. Both answer as they are served, by llama.cpp. Where it is not installed
+    or can't serve this model, the base is the baseline and the engine answers; `answered_by` says which, and why.
+    Raises what `compare_pair` does.
+    """
+    require_adapter(run.folder)
+    about = {
+        "run": str(run.folder),
+        "model": run.config.model,
+        "adapter_sha256": adapter_hash(run.folder),
+        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
+    }
+    if run.config.eval.baseline == BASELINE:
+        evaluation = _beside_base(run, about, progress)
+    else:
+        evaluation = _as_served(run, about, progress)
+    write_sealed(run.folder / EVALUATION, evaluation)
+    metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
+    write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
+    return evaluation
+
+
+def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """By llama.cpp where it can, else by the engine, which needs one model in memory and no GGUF."""
+    why = dry_export(run).problem
+    if not why:
+        try:
+            return _as_served(run, about, progress)
+        except DoesNotFit as error:
+            why = error.message
+    return _by_engine(run, {**about, "answered_by": f"the engine: {why}{_not_asked(run.config.eval)}"}, progress)
+
+
+def _not_asked(settings: EvalConfig) -> str:
+    """What only served sides are asked."""
+    found = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
+    return f"; {' and '.join(found)}: not asked, since that needs llama.cpp" if found else ""
+
+
+def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    settings = run.config.eval
+    if settings.baseline == BASELINE:
+        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+        answers = num_answers(run, settings, settings.baseline, str(run.folder))
+        scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), lambda: _make_files(run))
+        progress = continued(progress, before=num_losses(run))
+    document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
+    result: Mapping[str, Any] = {}
+    if "loss" not in document["not_compared"]:
+        _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
+    measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
+    return {**document, **about, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
+
+
+def _make_files(run: Run) -> None:
+    """What the comparison would make first."""
+    for side in (run.config.eval.baseline, str(run.folder)):
+        find_artefact(side, run, SERVED_QUANT)
+
+
+def _by_engine(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    _, generate = plan_evaluation(run.snapshot, run.config.eval)
+    scores, result = scored(run, run.folder, generate, progress)
+    about = {**about, "rank": result.get("rank")}
+    return evaluation_document(run.snapshot, run.config.eval, read_journal(scores), result, about)

@@ -1,0 +1,202 @@
+"""From the name of a side to what is asked: files for llama.cpp, a server's URL, or figures that were recorded."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.base.paths import quoted
+from hivetune.base.yaml_file import read_yaml
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.llama.ask import Endpoint, TimedAnswer
+from hivetune.llama.backend import Backend, ServerSettings, open_backend
+from hivetune.models.gguf_header import adapter_problem, read_header
+from hivetune.models.sides import NamedSide, SideKind, parse_side, read_figures
+from hivetune.process.still import moving_s
+from hivetune.release.base import base_gguf
+from hivetune.release.export import export_run
+from hivetune.release.registry import Release, find
+from hivetune.release.station import check_prompts, run_of_export
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.find import find_run
+from hivetune.run.folder import ADAPTER, RECORD
+from hivetune.train.open import Run, load_run
+
+# What llama.cpp needs beside the file: its program, buffers and the keys and values of small models.
+BESIDE_FILE_BYTES = 512 << 20
+
+
+class Asked(Protocol):
+    """What answers: a llama.cpp server or an endpoint. Raises Unanswered where another try may help."""
+
+    def timed(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> TimedAnswer: ...
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A side, found. `identity` is the hash of all that its answers depend on. `model`: GGUF file; `adapter`: GGUF
+    adapter on it. `trained`: adapter and base whose loss can be computed, where they are here: (base, adapter)."""
+
+    label: str
+    kind: SideKind
+    identity: str = ""
+    model: Path | None = None
+    adapter: Path | None = None
+    endpoint: Endpoint | None = None
+    figures: Mapping[str, float] | None = None
+    trained: tuple[Path, Path | None] | None = None
+    run: Path | None = field(default=None)
+
+    @property
+    def files(self) -> set[Path]:
+        return {path for path in (self.model, self.adapter) if path is not None}
+
+
+def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
+    """What `text` names. `run` has the rows, and the base that `base` and an adapter's file alone belong to.
+
+    Raises UsageError for what is not there, is damaged or does not belong to its base, and what exporting raises.
+    """
+    side = parse_side(text)
+    if side.kind == "endpoint":
+        identity = hashlib.sha256(side.label.encode()).hexdigest()
+        return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
+    if side.kind == "recorded":
+        return Artefact(side.label, "recorded", figures=_figures(Path(side.name).expanduser()))
+    if side.kind == "base":
+        owner = _needed(run, "base")
+        return _served(side.label, "base", _base_of(owner, quant), None, (owner.model, None), owner.folder)
+    if side.kind == "gguf":
+        return _gguf(side, run, quant)
+    if side.kind == "release":
+        return _release(side.name, quant)
+    folder = find_run(side.name, ", release, GGUF file or URL#MODEL")
+    opened = load_run(folder)
+    adapter_hash(folder)
+    adapter = export_run(folder, "gguf-adapter").path
+    return _served(folder.name, "run", _base_of(opened, quant), adapter, (opened.model, folder), folder)
+
+
+@contextlib.contextmanager
+def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tuple[Asked, float | None]]:
+    """What answers, and the seconds until it could: None for a server that was there before."""
+    if artefact.endpoint is not None:
+        yield artefact.endpoint, None
+        return
+    assert artefact.model is not None
+    adapters = ((artefact.adapter, 1.0),) if artefact.adapter is not None else ()
+    own = ServerSettings(adapters, settings.slots, settings.context_tokens, settings.threads)
+    started = moving_s()
+    with open_backend(artefact.model, own) as backend:
+        cold_start_s = moving_s() - started
+        if artefact.run is not None:
+            _check_template(artefact.run, backend)
+        yield backend, cold_start_s
+
+
+def check_memory(artefacts: Sequence[Artefact]) -> None:
+    """Raises DoesNotFit when two models do not fit into the free memory at once, as they are asked in turns.
+
+    A file that both have, such as a base, is mapped once.
+    """
+    servers = [artefact for artefact in artefacts if artefact.model is not None]
+    files = set[Path]().union(*(artefact.files for artefact in servers))
+    needed = sum(path.stat().st_size for path in files) + len(servers) * BESIDE_FILE_BYTES
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise DoesNotFit(
+            f"both models need about {needed / 1e9:.1f} GB of memory at once, {free / 1e9:.1f} GB are free",
+            hint="serve one of them on another machine and give its URL, or record its figures in a .yaml file",
+        )
+
+
+def _served(
+    label: str,
+    kind: SideKind,
+    model: Path,
+    adapter: Path | None,
+    trained: tuple[Path, Path | None] | None,
+    run: Path | None,
+) -> Artefact:
+    header = read_header(model)
+    if "tokenizer.chat_template" not in header.settings:
+        raise UsageError(
+            f"{model} has no chat template, so it would be asked in a form that nobody chose",
+            hint="export it with its template, or serve it yourself and give its URL",
+        )
+    hashes = [sha256_file(model)]
+    if adapter is not None:
+        problem = adapter_problem(header, read_header(adapter))
+        if problem:
+            raise UsageError(
+                f"{adapter} does not belong to {model}: {problem}", hint="export it again, or choose its own base"
+            )
+        hashes.append(sha256_file(adapter))
+    return Artefact(label, kind, "+".join(hashes), model, adapter, trained=trained, run=run)
+
+
+def _gguf(side: NamedSide, run: Run | None, quant: str) -> Artefact:
+    path = Path(side.name).expanduser()
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
+    if read_header(path).is_adapter:
+        owner = _needed(run, f"{path} is an adapter: its base")
+        return _served(side.label, "gguf", _base_of(owner, quant), path, None, owner.folder)
+    return _served(side.label, "gguf", path, None, None, run_of_export(path))
+
+
+def _release(reference: str, quant: str) -> Artefact:
+    with closing(open_database()) as database:
+        release = find(database, reference)
+    release.check()
+    exported = sorted((release.folder / "exports" / "gguf-adapter").glob("*.gguf"))
+    if not exported:
+        raise UsageError(
+            f"{release.label} has no GGUF adapter, so it can't be served: {release.proof.get('unserved', 'unknown')}",
+            hint=f"then register its run again: hivetune register {quoted(release.run)} --as {release.name}",
+        )
+    model = base_gguf(release.model, release.model_sha256, quant)
+    return _served(release.label, "release", model, exported[0], _trained(release), None)
+
+
+def _trained(release: Release) -> tuple[Path, Path | None] | None:
+    """The prepared base that a release's own record names, if it is still here: an upgraded one in the same folder is
+    another model, and what the adapter makes of that says nothing about the release."""
+    folder = Path(read_json(release.folder / RECORD).get("model", ""))
+    if not (folder / MANIFEST).is_file() or not (release.folder / ADAPTER).is_file():
+        return None
+    return (folder, release.folder) if sha256_file(folder / MANIFEST) == release.model_sha256 else None
+
+
+def _base_of(run: Run, quant: str) -> Path:
+    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
+
+
+def _needed(run: Run | None, what: str) -> Run:
+    if run is None:
+        raise UsageError(f"{what} of which model?", hint="name a run whose base and rows are meant: --run RUN")
+    return run
+
+
+def _figures(path: Path) -> dict[str, float]:
+    try:
+        return read_figures(read_yaml(path), str(path))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="give a YAML or JSON file of figures") from None
+
+
+def _check_template(run: Path, backend: Backend) -> None:
+    """Nothing is judged that is asked otherwise than it was trained. A run whose data are gone is taken as it is."""
+    try:
+        check_prompts(run, backend)
+    except UsageError:
+        return

@@ -1,0 +1,142 @@
+"""Base and tuned model on the same rows: loss of each row, greedy answers, latency and memory.
+
+The loss is that of the adapter beside the base, as trained. Answers (answers.py) of the tuned model come from the
+merged weights, as they are shipped. Both models are asked in turns.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.journal import DAMAGED, Journal, read_journal
+from hivetune.config import LoraConfig
+from hivetune.data.snapshot import open_snapshot
+from hivetune.judge.worker.divergence import divergence_from_base
+from hivetune.judge.worker.sides import Known, Scoring, Side, SideName, in_turns
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Score
+from hivetune.run.choices import Choices, read_resolved
+from hivetune.run.folder import CONFIG
+from hivetune.train.worker.device import complete, start_with
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.measure.rank import rank_use
+from hivetune.train.worker.model.adapter import fill, read_adapter
+from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
+from hivetune.train.worker.model.load import load_model
+
+# Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
+ROWS_TOGETHER = 32
+
+
+def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
+    choices = complete(task.device, task.dtype, choices_of(task.adapter))
+    device, dtype = start_with(choices)
+    sides: dict[SideName, Side] = {"base": Side(), "tuned": Side()} if task.adapter else {"base": Side()}
+    known = read_known(task.scores, sides)
+    with Journal(task.scores) as lines:
+        scoring = Scoring(
+            model=task.model,
+            adapter=task.adapter,
+            snapshot=open_snapshot(task.snapshot),
+            device=device,
+            dtype=dtype,
+            choices=choices,
+            sides=sides,
+            lines=lines,
+            known=known,
+            heartbeat=heartbeat,
+        )
+        path, divergence = score_losses(scoring, task.rows) if task.rows else (None, None)
+        gc.collect()
+        if task.generate.rows:
+            # transformers costs 3.5 s of processor time; losses do without on the fast path.
+            from hivetune.judge.worker.answers import score_answers
+
+            score_answers(scoring, task.generate)
+    summaries: dict[str, Any] = {name: side.summary() for name, side in sides.items()}
+    rank = None
+    if task.adapter is not None:
+        lora, tensors = read_adapter(task.adapter)
+        rank = rank_use(tensors, lora)
+    made = {"path": path, "probes_s": known.probes_s, "rank": rank, "kl_to_base": divergence}
+    return {**summaries, **made, "choices": choices.made()}
+
+
+def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
+    """What is there is added to `sides` and not computed again. A turn that broke off is; damaged lines are."""
+    known = Known()
+    answers: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for line in read_journal(scores) if scores.exists() else ():
+        if line["event"] == DAMAGED or line["model"] not in sides:
+            continue
+        side = sides[line["model"]]
+        if line["event"] == "loss" and (line["model"], line["row"]) not in known.losses:
+            known.losses.add((line["model"], line["row"]))
+            side.add_loss(line)
+        elif line["event"] == "answer":
+            answers.setdefault((line["model"], line["block"]), {})[line["row"]] = line
+        elif line["event"] == "turn":
+            turn = (line["model"], line["block"])
+            known.turns.add(turn)
+            known.probes_s.append(line["probe_s"])
+            side.add_turn(line, answers.get(turn, {}).values())
+    return known
+
+
+def choices_of(adapter: Path | None) -> Choices:
+    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in. Where
+    its kernels can't be had the plain ones score: only a training must not go on with others."""
+    if adapter is None or not (adapter / CONFIG).is_file():
+        return Choices()
+    choices = read_resolved(adapter)[1]
+    return replace(choices, kernels="torch") if choices.kernels == "native" and why_no_kernels() else choices
+
+
+def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:
+    """A line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
+
+    Returns the path of the model and the divergence of the tuned from the base model (divergence.py); None and None
+    when every line was there before.
+    """
+    missing = {name: [row for row in rows if (name, row) not in scoring.known.losses] for name in scoring.sides}
+    if not any(missing.values()):
+        return None, None
+    lora, tensors = (LoraConfig(r=1), None) if scoring.adapter is None else read_adapter(scoring.adapter)
+    model = load_model(
+        scoring.model,
+        lora,
+        method="lora",
+        dtype=scoring.dtype,
+        device=scoring.device,
+        choices=scoring.choices,
+    )
+    if tensors is not None:
+        fill(model.adapter, tensors, str(scoring.adapter))
+    starts = range(0, len(rows), ROWS_TOGETHER)
+    for block, name in in_turns(tuple(scoring.sides), len(starts)):
+        side = scoring.sides[name]
+        wanted = [row for row in rows[starts[block] : starts[block] + ROWS_TOGETHER] if row in set(missing[name])]
+        if not wanted:
+            continue
+        documents = read_documents(scoring.snapshot, wanted)
+        started = time.perf_counter()
+        sums = model.nll(documents, adapter=name == "tuned").tolist()
+        side.loss_seconds += time.perf_counter() - started
+        for document, nll in zip(documents, sums, strict=True):
+            tokens = int(document.trained_L.sum())
+            finite = nll if math.isfinite(nll) else None
+            line = scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
+            side.add_loss(line)
+            scoring.heartbeat.beat(Beat.ITEM)
+    if scoring.adapter is None:
+        return model.path, None
+    return model.path, divergence_from_base(model, read_documents(scoring.snapshot, rows), scoring.heartbeat)
+
+
+if __name__ == "__main__":
+    run_child(main, Score)

@@ -1,0 +1,138 @@
+"""The station `learn`: stage 1, stage 2 from its adapter, stage 1 with as many more steps, and which of them ships.
+
+Each stage is a run folder of its own, below one folder: it is resumed, judged, exported and registered like any other.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import home, write_json
+from hivetune.base.journal import read_journal
+from hivetune.base.paths import real_path
+from hivetune.config import RunConfig
+from hivetune.data.identity import settings_of
+from hivetune.data.prepare.prepare import read_report
+from hivetune.errors import UsageError
+from hivetune.judge.evaluate import evaluation_document, plan_evaluation
+from hivetune.judge.measure.losses import scored
+from hivetune.judge.verdict import verdict_document
+from hivetune.learn.ship import LEAST_HELD_OUT, choose_stage, why_no_stage2
+from hivetune.models.sides import BASELINE
+from hivetune.records import Progress, silent
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import EVALUATION
+from hivetune.train.open import Run, open_run
+
+STAGE1, STAGE2, LONGER = "stage1", "stage2", "stage1-longer"
+DOCUMENT, AGAINST = "learn.json", "against"
+TrainStage = Callable[[Run], dict[str, Any]]
+
+
+def learn(
+    config: RunConfig,
+    name: str,
+    *,
+    train: TrainStage,
+    say: Callable[[str], None],
+    preparing: Progress = silent,
+    comparing: Progress = silent,
+) -> dict[str, Any]:
+    """All stages to their ends; the document of `learn --json`, which is `learn.json` too. What is done is found again.
+
+    `train`: trains one run to its end. Raises UsageError for a config that is a stage itself, and what training does.
+    """
+    if config.learn.stage != 1:
+        raise UsageError("learn.stage is 2: this config is a stage itself", hint="hivetune train CONFIG runs it")
+    root = stages_folder(config, name)
+    say(f"stage 1: {', '.join(kind for kind in config.learn.use if kind in ('sft', 'corrections'))}")
+    first = open_run(config.model_copy(update={"output": str(root / STAGE1)}), f"{name}-{STAGE1}", preparing)
+    document: dict[str, Any] = {
+        "schema": 1,
+        "folder": str(root),
+        "learned_from": read_report(first.snapshot.folder)["learn"],
+        "stage1": train(first),
+        "stage2": None,
+        "longer": None,
+        "against": {},
+    }
+    bad_rows = first.snapshot.bad_rows()
+    why = why_no_stage2(len(bad_rows), config.learn.least_bad, first.snapshot.rows("validation"), config.learn.use)
+    if why:
+        return _shipped(root, {**document, "bad_rows": len(bad_rows)}, STAGE1, [f"no stage 2: {why}"])
+    document["bad_rows"] = len(bad_rows)
+    say(f"stage 2: {len(bad_rows):,} bad answers beside the good rows")
+    second = open_run(stage2_config(config, first.folder, root / STAGE2), f"{name}-{STAGE2}", preparing)
+    document["stage2"] = train(second)
+    steps = document["stage2"]["adapter_step"]
+    if not steps:
+        return _shipped(root, document, STAGE1, ["stage 2 was stopped before a step that keeps the good rows"])
+    say(f"stage 1 with {steps} more steps, for comparison")
+    third = open_run(longer_config(config, first, root / LONGER, steps), f"{name}-{LONGER}", preparing)
+    document["longer"] = train(third)
+    evaluations = {rival.folder.name: beside(second, rival, comparing) for rival in (first, third)}
+    for rival, evaluation in evaluations.items():
+        (root / AGAINST / rival).mkdir(parents=True, exist_ok=True)
+        write_json(root / AGAINST / rival / EVALUATION, evaluation)
+    ships, verdicts, reasons = choose_stage(evaluations, config.gate, first.snapshot.good_rows("test", LEAST_HELD_OUT))
+    document["against"] = {rival: verdict_document(verdict) for rival, verdict in verdicts.items()}
+    return _shipped(root, document, STAGE2 if ships else STAGE1, reasons)
+
+
+def stages_folder(config: RunConfig, name: str) -> Path:
+    """Where the stages of this config lie."""
+    if config.output:
+        return real_path(config.output)
+    digest = hashlib.sha256(json.dumps(settings_of(config), sort_keys=True).encode()).hexdigest()
+    return (home() / "runs" / f"{name}-learn-{digest[:10]}").resolve()
+
+
+def stage2_config(config: RunConfig, first: Path, folder: Path) -> RunConfig:
+    return config.model_copy(
+        update={
+            "output": str(folder),
+            "learn": config.learn.model_copy(update={"stage": 2}),
+            "lora": config.lora.model_copy(update={"start": str(first)}),
+            "max_steps": config.learn.steps,
+            "learning_rate": config.learning_rate * config.learn.rate,
+        }
+    )
+
+
+def longer_config(config: RunConfig, first: Run, folder: Path, steps: int) -> RunConfig:
+    """Stage 1 from where it ended, for `steps` more at the rate of stage 2; nothing ends it earlier."""
+    rows = len(first.snapshot.rows("train"))
+    return config.model_copy(
+        update={
+            "output": str(folder),
+            "lora": config.lora.model_copy(update={"start": str(first.folder)}),
+            "max_steps": steps,
+            "learning_rate": config.learning_rate * config.learn.rate,
+            "epochs": float(max(1, math.ceil(steps * config.batch_size / rows))),
+            "patience": None,
+            "supervise": config.supervise.model_copy(update={"chunk_rows": None}),
+        }
+    )
+
+
+def beside(run: Run, rival: Run, progress: Progress = silent) -> dict[str, Any]:
+    """The document of an evaluation of `run` with `rival` as its baseline: the engine answers for both, so that nothing
+    but their adapters differs."""
+    _, generate = plan_evaluation(run.snapshot, run.config.eval)
+    lines: list[Mapping[str, Any]] = []
+    outcome: dict[str, Any] = {}
+    for side, one in ((BASELINE, rival), ("tuned", run)):
+        scores, result = scored(run, one.folder, generate, progress)
+        lines += [{**line, "model": side} for line in read_journal(scores) if line.get("model") == "tuned"]
+        outcome[side] = result["tuned"]
+    about = {"run": str(run.folder), "baseline": str(rival.folder), "adapter_sha256": adapter_hash(run.folder)}
+    return evaluation_document(run.snapshot, run.config.eval, lines, outcome, {**about, "answered_by": "the engine"})
+
+
+def _shipped(root: Path, document: Mapping[str, Any], stage: str, reasons: list[str]) -> dict[str, Any]:
+    document = {**document, "ships": stage, "run": str(root / stage), "reasons": reasons}
+    write_json(root / DOCUMENT, document)
+    return dict(document)

@@ -1,0 +1,429 @@
+"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. A socket of its user's, no port.
+
+The socket lies in a folder that only its user may enter, so nobody else can take its place and get token and prompts,
+as with a port, which any user of the machine may listen on first.
+
+llama.cpp reuses what another adapter computed in two ways. A request that does not name the scale of every adapter
+gets the server's own scales (ggml-org/llama.cpp#26207), so every request here names them all. And the prompt cache in
+host memory is matched by tokens alone, before adapters are compared: a prompt under A, another under B, and the first
+under B again reused 119 of 120 tokens of A. So that cache is off (child.py). The cache of a slot is safe: llama.cpp
+empties it when the scales change (tests/llama/test_adapters.py).
+"""
+
+import contextlib
+import functools
+import http.client
+import importlib.util
+import json
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from hivetune.base.disk import scratch_folder
+from hivetune.base.whole import named_problems
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
+from hivetune.llama.child import SocketConnection
+from hivetune.llama.outside import check_outside
+from hivetune.llama.replies import error_text, explained, piece_of
+from hivetune.models.gguf_header import read_header
+from hivetune.process.environment import child_environment
+from hivetune.process.lease import serve_on
+from hivetune.process.still import join_standstill, moving_s
+
+Engine = Literal["auto", "llama-server", "xllamacpp"]
+ApiMessages = Sequence[Mapping[str, Any]]
+
+START_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 10.0
+CONTEXT_TOKENS = 4096
+VERSION_TIMEOUT_S = 20.0
+# The first packaged build with c78fb909b (ggml-org/llama.cpp#22267, 23 April 2026: CVE-2026-21869, a write before a
+# block of the heap); b8146 has the last known hole of its GGUF reader (CVE-2026-27940).
+LEAST_BUILD = 8953
+_VERSION = re.compile(rb"version:\s*b?(\d+(?:\.\d+)*)")
+LOG_TAIL_LINES = 5
+_LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
+LONGEST_SOCKET_PATH = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said, whether it ended by itself, and how long that took."""
+
+    text: str
+    ended: bool
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot. `device`: cpu, a
+    card (which is leased: process/lease.py), or empty for what llama.cpp chooses. `warm_up`: compute once
+    on loading."""
+
+    adapters: tuple[tuple[Path, float], ...] = ()
+    slots: int = 1
+    context_tokens: int = CONTEXT_TOKENS
+    threads: int | None = None
+    engine: Engine = "auto"
+    device: str = ""
+    warm_up: bool = True
+
+
+@contextlib.contextmanager
+def open_backend(
+    model: Path, settings: ServerSettings | None = None, *, timeout_s: float = START_TIMEOUT_S
+) -> Iterator["Backend"]:
+    """A running server of one GGUF file for the length of a `with` block.
+
+    Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start, Busy
+    for a card that is trained on.
+    """
+    settings = settings or ServerSettings()
+    check_files(model, settings)
+    program = find_engine(settings.engine)
+    with scratch_folder() as scratch:
+        log = scratch / "server.log"
+        socket_path = scratch / "llama.sock"
+        if len(os.fsencode(socket_path)) > LONGEST_SOCKET_PATH:
+            raise MachineNotFit(
+                f"{socket_path} is too long for the name of a socket",
+                hint="set TMPDIR to a shorter folder, such as /tmp",
+            )
+        backend = _start(model, settings, program, socket_path, log, timeout_s)
+        try:
+            yield backend
+        finally:
+            backend.stop()
+
+
+def check_files(model: Path, settings: ServerSettings) -> None:
+    """Raises UsageError for a file that is no GGUF, is an adapter where a model is needed, or is damaged: not what the
+    manifest beside it names."""
+    for path in (model, *(path for path, _ in settings.adapters)):
+        whole = path.resolve()
+        problems = named_problems(whole.parent, (whole.name,))
+        if problems:
+            raise UsageError(
+                f"{path.parent / problems[0]}: it is damaged",
+                hint="delete it and make it again: hivetune export RUN, or restore it from a copy",
+            )
+    for path in (model, *(path for path, _ in settings.adapters)):
+        read_header(path)
+        check_outside(path.resolve())
+    if read_header(model).is_adapter:
+        raise UsageError(f"{model} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf")
+    for path, _ in settings.adapters:
+        if not read_header(path).is_adapter:
+            raise UsageError(f"{path} is not an adapter", hint="make one: hivetune export RUN --to gguf-adapter")
+
+
+def find_engine(engine: Engine) -> str | None:
+    """Path of the user's `llama-server`, or None for xllamacpp, which `auto` takes where the other is too old. Raises
+    MachineNotFit when there is neither."""
+    program = shutil.which("llama-server") if engine in ("auto", "llama-server") else None
+    problem = None if program is None else build_problem(program, os.stat(program).st_mtime_ns)
+    if program is not None and problem is None:
+        return program
+    if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
+        return None
+    if problem is not None:
+        raise MachineNotFit(f"{program} {problem}", hint="install a newer llama.cpp, or: pip install xllamacpp")
+    raise MachineNotFit("llama.cpp is not installed", hint="pip install xllamacpp, or put llama-server on PATH")
+
+
+@functools.lru_cache(maxsize=8)
+def build_problem(program: str, _changed_ns: int) -> str | None:
+    """Why a `llama-server` is not used: it is older than `LEAST_BUILD`, or does not tell its build."""
+    try:
+        told = subprocess.run(
+            [program, "--version"],
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=VERSION_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not tell its version: {type(error).__name__}"
+    found = _VERSION.search(told.stdout[:65536])
+    if found is None:
+        return "does not tell its version"
+    build = found[1].decode()
+    if "." in build or int(build) >= LEAST_BUILD:  # numbers with points came in September 2026
+        return None
+    return f"is build {build}; builds before {LEAST_BUILD} have CVE-2026-21869 or older holes"
+
+
+class Backend:
+    """Talks to one running server. Safe to call from several threads: each request has its own connection."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", socket_path: Path, token: str, scales: Sequence[float]):
+        self.process = process
+        self.socket_path = socket_path
+        self.token = token
+        self.lora = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+
+    def complete(
+        self,
+        messages: ApiMessages,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        logprobs: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        adapter: int | None = None,
+    ) -> Answer:
+        """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included.
+        `adapter`: with this one alone, by its number, instead of the scales that the server was started with."""
+        request = self._chat_request(messages, max_tokens, temperature, adapter)
+        if logprobs:
+            request |= {"logprobs": True, "top_logprobs": 1}
+        if tools:
+            request["tools"] = list(tools)
+        started = time.monotonic()
+        document = self.request("/v1/chat/completions", request)
+        return _answer(document, time.monotonic() - started)
+
+    def stream(
+        self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
+    ) -> Iterator[str]:
+        """The answer piece by piece, with the slot's prompt cache: it is emptied when the scales change."""
+        request = self._chat_request(messages, max_tokens, temperature, adapter)
+        request |= {"stream": True, "cache_prompt": True}
+        connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
+        with contextlib.closing(connection):
+            response = self._response(connection, "/v1/chat/completions")
+            with explained():
+                for line in response:
+                    kind, _, data = line.strip().partition(b": ")
+                    if kind == b"error":
+                        raise HivetuneError(f"the server failed: {data.decode(errors='replace')}")
+                    if kind == b"data" and data == b"[DONE]":
+                        return
+                    if kind == b"data":
+                        yield piece_of(json.loads(data))
+        raise HivetuneError("the llama.cpp server ended in the middle of an answer")
+
+    def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
+        """One greedy answer with the time of its first token, as a release is served: a slot keeps what it computed of
+        the beginning that a prompt shares with the one before. Raises Unanswered when the server is lost."""
+        path = "/v1/chat/completions"
+        request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools), "cache_prompt": True}
+        while True:
+            started = moving_s()
+            try:
+                with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
+                    return read_timed(connection.getresponse(), started, "the llama.cpp server", moving_s)
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, TimeoutError) and moving_s() - started < REQUEST_TIMEOUT_S:
+                    continue  # it stood still for others: asked again
+                raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory that the server's processes held so far, the mapped pages of the file included."""
+        own = psutil.Process(self.process.pid)
+        return sum(_peak_memory_bytes(process) for process in (own, *own.children(recursive=True)))
+
+    def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """The token ids that this server makes of a chat, up to where the answer begins."""
+        body: dict[str, Any] = {"messages": list(messages)}
+        if tools:
+            body["tools"] = list(tools)
+        return self.token_ids(self.request("/apply-template", body)["prompt"])
+
+    def token_ids(self, text: str) -> tuple[int, ...]:
+        body = {"content": text, "add_special": True, "parse_special": True}
+        return tuple(self.request("/tokenize", body)["tokens"])
+
+    def request(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """One JSON exchange. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
+        with contextlib.closing(self._open(path, body, timeout_s)) as connection:
+            response = self._response(connection, path)
+            with explained():
+                found = json.loads(response.read())
+                if not isinstance(found, dict):
+                    raise TypeError(f"a JSON {type(found).__name__}")
+                return found
+
+    def stop(self) -> None:
+        """End the server and wait for it. Calling it twice is fine."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all that it started: for one that hangs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _chat_request(
+        self, messages: ApiMessages, max_tokens: int, temperature: float, adapter: int | None = None
+    ) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "cache_prompt": False,
+            "reasoning_format": "none",  # thoughts stay in the text, as they were trained
+        }
+        # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
+        scales = self.lora
+        if adapter is not None:
+            scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in self.lora]
+        return {**request, "lora": scales} if scales else request
+
+    def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> http.client.HTTPConnection:
+        connection = SocketConnection(self.socket_path, timeout_s)
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request("GET" if data is None else "POST", path, data, headers)
+        except OSError as error:
+            connection.close()
+            raise HivetuneError(f"the llama.cpp server does not answer: {error}") from None
+        return connection
+
+    def _response(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
+        try:
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise HivetuneError(
+                f"the llama.cpp server closed the connection: {error or type(error).__name__}"
+            ) from None
+        if response.status != 200:
+            text = response.read(2000).decode(errors="replace")
+            raise UsageError(f"the server refused {path} ({response.status}): {error_text(text)}")
+        return response
+
+
+def _peak_memory_bytes(process: psutil.Process) -> int:
+    """Linux keeps the peak; elsewhere what is held now, after all answers."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return int(process.memory_info().rss)
+
+
+def _answer(document: Mapping[str, Any], seconds: float) -> Answer:
+    with explained():
+        choice, usage = document["choices"][0], document["usage"]
+        found = ((choice.get("logprobs") or {}).get("content")) or []
+        return Answer(
+            text=choice["message"].get("content") or "",
+            ended=choice["finish_reason"] != "length",
+            prompt_tokens=usage["prompt_tokens"],
+            new_tokens=usage["completion_tokens"],
+            seconds=seconds,
+            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
+        )
+
+
+def _start(
+    model: Path, settings: ServerSettings, program: str | None, socket_path: Path, log: Path, timeout_s: float
+) -> Backend:
+    token = secrets.token_urlsafe(32)
+    leases = () if settings.device in ("", "cpu") else (serve_on(settings.device),)
+    reader, writer = os.pipe()
+    document = {
+        "program": program,
+        "model": str(model.resolve()),
+        "alias": model.stem,
+        "adapters": [str(path.resolve()) for path, _ in settings.adapters],
+        "socket": str(socket_path),
+        "token": token,
+        "slots": settings.slots,
+        "context_tokens": settings.context_tokens,
+        "threads": settings.threads,
+        "on_cpu": settings.device == "cpu",
+        "warm_up": settings.warm_up,
+        "lease_fds": leases,
+        "report_fd": writer,
+        # The kernel ties it to the thread that starts it, of which only the first lives as long as its process.
+        "dies_with_parent": threading.current_thread() is threading.main_thread(),
+    }
+    try:
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "hivetune.llama.child"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(writer, *leases),
+                env=child_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
+                start_new_session=True,
+            )
+        join_standstill(process)
+    finally:
+        for descriptor in (writer, *leases):  # the child holds them now
+            os.close(descriptor)
+    backend = Backend(process, socket_path, token, [scale for _, scale in settings.adapters])
+    try:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
+            process.stdin.write(json.dumps(document).encode() + b"\n")
+            process.stdin.flush()
+        _wait_until_ready(process, reader, log, timeout_s)
+        backend.request("/health", timeout_s=timeout_s)
+    except BaseException:
+        backend.stop()
+        raise
+    finally:
+        os.close(reader)
+    return backend
+
+
+def _spins() -> str:
+    """How long llama.cpp's threads spin at a barrier before they sleep: long on idle cores, not at all beside work.
+
+    A token of a small model passes hundreds of barriers, and each sleep costs more than the work between two.
+    SmolLM2-135M q8_0 on 2 cores: idle, one request makes 31 tokens/s without spinning and 85 with it, 8 slots 125 and
+    215; beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of
+    the one that it waits for (bench/answers.py measures it). The variable of a user who knows better stands.
+    """
+    if asked := os.environ.get("GOMP_SPINCOUNT"):
+        return asked
+    return "50000" if psutil.cpu_percent(interval=_LOOK_S) < _IDLE_PERCENT else "0"
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> None:
+    """Waits for the byte that the child writes when its model is loaded; the pipe closes when the child ends first."""
+    started = moving_s()
+    ready: list[int] = []
+    while not ready and (left_s := started + timeout_s - moving_s()) > 0:
+        ready, _, _ = select.select([reader], [], [], left_s)
+    if ready and os.read(reader, 1):
+        return
+    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    why = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
+    process.kill()
+    raise MachineNotFit(
+        f"the llama.cpp server {why} while loading; its last lines:\n{tail}",
+        hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
+    )

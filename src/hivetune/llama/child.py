@@ -1,0 +1,184 @@
+"""The process that holds a llama.cpp server: `python -m hivetune.llama.child`, its settings as JSON on stdin.
+
+It runs xllamacpp's server in itself, or a `llama-server` program as its own child, in a sandbox (process/sandbox.py)
+that opens the model, its adapters and its socket. It listens on the socket that the settings name, and writes a byte to
+their pipe when it answers. It ends when stdin closes, that is when whoever started it stops it or dies in any way: no
+orphan keeps a socket and gigabytes.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.private import keep_private
+from hivetune.process.environment import child_environment
+from hivetune.process.sandbox import DEVICES, SYSTEM, confine
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.05
+_GRACE_S = 5.0
+HEALTH_TIMEOUT_S = 1.0
+
+
+class SocketConnection(http.client.HTTPConnection):
+    """HTTP over a socket in the file system."""
+
+    def __init__(self, path: Path, timeout_s: float):
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def main() -> None:
+    keep_private()
+    settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    if settings["dies_with_parent"]:  # also while it stands still, when it would not see stdin close
+        _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to handle
+    if settings["program"] is None:
+        _run_xllamacpp(settings)
+    else:
+        _run_program(settings)
+
+
+def _run_xllamacpp(settings: dict[str, Any]) -> None:
+    import xllamacpp
+
+    _confine(settings)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()  # before it loads, which may take minutes
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = settings["model"]
+    parameters.model_alias = {settings["alias"]}
+    parameters.hostnames = [settings["socket"]]
+    parameters.api_keys = [settings["token"]]
+    parameters.n_parallel = settings["slots"]
+    parameters.n_ctx = settings["context_tokens"] * settings["slots"]
+    parameters.ui = False
+    parameters.endpoint_slots = False
+    parameters.offline = True
+    parameters.cors_origins = ""
+    parameters.cache_prompt = False
+    # The cache in host memory is matched by tokens alone, whatever adapter computed them (see backend.py).
+    parameters.cache_ram_mib = 0
+    if settings["threads"]:
+        parameters.cpuparams.n_threads = settings["threads"]
+        parameters.cpuparams_batch.n_threads = settings["threads"]
+    if settings["on_cpu"]:
+        parameters.n_gpu_layers = 0
+    parameters.warmup = settings["warm_up"]
+    parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
+    server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
+    _report_ready(settings)
+    threading.Event().wait()
+    del server
+
+
+def _confine(settings: dict[str, Any]) -> None:
+    """No network, no process, no file but the model's and what the programs need. A card's driver reads and caches in
+    places of its own, so with one only writing is limited, to its usual ones."""
+    model, program = Path(settings["model"]), settings["program"]
+    split = model.parent.glob(f"{model.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    own = [] if program is None else [Path(program).resolve().parent, Path(program).resolve().parent.parent / "lib"]
+    files = [model, *(split if "-of-" in model.stem else ()), *settings["adapters"], *(one for one in libraries if one)]
+    devices = Path("/dev")
+    cards = [] if settings["on_cpu"] else [*devices.glob("nvidia*"), *devices.glob("dri/*"), *devices.glob("kfd")]
+    on_card = bool(cards)
+    caches = [*cards, Path.home() / ".cache", Path.home() / ".nv", Path(tempfile.gettempdir())] if on_card else []
+    confine(
+        [*SYSTEM, sys.prefix, sys.base_prefix, *sys.path[1:], *own, *files],
+        [Path(settings["socket"]).parent, *DEVICES, *caches],
+        may_execute=program is not None,
+        read_all=on_card,
+        data_bytes=None if on_card else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)  # the server has no close(); it holds nothing that must be saved
+
+
+def _run_program(settings: dict[str, Any]) -> None:
+    command = [settings["program"], "--model", settings["model"], "--alias", settings["alias"]]
+    command += ["--host", settings["socket"], "--parallel", str(settings["slots"])]
+    command += ["--ctx-size", str(settings["context_tokens"] * settings["slots"]), "--jinja", "--no-webui"]
+    if settings["threads"]:
+        command += ["--threads", str(settings["threads"])]
+    for path in settings["adapters"]:
+        command += ["--lora", path]  # scales come with each request
+    # The key goes by the environment, not by the arguments, which every user of the machine can read.
+    # LLAMA_ARG_CACHE_RAM is --cache-ram, which older versions refuse as an argument; they have no such cache.
+    environment = {**child_environment(), "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
+    if settings["on_cpu"]:
+        environment["LLAMA_ARG_N_GPU_LAYERS"] = "0"
+    if not settings["warm_up"]:
+        command.append("--no-warmup")
+
+    def prepare() -> None:
+        _die_with_parent()
+        _confine(settings)
+
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        preexec_fn=prepare,
+        pass_fds=settings["lease_fds"],
+    )
+    threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
+    while process.poll() is None and not _healthy(Path(settings["socket"])):
+        time.sleep(_POLL_S)
+    if process.poll() is None:
+        _report_ready(settings)
+    sys.exit(process.wait())
+
+
+def _healthy(path: Path) -> bool:
+    with contextlib.closing(SocketConnection(path, HEALTH_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _stop_with_stdin(process: "subprocess.Popen[bytes]") -> None:
+    while os.read(0, 4096):
+        pass
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    os._exit(0)
+
+
+def _report_ready(settings: dict[str, Any]) -> None:
+    os.write(settings["report_fd"], b".")
+    os.close(settings["report_fd"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The first station: a model by its name becomes a prepared folder."""
+
+import glob
+import itertools
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from hivetune.models.prepared import find_prepared, folder_for
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import PrepareModel
+from hivetune.records import Progress, silent
+
+# What huggingface_hub takes for yes in HF_HUB_OFFLINE.
+OFFLINE = ("1", "on", "yes", "true")
+
+
+def fetch_model(name: str, progress: Progress = silent) -> Path:
+    """The prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
+
+    Raises UsageError for a name that is nothing, MachineNotFit without the packages or the network that it takes.
+    """
+    prepared = find_prepared(name)
+    if prepared is not None:
+        return prepared.folder
+    folder = folder_for(name)
+    beats = itertools.count(1)
+    try:
+        outcome = run_task(
+            PrepareModel(name, folder, offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE),
+            folder.with_name(f".{folder.name}.task"),
+            on_beat=lambda beat: progress(next(beats), None),
+        )
+    finally:
+        _remove_left_over(folder)
+    outcome.check(f"preparing {name}")
+    return folder
+
+
+def _remove_left_over(folder: Path) -> None:
+    """What tasks that were killed had made of `folder` so far (models/worker/prepare_model.py names it)."""
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+        owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,118 @@
+"""A GGUF file as a transformers folder: weights de-quantized to bf16, and a tokenizer with the right word splitting.
+
+transformers reads the tensors; it ignores how the file says that text is split into words (`tokenizer.ggml.pre`), so
+that is set here, and an unknown pre-tokenizer is refused: other token ids would be trained than served.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.packages import install_command
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.gguf_header import read_header
+from hivetune.models.prepared import TEMPLATE, WEIGHTS
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
+WORD_SPLITS = {
+    "gpt-2": "whole",
+    "smollm": "digits",
+    "starcoder": "digits",
+    "refact": "digits",
+    "command-r": "digits",
+    "llama-bpe": _WORDS % "{1,3}",
+    "llama3": _WORDS % "{1,3}",
+    "llama-v3": _WORDS % "{1,3}",
+    "qwen2": _WORDS % "",
+    "deepseek-r1-qwen": _WORDS % "",
+}
+
+
+def packaged_file(package: str, install: str) -> Path:
+    """The GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install line."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder).rglob("*.gguf")):
+            return file
+    raise MachineNotFit(f"the package {package}, which has the model, is not installed", hint=install)
+
+
+def take_gguf(file: Path, work: Path) -> None:
+    """Write config, weights, tokenizer and template of `file` into `work`. Raises UsageError, MachineNotFit."""
+    if importlib.util.find_spec("gguf") is None:
+        raise MachineNotFit("GGUF files need the package gguf", hint=install_command("export"))
+    settings = read_header(file).settings
+    import safetensors.torch
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        tokenizer = _tokenizer_class(config.model_type).from_pretrained(
+            file.parent, gguf_file=file.name, local_files_only=True
+        )
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            config=config,
+            gguf_file=file.name,
+            dtype=torch.bfloat16,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(
+            f"{file}: transformers cannot read this GGUF file: {reason}", hint="use the model's safetensors"
+        ) from error
+    from hivetune.models.worker.strict import refuse_invented
+
+    refuse_invented(found, str(file))
+    if settings.get("tokenizer.ggml.model") == "gpt2":
+        tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
+    elif settings.get("tokenizer.ggml.model") != "llama":
+        raise UsageError(f"{file}: unsupported tokenizer {settings.get('tokenizer.ggml.model')!r}")
+    del model.config.quantization_config  # of the file, not of what is saved
+    model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
+    model.config.save_pretrained(work)
+    model.generation_config.save_pretrained(work)
+    safetensors.torch.save_file(_distinct(model.state_dict()), work / WEIGHTS, metadata={"format": "pt"})
+    tokenizer.save_pretrained(work)
+    if settings.get("tokenizer.chat_template"):
+        (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")
+
+
+def _tokenizer_class(model_type: str) -> Any:
+    """What transformers' AutoTokenizer chooses by the config, for which it would read 100,000 words once more: 3 s."""
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
+    return tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(model_type) or "PreTrainedTokenizerFast")
+
+
+def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the second name of a tied tensor (the output embedding), which transformers ties again by the config."""
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(tensor.data_ptr(), name)
+    return {name: tensors[name].contiguous() for name in first.values()}
+
+
+def _splitter(pre: str, file: Path) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    split = WORD_SPLITS.get(pre)
+    if split is None:
+        raise UsageError(
+            f"{file}: unsupported pre-tokenizer {pre or '(not named)'}",
+            hint="use the model's Hub id or folder instead",
+        )
+    if split == "whole":
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if split == "digits":
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    words = pre_tokenizers.Split(Regex(split), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])

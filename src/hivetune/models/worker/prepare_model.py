@@ -1,0 +1,302 @@
+"""A model from the Hub, a folder, a GGUF file or a package as one prepared folder that every other part reads.
+
+Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. This module
+imports torch only for GGUF files and old tokenizers, so that a missing network is reported at once.
+The result of the task is the content of `hivetune.json`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from hivetune.base.disk import write_json, write_manifest
+from hivetune.base.paths import real_path
+from hivetune.base.private import read_bounded
+from hivetune.data.render.folder import named_templates
+from hivetune.data.render.vocabulary import check_vocabulary
+from hivetune.errors import UsageError
+from hivetune.models.prepared import (
+    DESCRIPTION,
+    NAMED_TEMPLATES,
+    PACKAGED,
+    SCHEMA,
+    TEMPLATE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    kind_of,
+    without_part,
+)
+from hivetune.models.worker.check_weights import check_tied, check_weights
+from hivetune.models.worker.hub import download
+from hivetune.models.worker.weights import NOT_WHOLE, open_weights
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, PrepareModel
+
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    TEMPLATE,
+)
+LARGEST_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
+KERNELS = "hivetune.train.worker.model.fast.kernels.build"  # run in a process of its own: a worker below this one
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
+    compiling: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        described = prepare_model(
+            task.model,
+            task.target,
+            offline=task.offline,
+            on_slow=lambda: compiling.append(pool.submit(_compile_kernels)),
+        )
+    for compiled in compiling:
+        compiled.result()
+    return described
+
+
+def prepare_model(
+    name: str, target: Path, *, offline: bool = False, on_slow: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Write the prepared folder `target`, its manifest last; the content of its `hivetune.json`.
+
+    `on_slow` is called when what could be wrong at first sight is not, and seconds of one core are left to do.
+
+    Raises: UsageError for a model that is not there, holds pickles or remote code, or has no chat template;
+    MachineNotFit without a network or a package; DoesNotFit when the disk has no room.
+    """
+    kind, whole = kind_of(name), without_part(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    try:
+        revision = None
+        if kind == "hub":
+            source, revision, folder = download(whole, offline=offline)
+            _take_folder(folder, work, name)
+        elif kind == "folder":
+            folder = real_path(whole)
+            source = str(folder)
+            _take_folder(folder, work, name)
+        else:
+            from hivetune.models.worker.gguf_model import packaged_file, take_gguf
+
+            file = packaged_file(*PACKAGED[whole]) if kind == "package" else real_path(whole)
+            source = file.name if kind == "package" else str(file)
+            on_slow()
+            take_gguf(file, work)
+        described = {"schema": SCHEMA, "name": name, "kind": kind, "source": source, "revision": revision}
+        if name != whole:  # what PEFT has to load the adapter on is this folder: the text part exists nowhere else
+            described |= {"kind": "folder", "source": str(target), "revision": None}
+        described |= _special_ids(work, name) | {"template_sha256": _settle_template(work, name)}
+        write_json(work / DESCRIPTION, described)
+        if kind in ("hub", "folder"):
+            on_slow()
+        described["sizes"] = _check(work, name, text_part=name != whole)
+        write_json(work / DESCRIPTION, described)
+        write_manifest(work)
+        if target.exists():
+            shutil.rmtree(target)
+        os.rename(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return described
+
+
+def _compile_kernels() -> None:
+    """Compile now, where a wait is expected, and not in the first run; each run reports a failure by itself."""
+    subprocess.run([sys.executable, "-m", KERNELS], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
+    """The model's sizes. Raises UsageError for a folder that is not what it says: tensors, vocabulary, template."""
+    # transformers and torch take seconds: after the network and the template have had their say.
+    from hivetune.models.worker.strict import check_against_config, read_config
+
+    config = read_config(work, name)
+    if text_part:
+        from hivetune.models.worker.text_part import take_text_part
+
+        take_text_part(work, config, name)
+    else:
+        from hivetune.models.worker.kind import check_kind
+
+        check_kind(config, name)
+    check_weights(work, name)
+    checked = check_against_config(work, name)
+    check_tied(work, checked.tied, name)
+    check_vocabulary(work, checked.sizes["vocabulary"], name)
+    return checked.sizes
+
+
+def _take_folder(folder: Path, work: Path, name: str) -> None:
+    """Link weights and copy the small files of a transformers folder."""
+    config = _read_object(folder / "config.json", name)
+    check_no_remote_code(folder, config, name)
+    files = weight_files(folder, name)
+    open_weights(folder)  # a file that is cut is named as its owner knows it, and before torch is imported
+    for file in files:
+        _link(folder / file, work / file)
+    for file in COPIED:
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, work / file)
+    for named in sorted((folder / NAMED_TEMPLATES).glob("*.jinja")):
+        (work / NAMED_TEMPLATES).mkdir(exist_ok=True)
+        shutil.copyfile(named, work / NAMED_TEMPLATES / named.name)
+    if not (work / "tokenizer.json").exists():
+        _convert_tokenizer(folder, work, name)
+
+
+def weight_files(folder: Path, name: str) -> list[str]:
+    """The safetensors files of a model folder, the index first. Raises UsageError; pickles are never a fallback."""
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        index = _read_object(folder / WEIGHTS_INDEX, name)
+        named = index.get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(shard, str) for shard in named.values()):
+            raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no weight_map", hint=NOT_WHOLE)
+        shards = sorted(set(named.values()))
+        missing = [shard for shard in shards if not (folder / shard).is_file()]
+        unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
+        if missing or unsafe:
+            raise UsageError(
+                f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or elsewhere",
+                hint=NOT_WHOLE,
+            )
+        if not isinstance(index.get("metadata"), dict):  # transformers reads no index without
+            raise UsageError(f"model {name}: {WEIGHTS_INDEX} has no metadata", hint='add "metadata": {} to a copy')
+        return [WEIGHTS_INDEX, *shards]
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise UsageError(
+            f"model {name} has pickled weights ({pickles[0]}), which can run code when they are loaded",
+            hint="use a model with *.safetensors, or convert it where you trust it: save_pretrained(folder)",
+        )
+    raise UsageError(f"model {name} has no *.safetensors", hint="use a folder that save_pretrained wrote")
+
+
+def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> None:
+    """Raises UsageError for a model that brings its own Python."""
+    tokenizer = folder / "tokenizer_config.json"
+    settings = [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]
+    if any("auto_map" in some for some in settings) and config.get("model_type") not in _known_types():
+        raise UsageError(
+            f"model {name} needs its own Python code (auto_map), which is never run",
+            hint="use a model whose architecture transformers knows",
+        )
+
+
+def _known_types() -> set[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return set(CONFIG_MAPPING_NAMES)
+
+
+def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
+    """A tokenizer of an older format (tokenizer.model, vocab.json) as tokenizer.json."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"model {name}: cannot read its tokenizer: {reason}", hint=NOT_WHOLE) from None
+    if not tokenizer.is_fast:
+        raise UsageError(f"model {name} has no tokenizer.json, and its tokenizer can't be converted into one")
+    tokenizer.save_pretrained(work)
+
+
+def _settle_template(work: Path, name: str) -> str:
+    """The chat template as a file of its own, from wherever the model keeps it; its SHA-256."""
+    path = work / TEMPLATE
+    if not path.is_file():
+        kept = _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
+        template = named_templates(kept.get("chat_template")).get("default", "")
+        if not template.strip():
+            raise UsageError(
+                f"model {name} has no chat template, so it was not trained to chat",
+                hint=f"use its -Instruct or -Chat variant, or put a {TEMPLATE} into a local copy of its folder",
+            )
+        path.write_text(template, encoding="utf-8")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _special_ids(work: Path, name: str) -> dict[str, Any]:
+    """Ids that end an answer (all that any of the model's files names), and those of the padding and first tokens."""
+    found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
+    for file in ("generation_config.json", "config.json"):
+        settings = _read_object(work / file, name) if (work / file).is_file() else {}
+        for kind, ids in found.items():
+            ids += _token_ids(settings.get(f"{kind}_token_id"), f"model {name}: {file}: {kind}_token_id")
+    known = _added_tokens(work, name)
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        names = _read_object(work / file, name) if (work / file).is_file() else {}
+        for kind, ids in found.items():
+            token = names.get(f"{kind}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            ids += [known[token]] if isinstance(token, str) and token in known else []
+    return {
+        "eos_ids": sorted(set(found["eos"])),
+        "pad_id": found["pad"][0] if found["pad"] else None,
+        "bos_id": found["bos"][0] if found["bos"] else None,
+    }
+
+
+def _token_ids(value: Any, where: str) -> list[int]:
+    """Of a setting that is a number, a list of them, or nothing (-1 in Llama 1). Raises UsageError for another."""
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(number, bool) or not isinstance(number, int) for number in values):
+        raise UsageError(f"{where} is {value!r}, not a token's number")
+    return [number for number in values if number >= 0]
+
+
+def _added_tokens(work: Path, name: str) -> dict[str, int]:
+    """Control tokens by their text, from a tokenizer.json that is one. Raises UsageError."""
+    tokenizer = _read_object(work / "tokenizer.json", name)
+    try:
+        Tokenizer.from_str(json.dumps(tokenizer))
+    except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
+        raise UsageError(
+            f"model {name}: tokenizer.json is not a tokenizer: {str(error)[:200]}", hint=NOT_WHOLE
+        ) from None
+    return {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
+
+
+def _read_object(path: Path, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
+    except OSError as error:
+        raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model folder?") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"model {name}: {path.name} is not JSON: {error}", hint=NOT_WHOLE) from None
+    if not isinstance(value, dict):
+        raise UsageError(f"model {name}: {path.name} is not a JSON object", hint=NOT_WHOLE)
+    return value
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same bytes under a second name where the file system allows it, else a copy."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+if __name__ == "__main__":
+    run_child(main, PrepareModel)

@@ -1,0 +1,159 @@
+"""Nothing is invented: the weights of a folder are exactly those of the causal model that its config.json describes.
+
+transformers fills what a folder lacks with random numbers and leaves out what it does not know, with a warning. Here
+both are refused, by its own account of what it read. The check before a run builds the model on torch's meta device:
+names and shapes without memory, a second for any size.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from hivetune.base.disk import read_json
+from hivetune.errors import UsageError
+from hivetune.models.architecture import MOST_LAYERS
+from hivetune.models.worker.linears import find_experts
+from hivetune.models.worker.sizes import ACTIVE_EXPERTS, count_sizes
+from hivetune.models.worker.weights import open_weights
+
+# Tensors that a checkpoint may hold beyond the model's own, besides those that transformers itself names for the family
+# (heads that predict further tokens, old buffers of positions): none of them is used, and none can be trained.
+LEGAL_EXTRAS: Mapping[str, str] = {
+    r"(^|\.)(attn|attention|self_attention)\.(masked_)?bias$": "a causal mask, stored as a buffer by GPT-2 and its kin",
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$": "rotations, computed from the config",
+    r"^(v_head|value_head|reward_head)\.": "a head of a reward model beside the language model",
+}
+_LEGAL = re.compile("|".join(f"({pattern})" for pattern in LEGAL_EXTRAS))
+# Settings that say how many modules there are: a made-up number would cost all memory before it is compared.
+_COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|experts|blocks)|\w+_layers")
+# Bases of rotations: at 0 every angle is infinite.
+_POSITIVE = ("rope_theta", "rope_local_base_freq")
+_NAMED = 3
+_HINT = "download or convert it again; config.json and *.safetensors have to be of one model"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the check knows of a model. `tied`: names of tensors that share a value; `sizes`: of hivetune.json."""
+
+    tied: tuple[tuple[str, str], ...]
+    sizes: dict[str, Any]
+
+
+def check_against_config(folder: Path, name: str) -> Checked:
+    """Raises UsageError, naming tensors, for weights of another model than config.json describes, and for a config that
+    describes none."""
+    try:
+        module, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            device_map={"": "meta"},
+            experts_implementation="eager",  # torch's grouped products have rules of their own on the meta device
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported, not read
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except SafetensorError as error:
+        raise UsageError(f"model {name}: its weights can't be read: {error}", hint=_HINT) from None
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise _unbuildable(name, error) from None
+        what = "one of a group, such as an expert's, is missing or of another shape"
+        raise UsageError(f"model {name}: its tensors can't be put together: {what}", hint=_HINT) from None
+    except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
+        raise _unbuildable(name, error) from None
+    refuse_invented(found, name)
+    whole_numbers = {key for key, stored in open_weights(folder).items() if stored.kind == "I64"}
+    if wrong := whole_numbers & {key for key, value in module.named_parameters() if value.is_floating_point()}:
+        raise UsageError(
+            f"model {name}: {_some(wrong)} holds whole numbers, by config.json they are weights", hint=_HINT
+        )
+    if not any(isinstance(child, nn.Linear | Conv1D) for child in module.base_model.modules()):
+        raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
+    _check_routing(module, name)
+    _run_without_memory(module, name)
+    return Checked(tuple(module.all_tied_weights_keys.items()), count_sizes(module))
+
+
+def read_config(folder: Path, name: str) -> Any:
+    """transformers' config of a folder. Raises UsageError for one that it can't read."""
+    for setting, value in _numbers(read_json(folder / "config.json")):
+        if _COUNTS.fullmatch(setting) and value > MOST_LAYERS:
+            raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MOST_LAYERS} are supported")
+        if setting in _POSITIVE and value <= 0:
+            raise UsageError(f"model {name}: config.json says {setting} {value}; it has to be above 0", hint=_HINT)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 (as above)
+        raise _unbuildable(name, error) from None
+
+
+def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Of a config and of the parts in it."""
+    for setting, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield setting, value
+
+
+def _check_routing(module: nn.Module, name: str) -> None:
+    """Raises UsageError where a token is sent to no expert, or to more than there are."""
+    settings = module.config.get_text_config().to_dict()
+    setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
+    for linear in find_experts(module).values() if setting else ():
+        if not 1 <= settings[setting] <= linear.experts:
+            what = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
+            raise UsageError(f"model {name}: {what}", hint=_HINT)
+
+
+def refuse_invented(found: Mapping[str, Any], name: str) -> None:
+    """Raises UsageError when transformers' `output_loading_info` says that weights were missing, unknown or of another
+    shape."""
+    if found["missing_keys"]:
+        raise UsageError(f"model {name}: its weights lack {_some(found['missing_keys'])}", hint=_HINT)
+    if found["mismatched_keys"]:
+        key, stored, needed = min(found["mismatched_keys"])
+        raise UsageError(f"model {name}: {key} is {list(stored)}, by config.json it is {list(needed)}", hint=_HINT)
+    unknown = [key for key in found["unexpected_keys"] if not _LEGAL.search(key)]
+    if unknown:
+        raise UsageError(
+            f"model {name}: its weights hold {_some(unknown)}, which the model of config.json does not have", hint=_HINT
+        )
+
+
+def _run_without_memory(module: nn.Module, name: str) -> None:
+    """Shapes through a whole forward pass: what building the model does not find (heads that do not divide a width)."""
+    tokens_BL = torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    try:
+        module(input_ids=tokens_BL, use_cache=False)
+    except NotImplementedError:
+        return  # its code looks at values, which the meta device does not have
+    except Exception as error:  # noqa: BLE001 (as above)
+        if "meta" in str(error).lower():
+            return
+        raise _unbuildable(name, error) from None
+
+
+def _unbuildable(name: str, error: Exception) -> UsageError:
+    words = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {words[0] if words else 'no words'}"
+    return UsageError(
+        f"model {name}: config.json describes no model that transformers can build ({reason[:300]})",
+        hint="compare it with the config.json of the model's publisher, or update transformers if the model is newer",
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return ", ".join(ordered[:_NAMED]) + more

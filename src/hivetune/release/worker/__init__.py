@@ -1,0 +1,1 @@
+"""Run in a child process: merge, convert and quantize a trained adapter."""

@@ -1,0 +1,125 @@
+"""Who answers a request for a family: a named expert, else that of a declared key, else by text, else the shared one.
+
+Pure: the same request in the same state gets the same answer, with the reason that its header tells.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hivetune.routing.domains import KEY_KINDS, NAMED_KINDS, declared_keys
+from hivetune.routing.router import route_text
+from hivetune.routing.table import ExpertTable
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What a request says of itself. `model`: as it stands there; `keys` as `declared_keys` gives; `text`: of its last
+    user turn."""
+
+    model: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The name to answer with, as the rest of the gateway understands it, and why."""
+
+    model: str
+    by: Literal["named", "declared", "session", "text", "shared"]
+    reason: str
+
+
+def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
+    """Of an OpenAI request; `agent`: of the header X-Hivetune-Agent. What has another form than the API's says
+    nothing."""
+    metadata = body.get("metadata")
+    said = metadata if isinstance(metadata, dict) else {}
+    messages = body.get("messages")
+    turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
+    system = next((_text(turn) for turn in turns if turn.get("role") in ("system", "developer")), None)
+    asked = next((_text(turn) for turn in reversed(turns) if turn.get("role") == "user"), "")
+    tools = body.get("tools")
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    names = [name for each in functions if isinstance(each, dict) and isinstance(name := each.get("name"), str)]
+    keys = declared_keys(agent or plain_text(said.get("agent")), plain_text(said.get("category")), system, names)
+    return Asking(plain_text(body.get("model")) or "", keys, asked or plain_text(body.get("prompt")) or "")
+
+
+def choose(
+    tables: Mapping[str, ExpertTable],
+    family: Mapping[str, str],
+    question: Asking,
+    servable: Collection[str],
+    remembered: str | None = None,
+) -> Chosen:
+    """`family`: each name that is or was an expert's, and its shared release; `servable`: names and labels that are
+    loaded; `remembered`: who answered this session before."""
+    shared = family.get(question.model.partition("@")[0])
+    if shared is not None and question.model not in servable:
+        return _shared(shared, f"{question.model} can't be served now")
+    table = tables.get(question.model)
+    if table is None:
+        return Chosen(question.model, "named", "named")
+    declared, without = _declared(table, question)
+    if declared is not None:
+        return _if_servable(table, declared, servable)
+    choice = _undeclared(table, question.text, servable, remembered)
+    return replace(choice, reason="; ".join((choice.reason, *without)))
+
+
+def _declared(table: ExpertTable, question: Asking) -> tuple[Chosen | None, list[str]]:
+    """The expert of the first key that has one; and in words the names of agents and categories that have none.
+
+    Such a name decides nothing, so that a request with it is never answered worse than the same one without it.
+    """
+    without: list[str] = []
+    for kind in KEY_KINDS:
+        value, known = question.keys.get(kind), table.keys.get(kind)
+        if value is None or known is None:
+            continue
+        expert = known.get(value)
+        if expert:
+            return Chosen(expert, "declared", f"declared: {_named(kind, value)}"), without
+        if kind in NAMED_KINDS:
+            unseen = f"no training row had the {kind} {value[:80]!r}"
+            without.append(f"{_named(kind, value)} has no expert" if value in known else unseen)
+    return None, without
+
+
+def _undeclared(table: ExpertTable, text: str, servable: Collection[str], remembered: str | None) -> Chosen:
+    if remembered is not None and (remembered in servable or remembered == table.shared):
+        return Chosen(remembered, "session", "as before in this session")
+    found = route_text(table.router, text)
+    if found.expert is None:
+        return _shared(table.shared, found.reason)
+    return _if_servable(table, Chosen(found.expert, "text", found.reason), servable)
+
+
+def _named(kind: str, value: str) -> str:
+    return f"{kind}={value}" if kind in NAMED_KINDS else f"its {kind}"
+
+
+def _if_servable(table: ExpertTable, choice: Chosen, servable: Collection[str]) -> Chosen:
+    if choice.model in servable or choice.model == table.shared:
+        return choice
+    return _shared(table.shared, f"{choice.model} can't be served now ({choice.reason})")
+
+
+def _shared(shared: str, why: str) -> Chosen:
+    return Chosen(shared, "shared", f"shared adapter: {why}")
+
+
+def _text(turn: Mapping[str, Any]) -> str:
+    """The words of a turn, whose content is a text or a list of parts."""
+    content = turn.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def plain_text(value: object) -> str | None:
+    """A text that is not empty."""
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,152 @@
+"""The station after the verdict: a run becomes a release, with its verdict and everything that `why` tells later."""
+
+import getpass
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from hivetune import __version__
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
+from hivetune.data.render.dialect import template_message
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.judge.verdict import judge_run, verdict_document
+from hivetune.llama.backend import ServerSettings, open_backend
+from hivetune.llama.prompts import prompt_of
+from hivetune.llama.recorded import RECORDED_PROMPTS, record_answers
+from hivetune.release.artefacts import exports_in
+from hivetune.release.base import base_gguf
+from hivetune.release.export import export_run
+from hivetune.release.prove_export import prove_export
+from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.registry import Release, find, forgotten_rows, history, register
+from hivetune.run.adapter import adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION, EVENTS
+from hivetune.serve.swap.wanted import GREEDY
+from hivetune.serve.voices import trained_prompt
+from hivetune.train.open import Run, load_run
+
+
+def register_run(folder: Path, name: str) -> tuple[Release, bool]:
+    """Register the adapter of a run as the next version of `name`: the release, and whether it is new.
+
+    Raises UsageError for a run without adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
+    """
+    run = load_run(folder)
+    require_adapter(folder)
+    proof = {**_prove(run), "generation": _generation(folder)}
+    with closing(open_database()) as database:
+        return register(database, run.folder, name, _about(run, proof), by=who())
+
+
+def who() -> str:
+    """The user's name, for the history of aliases."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user in this container
+        return "unknown"
+
+
+def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
+    """`why NAME@VERSION`: where a release comes from and what speaks for it. Raises UsageError, HivetuneError."""
+    release = find(database, reference)
+    document: dict[str, Any] = {
+        "release": release.label,
+        "aliases": list(release.aliases),
+        "created": release.created,
+        "run": release.run,
+        "model": release.model,
+        "model_sha256": release.model_sha256,
+        "adapter_sha256": release.adapter_sha256,
+        "withdrawn": release.withdrawn or None,
+        "pruned": release.pruned,
+        "forgotten_rows": forgotten_rows(database, release.snapshot),
+        "proof": dict(release.proof),
+        "history": [
+            {"alias": move.alias, "time": move.time, "by": move.by, "reason": move.reason, "forced": move.forced}
+            for move in history(database, release.name)
+            if release.version == move.version
+        ],
+    }
+    if release.pruned:
+        return document
+    release.check()
+    about = read_json(release.folder / MANIFEST)
+    return document | {
+        "folder": str(release.folder),
+        "exports": exports_in(release.folder),
+        **{key: about[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
+    }
+
+
+def _prove(run: Run) -> dict[str, Any]:
+    """The adapter as a GGUF file, the proof that it is what was trained, and a few answers of it as it will be served:
+    `answers` by number type, or `unserved` with the reason why this model or this machine can't.
+
+    Raises HivetuneError for a file that is not what was trained."""
+    try:
+        exported = export_run(run.folder, "gguf-adapter")
+        base = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
+        proof = prove_export(run.folder, exported)
+        with open_backend(base, ServerSettings(adapters=((exported.path, 0.0),))) as backend:
+            answers = record_answers(backend, _chats(run), adapter=0)
+        return {"export": proof, "answers": {SERVED_QUANT: answers}}
+    except (UsageError, MachineNotFit) as error:
+        return {"unserved": error.message}
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    """What the release is judged with and the gateway adds to a request without it: answers are greedy
+    (judge/worker); `system`: the prompt that most rows were trained with, which the chat page sends."""
+    trained = trained_prompt("", folder)
+    usual = trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at
+    return {**GREEDY, **({"system": trained.text} if trained is not None and usual else {})}
+
+
+def _chats(run: Run) -> list[list[dict[str, Any]]]:
+    """Held-out conversations up to their last answer."""
+    infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")[:RECORDED_PROMPTS]]
+    return [[template_message(message) for message in prompt_of(info.messages)] for info in infos]
+
+
+def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
+    """What the release's manifest keeps; nothing of it needs the run folder or the snapshot afterwards."""
+    record, manifest = run.record, run.snapshot.manifest
+    verdict = _verdict(run)
+    started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
+    return {
+        "model": run.config.model,
+        "model_sha256": sha256_file(run.model / MANIFEST),
+        "adapter_sha256": adapter_hash(run.folder),
+        "snapshot": run.snapshot.hash,
+        "verdict": None if verdict is None else verdict["verdict"],
+        "judgement": verdict,
+        "proof": dict(proof),
+        "data": {
+            "snapshot": run.snapshot.hash,
+            "path": str(run.snapshot.folder),
+            "rows": manifest["accounting"],
+            **{part: record["result"]["rows"][part] for part in ("trained", "held_out", "not_reached")},
+        },
+        "settings": record["identity"]["settings"],
+        "machine": {key: started[-1].get(key) for key in ("fingerprint", "versions")} if started else None,
+        "hivetune": __version__,
+    }
+
+
+def _verdict(run: Run) -> dict[str, Any] | None:
+    """The verdict on the present adapter; None where it was not evaluated."""
+    if not (run.folder / EVALUATION).exists():
+        return None
+    try:
+        return verdict_document(judge_run(run))
+    except UsageError:  # the evaluation is of an earlier adapter: as good as none
+        return None
+    except (KeyError, ValueError) as error:
+        raise HivetuneError(
+            f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {quoted(run.folder)}"
+        ) from None

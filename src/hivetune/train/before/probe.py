@@ -1,0 +1,59 @@
+"""Before step 0: two measured steps of the run on this machine settle its choices."""
+
+import itertools
+from collections.abc import Callable
+
+from hivetune.machine.doctor.variables import Variable
+from hivetune.machine.inventory import read_machine
+from hivetune.machine.profile import read_profile
+from hivetune.process.launch import Launch, launch_child
+from hivetune.process.parent import see_off, start_child
+from hivetune.process.protocol import Beat, Probe
+from hivetune.records import Progress, silent
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.run.status import has_begun, hold_run
+from hivetune.train.before.variables import settle_variables
+from hivetune.train.open import Run
+
+
+def probe_run(
+    run: Run, progress: Progress = silent, meanwhile: Callable[[], None] = lambda: None, start: Launch = launch_child
+) -> tuple[Variable, ...]:
+    """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
+
+    `meanwhile`: done here beside the child, where it disturbs nothing that is timed. `start` makes the child's process.
+    Returns the variables that the run's workers were given or lost now, for whoever tells the user.
+
+    Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
+    workers die is the supervisor's business.
+    """
+    variables = settle_variables(run)
+    with hold_run(run.folder):
+        if has_begun(run.folder):
+            meanwhile()
+            return variables
+        beats = itertools.count(1)
+        left = [meanwhile]
+
+        def do_once() -> None:
+            if left:
+                left.pop()()
+
+        def on_beat(beat: Beat) -> None:
+            progress(next(beats), None)
+            if beat is Beat.MEASURED:
+                do_once()
+
+        # On a machine whose rates are known the child loads first, and may have nothing to measure. On another it times
+        # products at once, and leaves a core idle when it imports transformers to compare itself with.
+        at_once = do_once if read_profile(read_machine().fingerprint).rates else lambda: None
+        task = Probe(run.model, run.snapshot.folder, run.folder)
+        environment = read_resolved(run.folder)[1].environment
+        child = start_child(task, run.folder / PROBE, environment=environment, start=start)
+        outcome = see_off(child, on_beat, at_once)
+        if outcome.error is not None and outcome.error.exit_code != 1:
+            (run.folder / PROBE / OUTCOME).unlink()
+            outcome.check("the probe")
+        do_once()  # it died before
+    return variables

@@ -1,0 +1,93 @@
+"""The station before a config: what rows and machine say about it, as settings that train as they are."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import database_path, open_database
+from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
+from hivetune.data.intake.files import find_sources
+from hivetune.data.intake.places import check_storable
+from hivetune.data.prepare.prepare import check
+from hivetune.errors import UsageError
+from hivetune.models.prepared import PACKAGED, prepared_names
+from hivetune.records import Progress, silent
+from hivetune.train.before.count import checked_rows
+from hivetune.train.before.plan import Planned, plan_run
+
+MULTIPLE = 64  # token counts are padded to multiples of it
+SHORTEST = 256  # a row of a question and an answer; below it the memory is needed by the model and not by the rows
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """`report`: the document of `data check`. `planned`: None where the model is not here and its sizes are unknown."""
+
+    config: RunConfig
+    report: Mapping[str, Any]
+    planned: Planned | None
+
+
+def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """What is said, and the model at hand where none is. `rows`: None means the store. Raises UsageError."""
+    if not rows and not _store_has_rows():
+        raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
+    paths = list(rows or ["store"])
+    for name in paths:
+        check_storable(name)
+    find_sources(paths)
+    tree = {"model": model or _model_at_hand(), "data": {"path": paths if len(paths) > 1 else paths[0]}}
+    return parse_config(tree, "command line", overrides)
+
+
+def propose(settings: RunConfig, folder: Path | None, progress: Progress = silent) -> Proposal:
+    """Settings for these rows on this machine; what was said stays as it is. `folder`: of the prepared model, None
+    where it is not here and its sizes alone may be known. Nothing is downloaded and nothing trained.
+
+    Raises DataRefused when the rows can't be trained on.
+    """
+    length_said = "max_length" in settings.model_fields_set
+    # No row is too long here: what length they need is the question.
+    longest = settings.max_length if length_said or folder is None else MOST_TOKENS_A_ROW
+    found = check(settings.data, model_folder=folder, max_length=longest, learn=settings.learn, progress=progress)
+    found.refuse(settings.data.max_rejected)
+    report = found.document
+    if folder and not length_said:
+        settings = _with_length(settings, -(-report["lengths"]["keeps_99_percent"] // MULTIPLE) * MULTIPLE)
+    planned = _plan(settings, report)
+    while not length_said and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
+        settings = _with_length(settings, settings.max_length // 2)
+        planned = _plan(settings, report)
+    if report["lengths"]["unit"] == "tokens" and report["lengths"]["longest_seen"] > settings.max_length:
+        # Counted as train counts: what is longer than the length that was chosen is rejected.
+        again = check(settings.data, model_folder=folder, max_length=settings.max_length, learn=settings.learn)
+        again.refuse(settings.data.max_rejected)
+        report = {**again.document, "lengths": report["lengths"]}
+        planned = _plan(settings, report)
+    return Proposal(settings, report, planned)
+
+
+def _store_has_rows() -> bool:
+    if not database_path().exists():
+        return False
+    with closing(open_database()) as database:
+        return database.execute("SELECT 1 FROM interactions LIMIT 1").fetchone() is not None
+
+
+def _model_at_hand() -> str:
+    """The model that was prepared last on this machine, else the one that comes as a package."""
+    return next(iter((*prepared_names(), *PACKAGED)))
+
+
+def _with_length(settings: RunConfig, tokens: int) -> RunConfig:
+    return settings.model_copy(update={"max_length": max(MULTIPLE, tokens)})
+
+
+def _plan(settings: RunConfig, report: Mapping[str, Any]) -> Planned | None:
+    tokens = round(checked_rows(report).tokens) if report["tokens"] else None
+    try:
+        return plan_run(settings, rows=max(1, report["splits"]["train"]), tokens=tokens)
+    except UsageError:  # the sizes of a model that is not here are not known
+        return None

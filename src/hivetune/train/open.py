@@ -1,0 +1,181 @@
+"""A run folder is opened: found, or made with its plan and its record. Nothing is trained here."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hivetune import __version__
+from hivetune.base.database import open_database
+from hivetune.base.disk import LOCK, home, lock
+from hivetune.base.paths import real_path
+from hivetune.base.private import check_own, make_folder
+from hivetune.base.whole import problems_once
+from hivetune.checkers.find import find_checker
+from hivetune.config import EvalConfig, RunConfig
+from hivetune.data.identity import identity_hash, identity_of, refuse_changed, refuse_other
+from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
+from hivetune.errors import Busy, UsageError
+from hivetune.models.fetch import fetch_model
+from hivetune.models.sides import parse_side
+from hivetune.process.cluster import cluster_of, own_address
+from hivetune.records import Progress, silent
+from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.run.folder import RECORD
+from hivetune.run.record import read_record, write_record
+from hivetune.train.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
+from hivetune.train.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
+
+
+@dataclass(frozen=True)
+class Run:
+    """An opened run folder."""
+
+    folder: Path
+    config: RunConfig
+    model: Path
+    snapshot: Snapshot
+    plan: Plan
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return read_record(self.folder)
+
+
+def open_run(
+    config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+) -> Run:
+    """The run of this config and data: found when it exists, else made with its plan. Trains nothing.
+
+    `on_busy` as in prepare_data: a second run on the same rows waits for the first to prepare them.
+
+    Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
+    whose evaluation could not be made; MachineNotFit when nobody answers at the cluster that it is to be computed on.
+    """
+    model = fetch_model(config.model, progress)
+    snapshot = prepare_data(config, model, progress, on_busy)
+    identity = identity_of(config, snapshot, model)
+    settings_hash = identity_hash(identity)
+    folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")
+    if (folder / RECORD).exists():
+        refuse_other(folder, identity)
+        return with_workers(load_run(folder), config.workers)
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
+    check_eval(config.eval)  # now, and not when hours of training are over
+    plan = plan_of(config, snapshot, settings_hash)
+    if (cluster := cluster_of(config)) is not None:
+        own_address(cluster)  # nobody is there: no run is left that never began
+    make_folder(folder)
+    check_own(folder)
+    write_resolved(folder, config, Choices())
+    write_plan(folder, plan)
+    record = {
+        "schema": 1,
+        "name": name,
+        "created": round(time.time(), 3),
+        "hivetune": __version__,
+        "model": str(model),
+        "snapshot": str(snapshot.folder),
+        "identity": identity,
+        "status": "new",
+    }
+    write_record(folder, record)
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
+            (str(folder), name, record["created"], snapshot.hash),
+        )
+    return Run(folder, config, model, snapshot, plan)
+
+
+def check_eval(config: EvalConfig) -> None:
+    """Raises UsageError for a checker, baseline or judge that no evaluation could use; whether a side exists is found
+    when it is opened."""
+    if config.checker is not None:
+        find_checker(config.checker, "eval.checker")
+    parse_side(config.baseline, "eval.baseline")
+    if config.judge is not None:
+        parse_side(config.judge, "eval.judge")
+
+
+def load_run(folder: Path) -> Run:
+    """An existing run. Raises UsageError when the folder is none, may be planted, lost its snapshot or model, or when
+    one of them or the settings are no longer what the run was begun with."""
+    if folder.is_dir():
+        check_own(folder)
+    record = read_record(folder)
+    config, _ = read_resolved(folder)
+    model = Path(record.get("model", "(not recorded)"))
+    if not model.exists():
+        raise UsageError(f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {config.model}")
+    snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
+    for part, hint in ((model, f"hivetune fetch {config.model}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
+        problems = problems_once(part)
+        if problems:
+            raise UsageError(f"{folder} rests on what is damaged: {part / problems[0]}", hint=hint)
+    if "identity" in record:
+        refuse_changed(folder, record["identity"], identity_of(config, snapshot, model))
+    return Run(folder, config, model, snapshot, read_plan(folder))
+
+
+def with_workers(run: Run, workers: int | str | None) -> Run:
+    """A run that is not done goes on with these: their number and place are no part of what it is. Raises Busy while
+    another process trains it."""
+    if workers == run.config.workers or run.record["status"] == "done":
+        return run
+    with lock(run.folder):
+        config, choices = read_resolved(run.folder)
+        config = config.model_copy(update={"workers": workers})
+        write_resolved(run.folder, config, choices)
+    return replace(run, config=config)
+
+
+def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Change fields of run.json atomically; only the process that holds the run's lock may."""
+    record = {**read_record(folder), **changes}
+    write_record(folder, record)
+    return record
+
+
+def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
+    """Raises UsageError for a stage 2 that has no adapter to begin with, or no bad row."""
+    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
+    if config.learn.stage == 2:
+        if config.lora.start is None:
+            raise UsageError(
+                "learn.stage is 2 and lora.start names no run of stage 1",
+                hint="hivetune learn CONFIG runs both stages",
+            )
+        if not snapshot.bad_rows():
+            raise UsageError(
+                "learn.stage is 2 and no bad answer is left to learn from",
+                hint="name pairs or failures in learn.use; hivetune data check says what became of each row",
+            )
+        return make_stage2_plan(
+            rows,
+            snapshot.good_rows("train", LEAST_VOUCHED),
+            snapshot.bad_rows(),
+            snapshot_hash=snapshot.hash,
+            settings_hash=settings_hash,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            steps=config.max_steps or config.learn.steps,
+        )
+
+    def make(part: Sequence[PlanRow]) -> Plan:
+        return make_plan(
+            part,
+            snapshot_hash=snapshot.hash,
+            settings_hash=settings_hash,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            max_steps=config.max_steps,
+        )
+
+    chunk_rows = config.supervise.chunk_rows
+    return make(rows) if chunk_rows is None else in_chunks(rows, chunk_rows, make)

@@ -1,0 +1,279 @@
+"""Which precision, token budget, recompute depth and streamed layers a run gets on a device. Pure.
+
+The effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen here.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.profile import WORTH_IT
+from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
+from hivetune.run.choices import Choices
+from hivetune.train.plan.device import Device
+from hivetune.train.plan.layout import TrimmedDocument
+from hivetune.train.plan.memory import Affine, Peak, TrainingSetup, predict_peak, with_recompute
+from hivetune.train.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
+from hivetune.train.plan.streaming import (
+    WORTH_STREAMING,
+    StreamSource,
+    can_stream,
+    fewest_streamed,
+    hiding_tokens,
+    source_of,
+    with_streamed,
+)
+
+# So near to WORTH_IT two measurements of one busy machine may disagree (a canary's rate moved by 6 to 60 % on a machine
+# that others used, docs/log.md): then what was decided there before stands.
+NEAR_TIE = 1.25
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
+LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
+# Below this difference in speed, fewer micro-batches win (a shared prefix is computed once in each), then less memory;
+# least memory alone chose 192 tokens on a noisy machine and lost the shared prefixes (docs/log.md).
+SAME_SPEED = 0.03
+BUCKET = 64
+DISK_BYTES_PER_S = 200e6
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the data asks for. `lengths` and `trained` are tokens of one typical step's rows, `longest` of any row."""
+
+    lengths: tuple[int, ...]
+    trained: tuple[int, ...]
+    longest: int
+    rows: int
+    batch_size: int
+    epochs: float
+    max_steps: int | None = None
+    assumed: bool = False
+    documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
+    """The rows of some steps where they are known; else the typical step stands for all."""
+    share: bool = False
+    """A common prefix is computed once."""
+
+    @property
+    def steps(self) -> int:
+        whole = math.ceil(self.epochs * self.rows / self.batch_size)
+        return min(whole, self.max_steps) if self.max_steps else max(1, whole)
+
+    def micro_batches(self, setup: TrainingSetup, budget_tokens: int) -> list[list[StepShape]]:
+        """Shapes of the micro-batches of each known step; of the typical step where only lengths are known."""
+        if self.documents:
+            return [micro_batch_shapes(setup, rows, budget_tokens, share=self.share) for rows in self.documents]
+        batches: list[StepShape] = []
+        for shape in map(shape_of, self.lengths, self.trained):
+            if batches and batches[-1].tokens + shape.tokens <= budget_tokens:
+                batches[-1] += shape
+            else:
+                batches.append(shape)
+        return [batches]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the steps of a run are computed. `micro_batches` and `step_s` are means of the steps that were looked at."""
+
+    setup: TrainingSetup
+    device: Device
+    budget_tokens: int
+    micro_batches: float
+    peak: Peak
+    limit_bytes: int
+    step_s: float
+    error: float
+    streaming: "StreamedFrom | None" = None
+
+    def to_choices(self) -> Choices:
+        """What of it the engine reads."""
+        return Choices(
+            device=self.device.torch_name,
+            dtype=self.setup.dtype,
+            budget_tokens=self.budget_tokens,
+            recompute=self.setup.recompute,
+            streamed=self.setup.streamed or None,
+            stream_from=self.streaming.source if self.streaming else None,
+        )
+
+
+@dataclass(frozen=True)
+class StreamedFrom:
+    """Where streamed layers come from, at how many bytes a second, from how many tokens of a micro-batch on that costs
+    no time, and what it costs in a step."""
+
+    source: StreamSource
+    bytes_per_s: float
+    hiding_tokens: float
+    waited_s: float
+
+
+def assumed_workload(
+    *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None, trained: float = 0.5
+) -> Workload:
+    """A workload of equal lengths, when nothing is known of the data but a mean."""
+    length = max(2, min(round(mean), longest))
+    lengths = (length,) * min(batch_size, max(rows, 1))
+    counts = tuple(max(1, round(length * trained)) for _ in lengths)
+    return Workload(lengths, counts, longest, rows, batch_size, epochs, max_steps, assumed=True)
+
+
+def choose_dtype(wanted: str, device: Device) -> str:
+    """The config's dtype, or for `auto` bfloat16 where its GEMM is clearly faster, else float32.
+
+    Raises UsageError for a precision that the device does not compute in.
+    """
+    if wanted != "auto":
+        if wanted not in device.rates:
+            raise UsageError(f"{wanted} is unsupported on {device.name}. {device.note}", hint="set dtype: auto")
+        return wanted
+    return auto_dtype(device.rates, device.decided_dtype)
+
+
+def auto_dtype(rates: Mapping[str, float], decided: str | None = None) -> str:
+    """What `dtype: auto` is where matrix products run at these rates (any unit): bfloat16 if that is clearly faster.
+
+    `decided`: what it was on this machine before (its profile). Near a tie that stands, so that two runs on one machine
+    agree; rates that contradict it clearly win.
+    """
+    half, full = rates.get("bfloat16", 0.0), rates.get("float32")
+    if decided is not None and decided in rates and full and WORTH_IT / NEAR_TIE <= half / full <= WORTH_IT * NEAR_TIE:
+        return decided
+    return "bfloat16" if full is None or half > WORTH_IT * full else "float32"
+
+
+def fastest_that_fits(
+    setup: TrainingSetup,
+    device: Device,
+    work: Workload,
+    *,
+    memory_share: float = 0.9,
+    correction: Affine | None = None,
+    rate: Rate | None = None,
+    only_streamed: bool = False,
+) -> Choice:
+    """The fastest token budget, recompute depth and number of streamed layers that fit. Raises DoesNotFit when not even
+    the longest row does.
+
+    `setup.dtype` comes from `choose_dtype`, `correction` and `rate` from probes. Every budget is tried with as few
+    recomputed layers as fit (all products cost about the same operations per saved byte, so only their number matters),
+    and with fewer of them where layers are streamed instead. `only_streamed`: all layers that can be.
+    """
+    limit = device.limit_bytes(memory_share)
+    rate = rate or unprobed_rate(device.rates[setup.dtype], device.bandwidth, kind=device.kind, source=device.source)
+    ways = _Ways(setup, device, work, limit, correction, rate, only_streamed)
+    fitting = [choice for budget in _budgets(work, device, ways) for choice in ways.with_budget(budget)]
+    if not fitting:
+        smallest = predict_peak(smallest_setup(setup), rounded_up(work.longest), correction)
+        raise DoesNotFit(
+            f"at least {size_words(smallest.bytes)} are needed, {size_words(limit)} may be used on {device.name} "
+            f"({size_words(device.free_bytes)} free, {100 * device.margin:.0f} % reserved)"
+        )
+    whole = [choice for choice in fitting if not choice.setup.streamed]
+    if whole and min(c.step_s for c in fitting) > (1 - WORTH_STREAMING) * min(c.step_s for c in whole):
+        fitting = whole
+    fastest = min(choice.step_s for choice in fitting)
+    good = [choice for choice in fitting if choice.step_s <= fastest * (1 + SAME_SPEED)]
+    return min(good, key=lambda c: (c.micro_batches, c.setup.streamed, c.peak.bytes, c.budget_tokens))
+
+
+def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
+    """What holds least memory: every layer recomputed, and streamed where it can be."""
+    layers = setup.architecture.layers
+    deepest = with_recompute(setup, layers)
+    return with_streamed(deepest, layers) if can_stream(setup) else deepest
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What is tried, and against what."""
+
+    setup: TrainingSetup
+    device: Device
+    work: Workload
+    limit_bytes: int
+    correction: Affine | None
+    rate: Rate
+    only_streamed: bool
+
+    @property
+    def hiding_tokens(self) -> float:
+        """The budget from which on streamed layers cost no time; 0 where none can be streamed."""
+        if not can_stream(self.setup):
+            return 0.0
+        return hiding_tokens(self.setup, self.rate.flops_per_s, self._read_rate(self.setup)[1])
+
+    def with_budget(self, budget: int) -> Iterator[Choice]:
+        """For each number of recomputed layers the fewest streamed ones that fit, up to the first that needs none.
+        Beyond the largest budget that is of use otherwise only with streamed layers."""
+        beyond = budget > _largest(self.work, self.device)
+        steps: dict[str, list[list[StepShape]]] = {}
+        for layers in range(self.setup.architecture.layers + 1):
+            deeper = with_recompute(self.setup, layers)
+            streamed = fewest_streamed(deeper, budget, self.correction, self.limit_bytes)
+            if streamed is not None and self.only_streamed:
+                streamed = self.setup.architecture.layers if can_stream(self.setup) else None
+            if streamed == 0 and beyond:
+                return
+            if streamed is not None:
+                way = with_streamed(deeper, streamed)
+                if way.path not in steps:
+                    steps[way.path] = self.work.micro_batches(way, budget)
+                yield self._choice(way, budget, steps[way.path])
+            if streamed == 0 or (streamed is not None and self.only_streamed):
+                return
+
+    def _choice(self, setup: TrainingSetup, budget: int, steps: Sequence[Sequence[StepShape]]) -> Choice:
+        source, bytes_per_s = self._read_rate(setup)
+        rate = replace(self.rate, read_bytes_per_s=bytes_per_s)
+        hiding = hiding_tokens(setup, rate.flops_per_s, bytes_per_s)
+        waited_s = statistics.mean(sum(rate.waiting_s(setup, shape) for shape in shapes) for shapes in steps)
+        return Choice(
+            setup,
+            self.device,
+            budget,
+            statistics.mean(map(len, steps)),
+            predict_peak(setup, budget, self.correction),
+            self.limit_bytes,
+            statistics.mean(rate.seconds(setup, shapes) for shapes in steps),
+            rate.error,
+            StreamedFrom(source, bytes_per_s, hiding, waited_s) if setup.streamed else None,
+        )
+
+    def _read_rate(self, setup: TrainingSetup) -> tuple[StreamSource, float]:
+        source, published = source_of(setup, self.device)
+        return source, self.rate.read_bytes_per_s or published
+
+
+def _largest(work: Workload, device: Device) -> int:
+    return max(rounded_up(work.longest), LARGEST_BUDGET[device.kind])
+
+
+def _budgets(work: Workload, device: Device, ways: _Ways) -> Sequence[int]:
+    """Budgets that hold the longest row and are not larger than a whole step needs."""
+    least, most = rounded_up(work.longest), rounded_up(max(sum(work.lengths), work.longest))
+    of_use = max(_largest(work, device), rounded_up(math.ceil(ways.hiding_tokens)))
+    cap = min(most, max(least, of_use))
+    cuts = {cap, min(most, _largest(work, device))}
+    return sorted({least, *cuts, *(budget for budget in BUDGETS if least <= budget <= cap)})
+
+
+def rounded_up(tokens: int) -> int:
+    return -(-tokens // BUCKET) * BUCKET
+
+
+def power_loss_s(
+    setup: TrainingSetup, step_s: float, every_s: float | None = None, *, disk_bytes_per_s: float = DISK_BYTES_PER_S
+) -> float:
+    """Most seconds of work that a power cut can lose: one step, or the checkpoint interval."""
+    checkpoint_bytes = 12 * setup.adapter_parameters
+    cost_s = max(0.05, checkpoint_bytes / disk_bytes_per_s)
+    interval_s = every_s or checkpoint_interval_s(cost_s, MEAN_TIME_BETWEEN_FAULTS_S, blocking_s=0.1 * cost_s)
+    return max(step_s, interval_s)
+
+
+def size_words(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.0f} MB"

@@ -1,0 +1,260 @@
+"""How much memory a training step holds at its peak, and where it goes. From sizes alone, corrected by two probes.
+
+    weights + adapters (16 bytes a parameter, with gradient and optimizer) + saved activations + logits + runtime
+
+At a fixed chunk of logits the peak is affine in the tokens of the largest micro-batch, so two measured steps (T and 2T)
+give what the formula can't know: allocator slack, kernels' workspaces, what the frameworks keep.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hivetune.models.architecture import Architecture
+from hivetune.models.targets import ALL_LINEAR
+from hivetune.train.plan.layout import compiles_products
+
+BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+# With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
+NF4_BITS = 4.127
+# Of streamed layers the scales are not packed again: 4 + 32/64 (train/worker/model/fast/weights/nf4.py).
+STREAMED_NF4_BITS = 4.5
+# Positions whose logits exist at a time: a round number near both paths' chunks (train/worker/model/).
+LOGITS_CHUNK = 256
+# Buffers of hidden size alive at once inside a layer, beside what it keeps.
+TRANSIENT_WIDTHS = 6
+# Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
+RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
+# What oneDNN keeps for each new row count of products on a CPU, whatever the widths: bfloat16, 30 counts of tokens and
+# 30 of entries, 326 MB; float32 0.6 MB for each of a step's eight products; MKL nothing. A micro-batch has two counts:
+# its tokens, and those with a loss.
+COMPILED_BYTES = 5_500_000
+# Of a checkpoint, for each trained parameter: its value and AdamW's two moments in float32.
+STATE_BYTES = 12
+# The general path (any transformers model) keeps what autograd keeps: norms, products and masks too.
+GENERAL_FACTOR = 2.3
+# As a share of the inputs and outputs of all products, where they were counted: the same for Llama's shapes.
+COUNTED_FACTOR = 1.3
+# Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
+# up to 25 % (malloc keeps what was freed). With two probe steps: within 10 % on a CPU, 5 % by a card's allocator.
+FORMULA_ERROR = 0.25
+# For a family without a formula of its own, counted module by module or guessed from its config.
+UNKNOWN_ERROR = 0.5
+UNKNOWN_PROBED_ERROR = 0.15
+PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
+
+# Of streamed layers: one is computed with, one is there, one is on its way (train/worker/model/fast/weights/stream.py).
+STREAM_PLACES = 3
+
+Path = Literal["fast", "general"]
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """What decides memory and time of a step besides its tokens.
+
+    adapter_parameters: trained ones, A and B of all modules; active_adapter_parameters: those that one token meets,
+    where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices
+    are NF4. recompute: layers whose activations are not kept. path: which implementation runs (worker/model/load.py).
+    products: the library of float32 on a CPU, where it is known. streamed: layers whose weights do not stay on the
+    device, three of them at a time do (train/plan/streaming.py).
+    """
+
+    architecture: Architecture
+    adapter_parameters: int
+    dtype: str
+    kind: str = "cpu"
+    quantized: bool = False
+    recompute: int = 0
+    path: Path = "fast"
+    active_adapter_parameters: int | None = None
+    products: str | None = None
+    streamed: int = 0
+
+    @property
+    def value_bytes(self) -> int:
+        return BYTES[self.dtype]
+
+
+def adapters_of(architecture: Architecture, rank: int, target_modules: str | Sequence[str]) -> tuple[int, int]:
+    """Trained parameters: all, and those that one token meets. Of a guessed model, whose modules have other names, as
+    if all had an adapter. Raises UsageError as `match_targets`."""
+    wanted = target_modules if architecture.exact else ALL_LINEAR
+    return architecture.adapter_parameters(rank, wanted), architecture.active_adapter_parameters(rank, wanted)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """constant + slope * x."""
+
+    constant: float
+    slope: float
+
+    def __call__(self, x: float) -> float:
+        return self.constant + self.slope * x
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Predicted peak in bytes by part; `error` is the half-width of the bar as a share of the whole."""
+
+    parts: Mapping[str, int]
+    error: float
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.parts.values())
+
+
+def saved_bytes_per_token(setup: TrainingSetup) -> int:
+    """Bytes that one layer keeps for its backward, for each token.
+
+    Fast path (train/worker/model/fast/layer.py, `Kept`): residual at the input and in the middle, q, k, v, attention's
+    output, gate and up, the log-sum-exp of each head; norms, the SwiGLU product and x A are recomputed. The residuals
+    are float32 there and counted in the run's precision here: the probes' correction carries the difference.
+    """
+    a = setup.architecture
+    if a.modules:  # what its products take in and give out
+        return round(setup.value_bytes * COUNTED_FACTOR * a.widths_per_token / a.layers)
+    widths = 2 * a.hidden + 2 * a.q + 2 * a.k + 2 * a.ffn
+    kept = setup.value_bytes * widths + 4 * a.heads
+    return round(kept * (GENERAL_FACTOR if setup.path == "general" else 1))
+
+
+def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
+    """Bytes for all layers of one micro-batch: kept layers whole, recomputed ones by their input, and the one whose
+    values are being recomputed."""
+    a, kept = setup.architecture, saved_bytes_per_token(setup)
+    saved = (a.layers - setup.recompute) * kept
+    boundaries = setup.recompute * a.hidden * setup.value_bytes
+    working = kept if setup.recompute else 0
+    transient = TRANSIENT_WIDTHS * a.hidden * setup.value_bytes
+    return tokens * (saved + boundaries + working + transient)
+
+
+def layer_bytes(setup: TrainingSetup) -> int:
+    """The frozen matrices of one layer as they are streamed, the mean of all."""
+    weights = setup.architecture.layer_weights
+    return round(weights * STREAMED_NF4_BITS / 8) if setup.quantized else weights * setup.value_bytes
+
+
+def weight_bytes(setup: TrainingSetup) -> int:
+    """The frozen base in bytes, as far as it stays on the device; with NF4 the layers' matrices at 4.127 bits, the rest
+    as it is, and the largest matrix unpacked for its product, or, where layers are streamed, the layer at hand."""
+    a = setup.architecture
+    away = max(0, setup.streamed - STREAM_PLACES)
+    if not setup.quantized:
+        return a.parameters * setup.value_bytes - away * layer_bytes(setup)
+    if setup.streamed:
+        in_layers = a.layers * a.layer_weights
+        unpacked = (a.parameters - in_layers + a.layer_weights) * setup.value_bytes
+        return unpacked + (a.layers - away) * layer_bytes(setup)
+    rest = (a.parameters - a.quantizable_parameters) * setup.value_bytes
+    return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
+
+
+def predict_peak(
+    setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2, saves: bool = True
+) -> Peak:
+    """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`.
+
+    A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32, and 2 more where products
+    read a half-precision copy. `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
+    `saves`: on a CPU a run keeps a copy of its state, which is written beside it (train/worker/saver.py); a probe has
+    none.
+    """
+    n = setup.adapter_parameters
+    copy = 0 if setup.value_bytes == 4 else setup.value_bytes
+    chunk = min(tokens, LOGITS_CHUNK)
+    parts = {
+        "weights": weight_bytes(setup),
+        "adapters": n * (4 + copy),
+        "gradients": n * 4,
+        "optimizer": n * 8,
+        "activations": activation_bytes(setup, tokens),
+        "logits": chunk * setup.architecture.vocabulary * (setup.value_bytes + 4),
+        "runtime": RUNTIME_BYTES[setup.kind],
+    }
+    if setup.kind == "cpu" and compiles_products(setup.dtype, setup.products):
+        parts["compiled products"] = row_counts * COMPILED_BYTES
+    if saves and setup.kind == "cpu":
+        parts["saved state"] = n * STATE_BYTES
+    if correction is None:
+        return Peak(parts, UNKNOWN_ERROR if is_unknown(setup.architecture) else FORMULA_ERROR)
+    parts["measured beyond the formula"] = round(correction(tokens))
+    known = PROBED_PEAK_ERROR[setup.kind]
+    return Peak(parts, max(known, UNKNOWN_PROBED_ERROR) if is_unknown(setup.architecture) else known)
+
+
+def is_unknown(architecture: Architecture) -> bool:
+    """Whether its family has no formula of its own: its error bars are wider."""
+    return bool(architecture.modules) or not architecture.exact
+
+
+def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> Affine:
+    """What probes (tokens, peak bytes), made one after the other, add to the formula, as a line over the tokens.
+
+    It holds for other recompute depths and ranks of the same model too, since those change the formula's part. The
+    corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
+    """
+    residuals = [
+        (tokens, peak - predict_peak(setup, tokens, row_counts=2 * (number + 1), saves=False).bytes)
+        for number, (tokens, peak) in enumerate(points)
+    ]
+    fitted = fit_affine(residuals)
+    tokens = [t for t, _ in residuals]
+    slope_floor = -activation_bytes(setup, max(tokens)) / max(tokens)
+    if fitted.slope >= slope_floor:
+        return fitted
+    return Affine(max(residual - slope_floor * t for t, residual in residuals), slope_floor)
+
+
+def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
+    """Least squares. With one x only, a constant. Raises ValueError without points."""
+    if not points:
+        raise ValueError("no points to fit")
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread == 0:
+        return Affine(mean_y, 0.0)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    return Affine(mean_y - slope * mean_x, slope)
+
+
+def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
+    """(part, bytes, explanation in words) for people, the largest part first."""
+    a, n = setup.architecture, setup.adapter_parameters
+    precision = "4-bit NF4" if setup.quantized else setup.dtype
+    full = 12 * a.parameters
+    words = {
+        "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state"
+        + (f"; {setup.streamed} of {a.layers} layers are streamed, 3 at a time are here" if setup.streamed else ""),
+        "adapters": f"{n:,} trained parameters ({100 * n / a.parameters:.2f} % of the model), float32",
+        "gradients": "one float32 for each trained parameter",
+        "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "
+        "whole model, as full fine-tuning pays",
+        "activations": f"{tokens:,} tokens a micro-batch x {a.layers} layers"
+        + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
+        "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
+        "runtime": "Python, torch and its kernels",
+        "saved state": "a copy of adapters and optimizer, which is written while the next steps are computed",
+        "compiled products": "code that oneDNN keeps for each row count of bfloat16 products",
+        "measured beyond the formula": "difference between two measured steps and the formula",
+    }
+    return sorted(((name, size, words[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
+
+
+def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
+    """What a run needs on disk: `keep` checkpoints (three newest and one being written), the best, adapter, export."""
+    n, a = setup.adapter_parameters, setup.architecture
+    return {
+        "checkpoints": keep * STATE_BYTES * n,
+        "best checkpoint": STATE_BYTES * n,
+        "adapter": 4 * n,
+        "export": 2 * 2 * a.parameters,  # merged safetensors and a 16-bit GGUF
+    }
+
+
+def with_recompute(setup: TrainingSetup, layers: int) -> TrainingSetup:
+    return replace(setup, recompute=layers)

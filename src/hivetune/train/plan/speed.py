@@ -1,0 +1,246 @@
+"""How long a step takes: floating point operations by formula, a rate by measurement, an error bar that says which.
+
+From a formula and a published rate the error is a factor of two; from two probe steps on the machine it is 10 % while
+the machine stays as it was, which a canary GEMM (one fixed matrix product) before and during the run checks. Predicted
+and actual times: docs/performance.md.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
+from hivetune.train.plan.memory import STREAM_PLACES, Affine, TrainingSetup, fit_affine, fit_correction, layer_bytes
+
+# What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
+UNPROBED_SHARE = 0.45
+UNPROBED_ERROR = 0.5
+PROBED_TIME_ERROR = 0.10
+# The two probe steps contradict each other: something else uses the machine (seen at load 10: 501 tokens faster than
+# 371, docs/log.md).
+NOISY_ERROR = 0.3
+PROBED = "two probe steps on this machine"
+# Of a micro-batch: launches of some 20 kernels a layer on a card, Python on a CPU.
+OVERHEAD_S = {"cpu": 0.01, "cuda": 0.02, "rocm": 0.02}
+# Beyond this change of the canary's rate a comparison says nothing about the prediction.
+VOID_AT = 0.05
+# Below some tokens a GEMM only reads its weights: rate(T) = rate * T / (T + half). Half is rate / bandwidth, in tokens.
+CPU_HALF_TOKENS = 32
+BUCKET_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What is computed in one optimizer step: tokens, sum of squared document lengths, positions with a loss."""
+
+    tokens: int
+    squares: int
+    trained: int
+
+    def __add__(self, other: "StepShape") -> "StepShape":
+        return StepShape(self.tokens + other.tokens, self.squares + other.squares, self.trained + other.trained)
+
+
+def shape_of(length: int, trained: int) -> StepShape:
+    """One document, computed whole."""
+    return StepShape(length, length * length, trained)
+
+
+def micro_batch_shapes(
+    setup: TrainingSetup, documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool
+) -> list[StepShape]:
+    """What is computed in each micro-batch of a step on these documents: the layouts that the fast path makes of them.
+
+    `share`: a common prefix is computed once. The general path pads its documents; that loss is not counted.
+    """
+    fast = setup.path == "fast"
+    multiple = token_multiple(setup.kind, setup.dtype, setup.products) if fast else 1
+    shapes = []
+    for batch in split_documents(documents, budget_tokens, share=share and fast):
+        layout = make_layout([documents[index] for index in batch], share=share and fast, pad=multiples_of(multiple))
+        squares = sum((part.depth + part.size) ** 2 - part.depth**2 for part in layout.segments)
+        shapes.append(StepShape(layout.size, squares, len(layout.rows)))
+    return shapes
+
+
+def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
+    """Floating point operations of forward and backward.
+
+    For each token 4 N for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
+    adapter parameter (forward, input and weight gradient). For each document of length s 3.5 x 2 L q s^2 for causal
+    attention: two products forward (4 q s^2, half of it masked), five backward with the scores recomputed
+    (FlashAttention-2, arXiv 2307.08691). For each trained token 4 V d: logits, and the gradient of their input, made in
+    the forward pass. A recomputed layer adds another forward.
+    """
+    a = setup.architecture
+    again = setup.recompute / a.layers
+    trained = setup.active_adapter_parameters or setup.adapter_parameters
+    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * trained
+    attention = (3.5 + again) * 2 * a.layers * a.q
+    logits = 4 * a.vocabulary * a.hidden
+    return linear * shape.tokens + attention * shape.squares + logits * shape.trained
+
+
+def streamed_flops(setup: TrainingSetup, shape: StepShape) -> tuple[float, float]:
+    """Of `step_flops` those of the streamed layers, forward and backward: what hides their reading."""
+    a = setup.architecture
+    trained = setup.active_adapter_parameters or setup.adapter_parameters
+    forward = 2 * (a.linear_parameters + trained) * shape.tokens + 2 * a.layers * a.q * shape.squares
+    whole = step_flops(replace(setup, recompute=0), replace(shape, trained=0))
+    again = min(setup.recompute, setup.streamed) / a.layers * forward
+    share = setup.streamed / a.layers
+    return share * forward, share * (whole - forward) + again
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How many operations a second a step gets here.
+
+    error: half-width of the bar, as a share. overhead_s: what each micro-batch costs besides. half_tokens: at so many
+    tokens half of the rate is reached, because products that small wait for their weights; 0 where the rate was fitted.
+    read_bytes_per_s: at which streamed layers come; None where that was not measured.
+    """
+
+    flops_per_s: float
+    error: float
+    overhead_s: float = 0.0
+    half_tokens: float = CPU_HALF_TOKENS
+    source: str = "published rate"
+    read_bytes_per_s: float | None = None
+
+    def seconds(self, setup: TrainingSetup, micro_batches: Iterable[StepShape]) -> float:
+        return sum(
+            step_flops(setup, shape) / self._reached(shape) + self.overhead_s + self.waiting_s(setup, shape)
+            for shape in micro_batches
+            if shape.tokens
+        )
+
+    def waiting_s(self, setup: TrainingSetup, shape: StepShape) -> float:
+        """Seconds for which computing waits for streamed layers. Each pass reads all of them but the three that the
+        pass before it left there, while it computes all but its first and its last."""
+        reads = setup.streamed - STREAM_PLACES
+        if reads <= 0 or self.read_bytes_per_s is None:
+            return 0.0
+        read_s = reads * layer_bytes(setup) / self.read_bytes_per_s
+        hides = (setup.streamed - 2) / setup.streamed
+        return sum(max(0.0, read_s - hides * flops / self._reached(shape)) for flops in streamed_flops(setup, shape))
+
+    def _reached(self, shape: StepShape) -> float:
+        return self.flops_per_s * shape.tokens / (shape.tokens + self.half_tokens)
+
+
+def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str, source: str) -> Rate:
+    """From a GEMM rate (measured here or published) alone."""
+    half = gemm_flops_per_s / bandwidth if bandwidth else CPU_HALF_TOKENS
+    return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, OVERHEAD_S[kind], half, source)
+
+
+def probed_rate(
+    setup: TrainingSetup, points: Sequence[tuple[StepShape, float]], *, gemm_flops_per_s: float = math.inf
+) -> Rate:
+    """From measured steps (shape, seconds) of one micro-batch each: time as a line over operations.
+
+    A slope above 1.1 times the GEMM rate or a negative overhead is noise: a step is not faster than its products.
+    """
+    fitted = fit_affine([(step_flops(setup, shape), seconds) for shape, seconds in points])
+    shape, seconds = max(points, key=lambda point: point[0].tokens)
+    if fitted.slope > 1 / (1.1 * gemm_flops_per_s) and fitted.constant >= -0.01 * seconds:
+        return Rate(1 / fitted.slope, PROBED_TIME_ERROR, max(0.0, fitted.constant), 0.0, PROBED)
+    # The machine is noisy: the rate of the larger step, and the overhead that is assumed without any probe.
+    overhead_s = min(OVERHEAD_S[setup.kind], seconds / 2)
+    return Rate(step_flops(setup, shape) / (seconds - overhead_s), NOISY_ERROR, overhead_s, 0.0, PROBED)
+
+
+def probe_key(setup: TrainingSetup) -> str:
+    """What a probe in a machine's profile holds for: model, adapters, precision and device."""
+    a = setup.architecture
+    nf4 = " nf4" if setup.quantized else ""
+    return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.adapter_parameters} trained, {setup.dtype}{nf4}"
+
+
+def probe_document(
+    setup: TrainingSetup,
+    points: Sequence[tuple[StepShape, float, int]],
+    read_bytes_per_s: float | None = None,
+) -> dict[str, Any]:
+    """Plain values for the profile, from (shape, seconds of computing, peak bytes) of measured steps."""
+    measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
+    done = {name: getattr(setup, name) for name in ("path", "recompute", "streamed")}
+    return {**done, "points": measured, "read_bytes_per_s": read_bytes_per_s}
+
+
+def probed_setup(setup: TrainingSetup, probe: Mapping[str, Any]) -> TrainingSetup:
+    """As the model of a `probe_document` was computed."""
+    return replace(setup, path=probe["path"], recompute=probe["recompute"], streamed=probe.get("streamed", 0))
+
+
+def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
+    """Rate and memory correction from a `probe_document`."""
+    probed = probed_setup(setup, probe)
+    shapes = [StepShape(point["tokens"], point["squares"], point["trained"]) for point in probe["points"]]
+    rate = probed_rate(probed, [(s, point["seconds"]) for s, point in zip(shapes, probe["points"], strict=True)])
+    peaks = [(point["tokens"], point["peak_bytes"]) for point in probe["points"]]
+    return replace(rate, read_bytes_per_s=probe.get("read_bytes_per_s")), fit_correction(probed, peaks)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Written into the run's choices before step 0 and held against what came."""
+
+    flops_per_s: float
+    overhead_s: float
+    error: float
+    peak_bytes: int
+    peak_error: float
+    canary_flops_per_s: float
+    read_bytes_per_s: float | None = None
+
+    @property
+    def rate(self) -> Rate:
+        return Rate(self.flops_per_s, self.error, self.overhead_s, 0.0, PROBED, self.read_bytes_per_s)
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A finished step: the tokens of its rows, and its seconds, predicted and measured."""
+
+    tokens: int
+    predicted_s: float
+    actual_s: float
+
+
+def predicted_and_actual(
+    prediction: Prediction,
+    steps: Iterable[Timed],
+    *,
+    peak_bytes: int | None = None,
+    canary: Sequence[float] = (),
+) -> dict[str, Any]:
+    """The report after a run: median predicted and measured seconds for each bucket of tokens, and the peak.
+
+    `canary`: rates of the canary GEMM beside those steps. `void` is true when their median is more than 5 % off: then
+    the machine changed under the run, and the comparison says nothing.
+    """
+    measured: dict[int, list[Timed]] = {}
+    for step in steps:
+        measured.setdefault(-(-step.tokens // BUCKET_TOKENS) * BUCKET_TOKENS, []).append(step)
+    buckets = []
+    for bucket, timed in sorted(measured.items()):
+        predicted_s = statistics.median(step.predicted_s for step in timed)
+        actual_s = statistics.median(step.actual_s for step in timed)
+        off = predicted_s / actual_s - 1
+        buckets.append(
+            {"tokens": bucket, "steps": len(timed), "predicted_s": predicted_s, "actual_s": actual_s, "off": off}
+        )
+    moved = abs(statistics.median(canary) / prediction.canary_flops_per_s - 1) if canary else 0.0
+    report: dict[str, Any] = {"buckets": buckets, "canary_moved": moved, "void": moved > VOID_AT}
+    if peak_bytes:
+        report["peak"] = {"predicted_bytes": prediction.peak_bytes, "actual_bytes": peak_bytes}
+        report["peak"]["off"] = prediction.peak_bytes / peak_bytes - 1
+    report["held"] = all(abs(bucket["off"]) <= prediction.error for bucket in buckets)
+    return report

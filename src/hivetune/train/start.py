@@ -1,0 +1,124 @@
+"""The station that takes the time: the supervisor brings the run to its end; what became of each row is accounted."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from hivetune.base.disk import write_manifest
+from hivetune.base.journal import read_journal
+from hivetune.process.beside import Exporters
+from hivetune.records import Accounting
+from hivetune.run.chart import write_loss_chart
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import EVENTS
+from hivetune.run.status import hold_run, run_status
+from hivetune.train.open import Run, load_run, update_record
+from hivetune.train.supervise.attempt import Terms
+from hivetune.train.supervise.ladder import arithmetic_changes
+from hivetune.train.supervise.room import write_when_there_is_room
+from hivetune.train.supervise.supervisor import supervise_run
+
+FOR_STAGE_2 = "for-stage-2"  # the reason in data/reasons.py
+# Of the worker's result, what `train --json` tells.
+REPORTED = (
+    "loss_first",
+    "loss_last",
+    "best",
+    "adapter_step",
+    "stopped_early",
+    "tokens",
+    "train_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "peak_memory_bytes",
+    "prediction",
+    "path",
+    "why",
+    "kernels",
+    "device",
+    "dtype",
+)
+
+
+def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
+    """Train to the end under the supervisor; the document of `train --json`. A finished run is only reported.
+
+    Raises: Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
+    """
+    record = run.record
+    if record["status"] == "done":
+        return {**record["result"], "already_done": True}
+    # From the first look on: the run's lock is held by then, which is how an exporter knows that it goes on.
+    terms = replace(terms, on_look=Exporters(run.folder, run.config.report_to).look)
+    outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
+    run = load_run(run.folder)  # with the amendments that were made
+    result = outcome.result
+    # Of the whole run: a resumed one does not forget what happened before.
+    events = list(read_journal(run.folder / EVENTS))
+    document = {
+        "schema": 1,
+        "run": str(run.folder),
+        "status": outcome.status,
+        "steps": outcome.steps,
+        "steps_planned": len(run.plan.steps),
+        "trained_tokens": result.get("trained_tokens", 0),
+        "rows": asdict(account(run, outcome.steps)),
+        **{key: result.get(key) for key in REPORTED},
+        "restarts": sum(entry["event"] == "attempt" and entry["number"] > 1 for entry in events),
+        "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
+        "rungs": list(outcome.rungs),
+        "arithmetic_changes": [asdict(change) for change in arithmetic_changes(events, outcome.rungs)],
+        "useful_share": outcome.useful_share,
+        "environment": dict(read_resolved(run.folder)[1].environment or {}),
+        "quarantined": quarantined_rows(run),
+        "storage_problem": run_status(run.folder).storage_problem,
+        "already_done": False,
+    }
+
+    def write() -> None:
+        update_record(run.folder, status=outcome.status, result=document)
+        write_loss_chart(run.folder)
+        if outcome.status == "done":
+            write_manifest(run.folder, {"kind": "run"})
+
+    with hold_run(run.folder):
+        write_when_there_is_room(run.folder, write)
+    outcome.check()
+    return document
+
+
+def account(run: Run, steps_done: int) -> Accounting:
+    """Law 1 for a run: the snapshot's accounting with its training rows divided by what became of them.
+
+    A row of several views is quarantined when one of them is, else trained when one of them was.
+    """
+    taken_in = run.snapshot.manifest["accounting"]
+    first = run.snapshot.first_views()
+    bad = {one.row: one.own for one in run.snapshot.bad_rows()}
+    reached = run.plan.rows_reached(steps_done)
+    trained, quarantined = ({first.get(row, row) for row in rows if row not in bad} for rows in reached)
+    trained -= quarantined
+    # Bad rows were set aside for stage 2; a worse answer is part of the row with the better one.
+    bad_trained, bad_quarantined = (sum(bad.get(row, False) for row in rows) for rows in reached)
+    set_aside = dict(taken_in["set_aside"])
+    if bad_trained or bad_quarantined:
+        set_aside[FOR_STAGE_2] -= bad_trained + bad_quarantined
+    return Accounting(
+        rows_in=taken_in["rows_in"],
+        trained=len(trained) + bad_trained,
+        held_out=taken_in["held_out"],
+        duplicates=taken_in["duplicates"],
+        rejected=taken_in["rejected"],
+        set_aside={reason: count for reason, count in set_aside.items() if count},
+        quarantined=len(quarantined) + bad_quarantined,
+        not_reached=taken_in["trained"] - len(trained) - len(quarantined),
+    )
+
+
+def quarantined_rows(run: Run) -> list[str]:
+    """`file:line: reason` of each row that was taken out at run time."""
+    return [
+        f"{run.snapshot.info(row).source}: {amendment.reason}"
+        for amendment in run.plan.amendments
+        if amendment.until_step is None
+        for row in amendment.rows
+    ]

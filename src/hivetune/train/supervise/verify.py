@@ -1,0 +1,265 @@
+"""Proof on the user's own machine and config: a short run killed by SIGKILL and resumed equals one that was not killed.
+
+Both runs go through the ordinary supervisor. What is compared: weights, optimizer, progress and adapter, byte for byte.
+"""
+
+from __future__ import annotations  # array[float] is no type at run time before Python 3.12
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import statistics
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import write_atomic, write_manifest
+from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import ROWS_FILE, Snapshot, open_snapshot
+from hivetune.errors import HivetuneError, Stopped
+from hivetune.records import Progress, silent
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import STATE, TENSORS
+from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
+from hivetune.run.folder import ADAPTER, EVENTS, METRICS
+from hivetune.train.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
+from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.train.supervise.attempt import Terms
+from hivetune.train.supervise.supervisor import supervise_run
+
+STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
+# Shorter runs than this are over before they can be killed in the middle.
+LEAST_TRAINING_S = 4.0
+MOST_STEPS = 400
+KILLS = 2
+# Kernels of a card may add in another order each time; a wrong resume is off by the size of an update, far above this.
+ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One file of both runs. `difference`: largest, relative to the largest value; None where it is not of tensors."""
+
+    file: str
+    identical: bool
+    difference: float | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`resumed_from`: the steps at which the killed run went on."""
+
+    files: tuple[Compared, ...]
+    steps: int
+    kills: int
+    resumed_from: tuple[int, ...]
+    device: str
+    seconds: float
+
+    @property
+    def identical(self) -> bool:
+        return all(each.identical for each in self.files)
+
+    @property
+    def passed(self) -> bool:
+        """Bit for bit; on a card, whose kernels may not be deterministic, the tensors within rounding."""
+        if self.device == "cpu":
+            return self.identical
+        return all(each.identical or each.difference is None or each.difference <= ROUNDING for each in self.files)
+
+
+@dataclass
+class _Killer:
+    """Ends the worker of `run` by SIGKILL, once at each of `at` finished steps, up to a step's time later."""
+
+    run: Path
+    at: list[int]
+    step_s: float
+    kills: int = 0
+
+    def look(self, done: int) -> None:
+        if not self.at or done < self.at[0]:
+            return
+        attempts = [entry for entry in read_journal(self.run / EVENTS) if entry["event"] == "attempt"]
+        if not attempts or len(attempts) <= self.kills:
+            return
+        time.sleep(random.random() * min(self.step_s, 2.0))
+        os.kill(attempts[-1]["pid"], signal.SIGKILL)
+        self.at.pop(0)
+        self.kills += 1
+
+
+def verify_resume(
+    config: RunConfig,
+    model: Path,
+    snapshot: Snapshot,
+    folder: Path,
+    progress: Progress = silent,
+    *,
+    worker: str | None = None,
+) -> Verification:
+    """Train a few steps of `config` twice below `folder`, once undisturbed and once killed KILLS times.
+
+    Raises HivetuneError when a run does not come to its end, or was over before it could be killed.
+    """
+    started = time.monotonic()
+    train, validation = snapshot.rows("train")[: BATCH * MOST_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
+    judged = _judged_rows(snapshot) if config.learn.stage == 2 else []
+    excerpt = excerpt_of(snapshot, [*dict.fromkeys([*train, *validation, *judged])], folder / "snapshot")
+    calm, killed = folder / "calm", folder / "killed"
+
+    def train_to_end(run: Path, steps: int, on_step: Callable[[int], None], choices: Choices = NO_CHOICES) -> None:
+        short = _make_run(run, config, excerpt, steps, choices)
+        outcome = supervise_run(run, short, model=model, snapshot=excerpt.folder, worker=worker, terms=Terms(on_step))
+        try:
+            outcome.check()
+        except Stopped as error:  # its words are of a run that can be resumed; this one is deleted by who asked for it
+            raise Stopped("stopped before both runs were compared", signal_number=error.signal_number) from None
+        except HivetuneError as error:
+            error.hint = error.hint.replace(f"hivetune resume {quoted(run)}", "hivetune verify-resume CONFIG")
+            raise
+
+    steps = STEPS
+    train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
+    step_s = _step_s(calm)
+    if step_s * steps < LEAST_TRAINING_S:
+        steps = min(MOST_STEPS, math.ceil(LEAST_TRAINING_S / max(step_s, 1e-3)))
+        shutil.rmtree(calm)
+        train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
+    killer = _Killer(killed, [max(1, steps * (i + 1) // (KILLS + 1)) for i in range(KILLS)], step_s)
+
+    def on_step(done: int) -> None:
+        progress(steps + done, 2 * steps)
+        killer.look(done)
+
+    train_to_end(killed, steps, on_step, read_resolved(calm)[1])  # what was measured once holds for both
+    if not killer.kills:
+        raise HivetuneError(f"the run of {steps} steps was over before it could be killed", hint="try again")
+    return Verification(
+        files=tuple(compare_runs(calm, killed)),
+        steps=steps,
+        kills=killer.kills,
+        resumed_from=tuple(e["durable"] for e in read_journal(killed / EVENTS) if e["event"] == "failure"),
+        device=read_resolved(calm)[1].device or "cpu",
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def compare_runs(one: Path, other: Path) -> list[Compared]:
+    """The newest checkpoints and the adapters of two runs."""
+    newest = [checkpoints.newest_good(run).folder for run in (one, other)]
+    if newest[0] is None or newest[1] is None or newest[0].name != newest[1].name:
+        return [Compared("newest checkpoint", False, None)]
+    pairs = [(name, newest[0] / name, newest[1] / name) for name in (TENSORS, STATE)]
+    pairs.append((ADAPTER, one / ADAPTER, other / ADAPTER))
+    found = []
+    for name, a, b in pairs:
+        left, right = a.read_bytes(), b.read_bytes()
+        difference = _difference(left, right) if name.endswith(".safetensors") else None
+        found.append(Compared(name, left == right, difference))
+    return found
+
+
+def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapshot:
+    """A small snapshot of some rows of another, numbered anew; its hash is that of its tokens."""
+    folder.mkdir(parents=True)
+    offsets, tokens, trained = array("Q", [0]), bytearray(), bytearray()
+    for row in rows:
+        tokens += snapshot.tokens(row).cast("B")
+        trained += snapshot.trained(row)
+        offsets.append(len(trained))
+    for name, data in (("tokens.u32", tokens), ("trained.u8", trained), ("offsets.u64", offsets.tobytes())):
+        write_atomic(folder / name, bytes(data))
+    with closing(sqlite3.connect(folder / ROWS_FILE)) as database:
+        database.execute("ATTACH ? AS whole", (f"file:{snapshot.folder / ROWS_FILE}",))
+        database.execute("CREATE TABLE rows AS SELECT * FROM whole.rows LIMIT 0")
+        for number, row in enumerate(rows):
+            database.execute("INSERT INTO rows SELECT * FROM whole.rows WHERE row = ?", (row,))
+            database.execute("UPDATE rows SET row = ? WHERE rowid = last_insert_rowid()", (number,))
+        if snapshot.num_bad:
+            database.execute("CREATE TEMP TABLE places (number INTEGER, row INTEGER PRIMARY KEY)")
+            database.executemany("INSERT INTO places VALUES (?, ?)", enumerate(rows))
+            database.execute("UPDATE rows SET better = (SELECT number FROM places WHERE places.row = rows.better)")
+        database.commit()
+    about = {"num_rows": len(rows), "num_bad": snapshot.num_bad}
+    write_manifest(folder, {"kind": "snapshot", "hash": f"{snapshot.hash}-excerpt", **about})
+    return open_snapshot(folder)
+
+
+def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choices: Choices = NO_CHOICES) -> RunConfig:
+    """A run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
+    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
+    batch_size = min(config.batch_size, BATCH)
+    short = parse_config(
+        {
+            **config.model_dump(mode="json"),
+            "batch_size": batch_size,
+            "max_steps": steps,
+            "epochs": max(1, math.ceil(steps * batch_size / len(rows))),
+            "validate_every": max(1, steps // 2),
+            "patience": None,
+            "supervise": {**config.supervise.model_dump(mode="json"), "checkpoint_every_s": 0.01, "chunk_rows": None},
+        }
+    )
+    run.mkdir(parents=True)
+    write_resolved(run, short, choices)
+    if config.learn.stage == 2:
+        plan = make_stage2_plan(
+            rows,
+            snapshot.good_rows("train", LEAST_VOUCHED),
+            snapshot.bad_rows(),
+            snapshot_hash=snapshot.hash,
+            settings_hash="verify-resume",
+            seed=short.seed,
+            batch_size=batch_size,
+            steps=steps,
+        )
+    else:
+        plan = make_plan(
+            rows,
+            snapshot_hash=snapshot.hash,
+            settings_hash="verify-resume",
+            seed=short.seed,
+            batch_size=batch_size,
+            epochs=short.epochs,
+            max_steps=steps,
+        )
+    write_plan(run, plan)
+    return short
+
+
+def _judged_rows(snapshot: Snapshot) -> list[int]:
+    """Some bad answers and those that they are compared with."""
+    bad = snapshot.bad_rows()[: BATCH * BATCH]
+    return [row for one in bad for row in (one.better, one.row) if row is not None]
+
+
+def _step_s(run: Path) -> float:
+    return float(statistics.median(e["seconds"] for e in read_journal(run / METRICS) if e["event"] == "step"))
+
+
+def _difference(left: bytes, right: bytes) -> float | None:
+    """Largest difference of two files of fp32 tensors, relative to the largest value; None: not the same tensors."""
+    (a_names, a), (b_names, b) = _values(left), _values(right)
+    if a_names != b_names:
+        return None
+    largest = max((abs(x) for x in a), default=0.0)
+    apart = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return max(apart, default=0.0) / (largest or 1.0)
+
+
+def _values(data: bytes) -> tuple[dict[str, Any], array[float]]:
+    size = int.from_bytes(data[:8], "little")
+    values: array[float] = array("f")
+    values.frombytes(data[8 + size :])
+    return json.loads(data[8 : 8 + size]), values

@@ -1,0 +1,89 @@
+"""Who computes a run's steps: this process alone, with workers beside it, or with torchrun's other processes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune.base.journal import Journal
+from hivetune.base.typed import to_plain
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import Snapshot
+from hivetune.errors import UsageError
+from hivetune.process.child import Heartbeat, Ranks, read_ranks
+from hivetune.process.protocol import Beat, Train
+from hivetune.run.choices import Choices, write_resolved
+from hivetune.train.plan.layout import pack_tokens
+from hivetune.train.worker.exchange.admission import class_of, hello
+from hivetune.train.worker.exchange.coordinator import OWN, Coordinator
+from hivetune.train.worker.exchange.exchange import Alone, Exchange, Packs, Whole
+from hivetune.train.worker.exchange.ranks import RankCrew, from_rank_0, join_ranks, serve_rank, tell_ranks
+from hivetune.train.worker.exchange.worker import load_welcomed
+from hivetune.train.worker.model.protocol import LoraModel
+
+
+def with_packs(run: Path, config: RunConfig, settled: Choices, snapshot: Snapshot) -> Choices:
+    """`settled` with what packs aim at where the config sets `workers`; written down before step 0. Stage 2, whose rows
+    are compared with each other, is computed by one process."""
+    if config.workers is None or config.learn.stage == 2 or settled.pack_tokens is not None:
+        return settled
+    lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
+    device = torch.device(settled.device or "cpu").type
+    aim = pack_tokens(sum(lengths), len(lengths), config.batch_size, device)
+    settled = replace(settled, pack_tokens=aim)
+    write_resolved(run, config, settled)
+    return settled
+
+
+def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraModel, metrics: Journal) -> Exchange:
+    """Without the setting `workers` sums in fp32, with it sums of integers, whoever computes.
+
+    Raises UsageError where torchrun started several processes for a run without the setting.
+    """
+    ranks = read_ranks()
+    if choices.pack_tokens is None:
+        if ranks.size > 1:
+            raise UsageError(
+                f"torchrun started {ranks.size} processes for a run that is computed by one",
+                hint="begin a run with workers: auto; then any number of processes gives the same bits",
+            )
+        return Whole(model, config.seed)
+    if ranks.size > 1:
+        join_ranks(ranks)
+        tell_ranks(welcome_of(config, choices))
+        return Packs(model, config.seed, RankCrew(model, ranks))
+    if task.meeting is None:
+        return Packs(model, config.seed, Alone(model))
+
+    def tell(event: str, fields: dict[str, Any]) -> None:
+        metrics.append(event, **fields)
+
+    own, described = class_of(model), hello(OWN, task.model)
+    welcome = welcome_of(config, choices)
+    coordinator = Coordinator(model, task.meeting, mine=described, kernels=own, welcome=welcome, tell=tell)
+    return Packs(model, config.seed, coordinator)
+
+
+def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
+    """What a worker needs to load the same model: `load_welcomed`."""
+    return {
+        "lora": config.lora.model_dump(mode="json"),
+        "method": config.method,
+        "memory_share": config.supervise.memory_share,
+        "choices": to_plain(choices),
+    }
+
+
+def serve_as_rank(task: Train, ranks: Ranks, heartbeat: Heartbeat) -> dict[str, Any]:
+    """All that a process of torchrun does which is not the first."""
+    join_ranks(ranks)
+    welcome = from_rank_0()
+    device = place(welcome["choices"]["device"], ranks)
+    model = load_welcomed(task.model, welcome, Choices(device=device))
+    return {"computed": serve_rank(model, lambda: heartbeat.beat(Beat.ITEM))}
+
+
+def place(device: str, ranks: Ranks) -> str:
+    """A process's own card where the choice names none."""
+    return f"cuda:{ranks.local_rank}" if device == "cuda" else device

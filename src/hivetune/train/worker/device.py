@@ -1,0 +1,204 @@
+"""Where and in which precision a run computes: chosen once by measurement, then read from the run's choices."""
+
+import contextlib
+import functools
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hivetune.base.kernel import usable_cores
+from hivetune.config import RunConfig
+from hivetune.errors import MachineNotFit
+from hivetune.machine.inventory import CORES_A_WORKER, read_machine
+from hivetune.machine.profile import Profile, read_profile
+from hivetune.process.lease import card_name, train_on
+from hivetune.run.choices import Choices, write_resolved
+from hivetune.train.plan.choose import auto_dtype
+from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
+from hivetune.train.worker.model.fast.kernels.signatures import KERNEL_SUFFIXES
+from hivetune.train.worker.model.products import at_hand, chosen_products
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+# A product of a small model's step (512 tokens, width 1024). Smaller ones measure the call, larger ones take longer.
+PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
+
+
+def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True) -> Choices:
+    """`choices` with device, dtype and threads in it; what was missing is measured and written before step 0."""
+    settled = complete(config.device, config.dtype, with_threads(config, choices))
+    if settled != choices and write:
+        write_resolved(run, config, settled)
+    return settled
+
+
+def with_threads(config: RunConfig, choices: Choices) -> Choices:
+    """Where workers share a CPU, the threads of each: a quarter of the cores, whatever the number of workers, since the
+    number of threads decides how some products are rounded. OMP_NUM_THREADS says otherwise."""
+    if config.workers is None or choices.threads or os.environ.get("OMP_NUM_THREADS"):
+        return choices
+    return replace(choices, threads=max(1, default_threads() // CORES_A_WORKER))
+
+
+def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
+    """The settled choices with a recovery's changes over them (train/supervise/ladder.py); nothing is written.
+
+    Another device is measured anew.
+    """
+    if changes.device not in (None, settled.device):
+        anew = replace(settled, device=changes.device, dtype=None, threads=None)
+        settled = complete(config.device, config.dtype, anew)
+    return changes.over(settled)
+
+
+def complete(device: str, dtype: str, choices: Choices) -> Choices:
+    """`choices` with device, dtype and threads chosen where they are not; `device` and `dtype` as in the settings.
+
+    Raises MachineNotFit for a device that is not there, or that was proven to compute wrong.
+    """
+    name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    place = check_device(name)
+    if choices.dtype is None:  # a run that begins
+        profile = read_profile(read_machine().fingerprint)
+        precision = chosen_dtype(place, profile) if dtype == "auto" else dtype
+        choices = replace(choices, dtype=precision)
+        choices = choices.over(proven_choices(place, precision, profile))
+        if precision in ("float32", "bfloat16") and place.type == "cpu" and choices.products is None:
+            decided = profile.decided_products(name, precision)
+            choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
+        if place.type == "cpu" and choices.kernels is None:
+            choices = with_kernels(choices, DTYPES[precision])
+    return replace(choices, device=name, threads=choices.threads or default_threads())
+
+
+def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
+    """The kernels of a run that begins on a processor: it must not go on with others in silence."""
+    if dtype not in KERNEL_SUFFIXES:
+        return replace(choices, kernels="torch")
+    why = why_no_kernels()
+    return replace(choices, kernels="torch" if why else "native", kernels_why=why or None)
+
+
+def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:
+    """The backends that computed right and fastest here; nothing where the doctor has not looked.
+
+    Raises MachineNotFit for a precision in which none did.
+    """
+    proof = profile.proof(device_name(device))
+    if proof is None:
+        return Choices()
+    if dtype in proof.best:
+        return Choices(**proof.best[dtype].choices)
+    why = next((why for name, why in proof.rejected.items() if name.startswith(f"{dtype} ")), None)
+    if why is None:
+        return Choices()
+    other = "set device: cpu, " if device.type != "cpu" else ""
+    other = f"set dtype: {proof.dtype}, " if proof.dtype else other
+    raise MachineNotFit(
+        f"{dtype} does not compute right on {device_name(device)}: {why}",
+        hint=f"{other}or prove the machine again after a change: hivetune doctor",
+    )
+
+
+def chosen_dtype(device: torch.device, profile: Profile) -> str:
+    """`dtype: auto` by the rates of the profile, where the doctor or a probe has measured them; else measured now.
+
+    Near a tie stands what was decided here before; the probe writes it down.
+    """
+    name = device_name(device)
+    return auto_dtype(profile.right_rates(name) or product_rates(device), profile.decided_dtype(name))
+
+
+def device_name(device: torch.device) -> str:
+    """As profiles name it: cpu, cuda:0."""
+    return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+
+
+def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
+    """Device and precision of settled choices as torch names them; sets torch's number of threads."""
+    if choices.device is None or choices.dtype is None or choices.threads is None:
+        raise ValueError("device, dtype and threads must be settled first")
+    torch.set_num_threads(choices.threads)
+    device = torch.device(choices.device)
+    if device.type == "cuda":
+        _hold_card(card_name(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index))
+    return device, DTYPES[choices.dtype]
+
+
+@functools.cache
+def _hold_card(card: str) -> int:
+    """The card's lease, until this process ends. Raises Busy when a server does not give it back."""
+    return train_on(card)
+
+
+def check_device(name: str) -> torch.device:
+    """Raises MachineNotFit when torch can't use it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        hint = "hivetune doctor says why; device: auto chooses one that torch can use"
+        raise MachineNotFit(f"device {name}: {reason}", hint=hint) from None
+    return device
+
+
+def cap_memory(device: torch.device, share: float) -> None:
+    """Beyond `share` of a card an allocation fails: a card that also draws the desktop keeps room for it."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(share, device.index)
+
+
+def default_threads() -> int:
+    """OMP_NUM_THREADS, else the cores that this process may use."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    return usable_cores()
+
+
+def product_rates(device: torch.device) -> dict[str, float]:
+    """Products a second of a matrix product of a small model, by precision."""
+    return {name: 1 / _product_s(DTYPES[name], device) for name in ("float32", "bfloat16")}
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most this process held: on the card by torch's allocator, else resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    status = Path("/proc/self/status")
+    if not status.exists():
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) * 1024
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Count the peak anew from what is held now; where the system can't (not Linux), it stays that of the process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # proc(5): resets the peak resident set size
+
+
+def _product_s(dtype: torch.dtype, device: torch.device) -> float:
+    """Least time of one product by the fastest library at hand: whatever disturbs makes it slower, nothing faster."""
+    x, w = (torch.ones(n, PROBE_WIDTH, dtype=dtype, device=device) for n in (PROBE_ROWS, PROBE_WIDTH))
+    out = torch.empty(PROBE_ROWS, PROBE_WIDTH, dtype=dtype, device=device)
+    seconds = []
+    for multiply in at_hand(dtype, device):
+        multiply(x, w.t(), out)  # warms up
+        for _ in range(PROBE_ROUNDS):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            started = time.perf_counter()
+            multiply(x, w.t(), out)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return min(seconds)

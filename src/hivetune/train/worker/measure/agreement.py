@@ -1,0 +1,138 @@
+"""Before the hours: does the fast path compute what transformers computes, with this model, on this machine?
+
+A few rows of the run and adapters that are not zero go through both; the loss of each row and the whole gradient must
+agree as far as the precision goes. A config that the fast path misreads, a kernel that this compiler got wrong, a shape
+that a card computes wrongly: each shows here, before step 0, and the run takes a path that is right.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hivetune.data.snapshot import Snapshot
+from hivetune.run.choices import Choices
+from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.model.adapter import initialise, same_views
+from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
+from hivetune.train.worker.model.protocol import Document, LoraModel
+
+ROWS, TOKENS = 4, 1024
+# Of a model that is streamed: a whole turn of every family's pattern of windows (six layers in Gemma 3).
+MOST_LAYERS_COMPARED = 6
+# Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
+# float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
+LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
+GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
+GENERAL, PLAIN_KERNELS, REPLAYED = Choices(path="general"), Choices(kernels="torch"), Choices(graphs=True)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Mean nll of each row [B], and the gradient of all by PEFT name in one vector [N], float64 on the CPU."""
+
+    nll_B: Tensor
+    grad_N: Tensor
+    dtype: torch.dtype
+
+
+def right_choices(
+    load: Callable[[Choices], LoraModel],
+    documents: Sequence[Document],
+    *,
+    graphs: bool = False,
+    truth_dtype: str | None = None,
+) -> Choices:
+    """Choices under which the model computes what transformers does, with the evidence as `agreement`.
+
+    Nothing where no fast path is asked for. `load` makes a model without dropout under these choices over the run's;
+    no two are alive at the same time. `graphs`: whether replayed steps are a way to compute here; if they are right
+    too, they are chosen. `truth_dtype`: a wider precision that has room here. Two right results of a mixture of experts
+    lie further apart in bfloat16 than rounding explains (0.15 of the gradient, where each is 0.08 and 0.10 from
+    float64), so where they disagree, the fast path is compared with transformers in that precision.
+    """
+    model = load(Choices())
+    if model.path == "general":
+        return Choices()
+    fast = answer(model, documents)
+    del model
+    plain = answer(load(GENERAL), documents)
+    off, evidence = difference(fast, plain), dict[str, Any]()
+    if not off.is_rounding and truth_dtype is not None and truth_dtype != off.dtype:
+        theirs, plain = plain, answer(load(replace(GENERAL, dtype=truth_dtype)), documents)
+        off, evidence = difference(fast, plain), {"truth": truth_dtype, "theirs": asdict(difference(theirs, plain))}
+    if off.is_rounding:
+        evidence = {**asdict(off), **evidence}
+        if not graphs:
+            return Choices(agreement=evidence)
+        replayed = difference(replayed_answer(load(REPLAYED), documents), plain)
+        return Choices(graphs=replayed.is_rounding, agreement={**evidence, "graphs": asdict(replayed)})
+    again = difference(answer(load(PLAIN_KERNELS), documents), plain)
+    words = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
+    if again.is_rounding:
+        instead_of = f"{words} with its own kernels"
+        return replace(PLAIN_KERNELS, agreement={**asdict(again), **evidence, "instead_of": instead_of})
+    return replace(GENERAL, path_why=words)
+
+
+def layers_compared(setup: TrainingSetup) -> int | None:
+    """As many as stay on the device; None for all."""
+    held = setup.architecture.layers - setup.streamed + STREAM_PLACES
+    return min(held, MOST_LAYERS_COMPARED) if setup.streamed else None
+
+
+def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
+    """The shortest of `rows`: at least one, as many as are cheap."""
+    taken: list[int] = []
+    for row in sorted(rows, key=lambda row: (snapshot.length(row), row))[:ROWS]:
+        if not taken or sum(map(snapshot.length, [*taken, row])) <= TOKENS:
+            taken.append(row)
+    return read_documents(snapshot, taken)
+
+
+def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
+    """What `model` makes of them with adapters that depend on their names alone, and are not zero."""
+    initialise(model.adapter, 0)
+    for name, view in model.adapter.items():
+        if ".lora_B." in name:
+            initialise({name.replace(".lora_B.", ".lora_A."): view}, 1)
+            view.mul_(0.1)
+    trained_B = torch.tensor([int(document.trained_L.sum()) for document in documents], dtype=torch.float64)
+    nll_B = model.nll(documents).to("cpu", torch.float64) / trained_B
+    model.backward(documents, 1.0 / float(trained_B.sum()))
+    gradients = same_views(model.grad_N, model.adapter)
+    grad_N = torch.cat([gradients[name].flatten().to("cpu", torch.float64) for name in sorted(gradients)])
+    return Computed(nll_B, grad_N, model.dtype)
+
+
+def replayed_answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
+    """`answer` by work that is replayed, of a model that does so; else of how it computes anyway."""
+    for _ in range(USES_BEFORE if model.graphs is not None else 0):
+        model.backward(documents, 1.0)
+    model.grad_N.zero_()
+    return answer(model, documents)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`loss`: the largest of a row, nats a token; `gradient`: relative to the length of the other one."""
+
+    loss: float
+    gradient: float
+    dtype: str
+
+    @property
+    def is_rounding(self) -> bool:
+        """False for NaN too."""
+        return self.loss <= LOSS[self.dtype] and self.gradient <= GRADIENT[self.dtype]
+
+
+def difference(fast: Computed, plain: Computed) -> Difference:
+    return Difference(
+        loss=float((fast.nll_B - plain.nll_B).abs().max()),
+        gradient=float((fast.grad_N - plain.grad_N).norm() / plain.grad_N.norm()),
+        dtype=str(fast.dtype).removeprefix("torch."),
+    )

@@ -1,0 +1,426 @@
+"""A minute before the hours: GEMM rates, and two measured steps of the run itself, into the profile and its choices.
+
+The formulas are in hivetune/plan; here is only what must be measured.
+"""
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.inventory import read_machine
+from hivetune.machine.profile import read_profile, write_profile
+from hivetune.models.architecture import Architecture, read_architecture
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Probe
+from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.train.plan import choose as plan_choose
+from hivetune.train.plan import options
+from hivetune.train.plan.device import Device, device_of_machine
+from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
+from hivetune.train.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
+from hivetune.train.plan.speed import (
+    PROBED_TIME_ERROR,
+    Prediction,
+    Rate,
+    Timed,
+    micro_batch_shapes,
+    predicted_and_actual,
+    probe_document,
+    probe_key,
+    probed_rate,
+)
+from hivetune.train.plan.stage2 import longest_unit
+from hivetune.train.plan.steps import Plan, PlanRow, make_plan, read_plan
+from hivetune.train.worker.device import (
+    complete,
+    device_name,
+    peak_memory_bytes,
+    reset_peak_memory,
+    start_with,
+    with_threads,
+)
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.measure.agreement import TOKENS as COMPARED_TOKENS
+from hivetune.train.worker.measure.agreement import check_documents, layers_compared, right_choices
+from hivetune.train.worker.measure.known import Measured, Point, conditions, document_of, known_probe
+from hivetune.train.worker.measure.rates import canary_rates, own_canary
+from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
+from hivetune.train.worker.model.load import is_known, load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel, Streamed
+from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
+
+# Timed rounds: two in a row that agree are enough, five where the machine is noisy. The prediction promises 10 %; two
+# that differ by 5 % are each within 2.5 % of their median. 3 % was not met in two rounds by most probes (docs/log.md).
+TIMED_ROUNDS, AGREE = (2, 5), 0.05
+STEPS_LOOKED_AT = 64
+STEPS_COMPARED = 50
+CANARY_STEPS = 5
+# So many times as fast must a replayed step be: graphs are one more thing that a driver can do wrong.
+WORTH_GRAPHS = 1.1
+
+
+def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
+    run = task.run
+    config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), task.choices)
+    snapshot = open_snapshot(task.snapshot)
+    plan = read_plan(run) if run else _plan_of(config, snapshot)
+    settled = complete(config.device, config.dtype, with_threads(config, choices))
+    device, _ = start_with(settled)
+    name = device_name(device)
+    heartbeat.beat(Beat.PREPARING)
+    architecture = read_architecture(task.model)
+    machine = read_machine()
+    profile = read_profile(machine.fingerprint)
+    if name not in profile.rates:
+        profile = profile.with_rates(name, canary_rates(device))
+    target = device_of_machine(machine, profile, name)
+    work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
+    setup = _setup_of(config, architecture, settled, target.kind)
+    first = _choose_before_loading(task.model, config, setup, target, work)
+    rows = _probe_rows(plan, snapshot, first.budget_tokens)
+    held = conditions(task.model, config, settled)
+    tokens = micro_batch_shapes(setup, layout_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
+    known = known_probe(profile.probes.get(probe_key(setup)), setup, held, tokens) if run else None
+    if known:
+        measured = known
+    else:
+        documents = check_documents(snapshot, plan.steps[0].rows)
+        measured = _measure_right(
+            task,
+            config,
+            settled,
+            first,
+            documents,
+            lambda model: measure(model, first.setup, work, snapshot, rows, heartbeat),
+            truth_dtype(first.setup, target.limit_bytes(memory_share)),
+        )
+    heartbeat.beat(Beat.MEASURED)
+    settled = measured.changes.over(settled)
+    probed = measured.setup
+    correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in measured.points])
+    rate = _rate(measured, target)
+    if rate.error > PROBED_TIME_ERROR:  # are the steps faster than their products were, when those were measured?
+        profile = profile.with_rates(name, canary_rates(device))
+        target = device_of_machine(machine, profile, name)
+        rate = _rate(measured, target)
+    setup = replace(setup, path=probed.path)
+    chosen = plan_choose.fastest_that_fits(
+        setup, target, work, memory_share=memory_share, correction=correction, rate=rate
+    )
+    prediction = _predict(chosen, work, snapshot, measured, correction, rate)
+    settled = replace(_with(settled, chosen), prediction=prediction.to_plain())
+    probe = document_of(measured, held)
+    if config.dtype == "auto":
+        profile = profile.with_dtype(name, setup.dtype)
+    if settled.products is not None:
+        profile = profile.with_products(name, setup.dtype, settled.products)
+    write_profile(profile.with_probe(probe_key(probed), probe))
+    if run:
+        write_resolved(run, config, settled)
+    told = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": known is not None}
+    return {"choices": settled.made(), **told, **probe_document(probed, [])}
+
+
+def is_measured(step: int) -> bool:
+    """Is the run's own canary product measured after this step? Only beside the steps that are compared."""
+    return step <= STEPS_COMPARED and step % CANARY_STEPS == 0
+
+
+def compare_with_prediction(
+    run: Path,
+    architecture: Architecture,
+    model: LoraModel,
+    plan: Plan,
+    snapshot: Snapshot,
+    metrics: Sequence[Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Predicted against actual over the first steps after the one that warms up; None for a run without a probe."""
+    config, choices = read_resolved(run)
+    if choices.prediction is None or choices.budget_tokens is None or choices.recompute is None:
+        return None
+    prediction = Prediction(**choices.prediction)
+    setup = _setup_of(config, architecture, choices, model.device.type)
+    setup = replace(setup, recompute=choices.recompute, path=model.path, streamed=model.num_streamed)
+    timed = []
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
+    for event in steps[1 : 1 + STEPS_COMPARED]:
+        rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
+        shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=shares_prefixes(config.lora))
+        timed.append(Timed(event["tokens"], prediction.rate.seconds(setup, shapes), event["seconds"]))
+    return predicted_and_actual(
+        prediction,
+        timed,
+        peak_bytes=peak_memory_bytes(model.device),
+        canary=[entry["flops_per_s"] for entry in metrics if entry["event"] == "rate"],
+    )
+
+
+def measure(
+    model: LoraModel,
+    setup: TrainingSetup,
+    work: plan_choose.Workload,
+    snapshot: Snapshot,
+    steps: Sequence[Sequence[int]],
+    heartbeat: Heartbeat,
+) -> Measured:
+    """A step on each of these lists of rows, smallest first."""
+    setup = replace(setup, path=model.path, streamed=model.num_streamed)
+    load_peak_bytes = peak_memory_bytes(model.device)
+    optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)  # its buffers are part of the peak
+    optimizer.update(model.grad_N, rate=0.0, number=1)
+    norm = torch.zeros((), dtype=torch.float64, device=model.device)
+    documents = [read_documents(snapshot, rows) for rows in steps]
+    peaks = []
+    for step in documents:
+        reset_peak_memory(model.device)
+        for _ in range(1 if model.graphs is None else 1 + USES_BEFORE):
+            model.backward(step, 0.0)  # buffers grow, kernels are chosen, graphs recorded
+        heartbeat.beat(Beat.PREPARING)
+        peaks.append(peak_memory_bytes(model.device))
+    seconds: list[list[float]] = [[] for _ in steps]
+    rates: list[float] = []
+    read: list[Streamed] = []
+    model.streamed()  # forget what was read before
+    while len(rates) < TIMED_ROUNDS[1] and not _agree(seconds):  # in turns, so that a slow second hits all
+        for step, of_step in zip(documents, seconds, strict=True):
+            started = time.perf_counter()
+            model.grad_N.zero_()
+            model.backward(step, 0.0)
+            optimizer.norm(model.grad_N, norm)
+            norm.item()  # waits for the device
+            optimizer.update(model.grad_N, rate=0.0, number=1)
+            took_s = time.perf_counter() - started
+            read.append(model.streamed())
+            of_step.append(took_s - read[-1].waited_s)
+            heartbeat.beat(Beat.PREPARING)
+        rates.append(own_canary(setup.architecture, setup.dtype, model.device))
+    shapes = [
+        micro_batch_shapes(setup, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps
+    ]
+    points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
+    if model.device.type == "cpu":  # a card's steps are timed again when they are replayed
+        heartbeat.beat(Beat.MEASURED)
+    read_s, read_bytes = sum(part.read_s for part in read), sum(part.size_bytes for part in read)
+    read_bytes_per_s = read_bytes / read_s if read_s else None
+    return Measured(setup, points, load_peak_bytes, statistics.median(rates), read_bytes_per_s=read_bytes_per_s)
+
+
+def _agree(seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether the last rounds tell the same of each step. A slow first one is common, and told apart by the median."""
+    last = [of_step[-TIMED_ROUNDS[0] :] for of_step in seconds]
+    return all(len(s) == TIMED_ROUNDS[0] and max(s) <= (1 + AGREE) * min(s) for s in last)
+
+
+def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
+    return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
+
+
+def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
+    """The plan's first steps stand for all, the middle one of them as the typical one."""
+    steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
+    if not steps:
+        raise UsageError("the plan has no steps: there is nothing to measure")
+    typical = steps[len(steps) // 2]
+    return plan_choose.Workload(
+        lengths=tuple(snapshot.length(row) for row in typical.rows),
+        trained=tuple(snapshot.num_trained(row) for row in typical.rows),
+        documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
+        share=shares_prefixes(config.lora),
+        longest=longest_unit({row: snapshot.length(row) for row in set(plan.entry_rows)}, snapshot.bad_rows()),
+        rows=plan.num_rows,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+def _measure_right(
+    task: Probe,
+    config: RunConfig,
+    settled: Choices,
+    first: plan_choose.Choice,
+    documents: Sequence[Document],
+    timed: Callable[[LoraModel], Measured],
+    truth: str | None,
+) -> Measured:
+    """Steps of the model that computes right. Which one that is comes afterwards, so that a second model in this
+    process is in no measured peak. On a card steps are replayed where that is right, and faster here. A model that has
+    to be streamed is compared by as many of its layers as transformers can hold too, and not replayed."""
+    loaded = [_load(task, config, settled, first)]
+    measured = timed(loaded[0])
+    layers = layers_compared(first.setup)
+    if config.lora.dropout or layers:  # what is compared has none, or has fewer
+        loaded.clear()
+
+    def load(changes: Choices) -> LoraModel:
+        if loaded and not changes.made():
+            return loaded.pop()
+        loaded.clear()  # no two at the same time
+        return _load(task, plain, changes.over(settled), first, layers)
+
+    plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
+    on_card = settled.graphs is None and not layers and str(settled.device).startswith("cuda")
+    changes = right_choices(load, documents, graphs=on_card, truth_dtype=truth)
+    if layers and changes.agreement is not None:
+        changes = replace(changes, agreement={**changes.agreement, "first_layers": layers})
+    if changes.graphs is not None:
+        replayed = timed(_load(task, config, changes.over(settled), first)) if changes.graphs else measured
+        changes = replace(changes, graphs=WORTH_GRAPHS * _seconds(replayed) < _seconds(measured))
+        measured = replayed if changes.graphs else measured
+    elif changes.made().keys() - {"agreement"}:
+        measured = timed(_load(task, config, changes.over(settled), first))
+    return replace(measured, changes=changes)
+
+
+def truth_dtype(setup: TrainingSetup, limit_bytes: int) -> str | None:
+    """The widest precision in which the general path can compute the rows that are compared, within `limit_bytes`; None
+    for a base in four bits, or one that is streamed."""
+    if setup.quantized or setup.streamed:
+        return None
+    plain = replace(setup, path="general", products=None)
+    return next(
+        (
+            dtype
+            for dtype in ("float64", "float32")
+            if predict_peak(replace(plain, dtype=dtype), COMPARED_TOKENS).bytes <= limit_bytes
+        ),
+        None,
+    )
+
+
+def _seconds(measured: Measured) -> float:
+    """Of the largest step."""
+    return measured.points[-1].seconds
+
+
+def _rate(measured: Measured, target: Device) -> Rate:
+    points = [(point.shape, point.seconds) for point in measured.points]
+    fastest = target.rates.get(measured.setup.dtype, math.inf)
+    rate = probed_rate(measured.setup, points, gemm_flops_per_s=fastest)
+    return replace(rate, read_bytes_per_s=measured.read_bytes_per_s)
+
+
+def _predict(
+    chosen: plan_choose.Choice,
+    work: plan_choose.Workload,
+    snapshot: Snapshot,
+    measured: Measured,
+    correction: Affine,
+    rate: Rate,
+) -> Prediction:
+    peak = _predicted_peak(chosen, work, snapshot, correction)
+    return Prediction(
+        flops_per_s=rate.flops_per_s,
+        overhead_s=rate.overhead_s,
+        error=rate.error,
+        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
+        peak_error=peak.error,
+        canary_flops_per_s=measured.canary_flops_per_s,
+        read_bytes_per_s=chosen.streaming.bytes_per_s if chosen.streaming else None,
+    )
+
+
+def _predicted_peak(
+    chosen: plan_choose.Choice, work: plan_choose.Workload, snapshot: Snapshot, correction: Affine
+) -> Peak:
+    """With the largest micro-batch of the steps that are looked at, and all row counts of those and of validation."""
+    steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
+    rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
+    groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
+    scored = replace(work, documents=tuple(layout_rows(snapshot, group) for group in groups))
+    if groups:
+        steps += scored.micro_batches(chosen.setup, chosen.budget_tokens)
+    shapes = [shape for step in steps for shape in step]
+    row_counts = len({shape.tokens for shape in shapes}) + len({shape.trained for shape in shapes})
+    most = max(shape.tokens for step in steps[: len(work.documents)] for shape in step)
+    return predict_peak(chosen.setup, most, correction, row_counts=row_counts)
+
+
+def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
+    """Half of a large step and a whole one, or half a budget and a whole one where a step is larger."""
+    steps = plan.steps[:STEPS_LOOKED_AT]
+    rows = list(max(steps, key=lambda step: sum(snapshot.length(row) for row in step.rows)).rows)
+    while len(rows) > 1 and sum(snapshot.length(row) for row in rows) > budget_tokens:
+        rows.pop()
+    return [rows[: len(rows) // 2], rows] if len(rows) > 1 else [rows]
+
+
+def _choose_before_loading(
+    model: Path, config: RunConfig, setup: TrainingSetup, target: Device, work: plan_choose.Workload
+) -> plan_choose.Choice:
+    """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
+    share = config.supervise.memory_share
+    try:
+        chosen = plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+        if chosen.setup.streamed and not is_known(model):
+            setup = replace(setup, path="general")  # which streams nothing
+            chosen = plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+        return chosen
+    except DoesNotFit as error:
+        precision = "nf4" if setup.quantized else setup.dtype
+        own = options.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
+        others = options.compared(config.model, target)
+        found = options.what_would_fit(own, target, work, others, memory_share=share)
+        raise options.with_advice(error, found, own) from None
+
+
+def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
+    trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
+    quantized = config.method == "qlora"
+    return TrainingSetup(
+        architecture,
+        trained,
+        settled.dtype or "",
+        kind,
+        quantized=quantized,
+        active_adapter_parameters=active,
+        products=settled.products,
+    )
+
+
+def _with(settled: Choices, chosen: plan_choose.Choice) -> Choices:
+    """The device stays as it is written: `cuda` is not the plan's `cuda:0` to a person."""
+    return replace(chosen.to_choices().over(settled), device=settled.device)
+
+
+def _load(
+    task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.Choice, first_layers: int | None = None
+) -> LoraModel:
+    device, dtype = start_with(settled)
+    return load_model(
+        task.model,
+        config.lora,
+        method=config.method,
+        dtype=dtype,
+        device=device,
+        choices=_with(settled, chosen),
+        first_layers=first_layers,
+    )
+
+
+def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:
+    rows = [PlanRow(row, str(row), snapshot.length(row), snapshot.num_trained(row)) for row in snapshot.rows("train")]
+    return make_plan(
+        rows,
+        snapshot_hash=snapshot.hash,
+        settings_hash="",
+        seed=config.seed,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
+if __name__ == "__main__":
+    run_child(main, Probe)

@@ -1,0 +1,299 @@
+"""Does this set of backends compute right, each time, at a job's shapes, and how fast? One child for each set.
+
+Matrix products of whole numbers must be exact (canary.py); every other part of a step must be as near to float64 as its
+precision allows (parts.py). Each is then repeated, as some faults come once in a thousand calls. A crash or a hang ends
+this process; its journal says in which part.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hivetune.base.journal import Journal
+from hivetune.models.architecture import Architecture, parse_architecture
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Prove
+from hivetune.run.choices import Choices
+from hivetune.train.worker.device import cap_memory, complete, start_with
+from hivetune.train.worker.measure.canary import Product, cut_outputs, wrong_products
+from hivetune.train.worker.measure.parts import A_LAYER, PARTS, Compute, Computing, Sizes, backend_of, make, reference
+from hivetune.train.worker.measure.rates import best_s
+from hivetune.train.worker.model.fast.spec import ModelSpec, spec_from_config
+from hivetune.train.worker.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
+from hivetune.train.worker.model.memory import INNER_BLOCK
+
+# Largest distance from float64, relative to the value and the root mean square of its tensor. Right backends stay below
+# a third of it (tests/train/worker/measure/test_prove_backends.py); zeros, NaN and other answers are off by 1 and more.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+MEMORY_SHARE = 0.9
+ROUNDS = 5
+# Of one part's repetitions: a slow part is repeated less often, and how often is told.
+REPEAT_S = 1.0
+# Repetition is about the calls, not about the work: with so many tokens, and so few logits, a call takes 0.1 ms.
+REPEATED_TOKENS, REPEATED_VOCABULARY = 8, 2048
+Transposed = Literal["nn", "nt", "tn"]
+"""Which factor of a product is stored transposed: forward nt, a gradient of the input nn, of a weight tn."""
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A part at one number of tokens, with the right answer."""
+
+    name: str
+    run: Compute
+    truth: tuple[Tensor, ...]
+
+    def problem(self, dtype: torch.dtype) -> str:
+        """What is wrong with the answer now; empty: nothing."""
+        found = self.run()
+        for number, (tensor, truth) in enumerate(zip(found, self.truth, strict=True)):
+            off = distance(tensor, truth)
+            if not off <= TOLERANCE[dtype]:  # false for NaN too
+                return f"result {number + 1} of {len(found)} is {off:.2g} away from float64"
+        _spoil(found)
+        return ""
+
+
+@dataclass
+class Proving:
+    """What is under way. `wrong`: sentences, in the order in which they were found."""
+
+    task: Prove
+    architecture: Architecture
+    backend: Computing
+    journal: Journal
+    heartbeat: Heartbeat
+    wrong: list[str]
+    calls: int = 0
+
+    @property
+    def spec(self) -> ModelSpec:
+        return spec_from_config(self.task.model)
+
+    def sizes(self, tokens: int) -> Sizes:
+        return Sizes(self.spec, self.task.rank, tokens)
+
+    def note(self, name: str, tokens: int, work: Callable[[], str]) -> None:
+        """One check: told before it begins and when it ended, with what was wrong."""
+        where = f"{name} of {tokens} tokens"
+        self.journal.append("begin", part=name, tokens=tokens)
+        self.heartbeat.beat(Beat.ITEM)
+        started = time.perf_counter()
+        problem = work()
+        self.journal.append(
+            "end", part=name, tokens=tokens, problem=problem, seconds=round(time.perf_counter() - started, 6)
+        )
+        if problem:
+            self.wrong.append(f"{where}: {problem}")
+
+
+def main(task: Prove, heartbeat: Heartbeat) -> dict[str, Any]:
+    return prove_set(task, heartbeat)
+
+
+def prove_set(
+    task: Prove,
+    heartbeat: Heartbeat,
+    *,
+    backend_for: Callable[[Choices, torch.device, torch.dtype], tuple[Computing, str]] = backend_of,
+) -> dict[str, Any]:
+    """`backend_for`: tests put broken backends in."""
+    settled = complete(task.choices.device or "auto", task.choices.dtype or "auto", task.choices)
+    device, dtype = start_with(settled)
+    cap_memory(device, MEMORY_SHARE)
+    heartbeat.beat(Beat.PREPARING)
+    backend, kernels = backend_for(settled, device, dtype)
+    architecture = parse_architecture(task.model, "the job's model")
+    proving = Proving(task, architecture, backend, Journal(task.journal), heartbeat, [])
+    for tokens in task.tokens:
+        check_products(proving, tokens)
+        for part in parts_at(proving, tokens):
+            proving.note(part.name, tokens, lambda part=part: part.problem(dtype))  # type: ignore[misc]
+    repeat(proving)
+    if task.soak_s and not proving.wrong:
+        soak(proving)
+    step_s, gemm = (0.0, {}) if proving.wrong else time_step(proving)
+    return {
+        "wrong": proving.wrong,
+        "kernels": kernels,
+        "calls": proving.calls,
+        "step_s": step_s,
+        "tokens": task.tokens[-1],
+        "products": gemm,
+    }
+
+
+def parts_at(proving: Proving, tokens: int) -> Iterator[StepPart]:
+    """Each part with its truth; one at a time, as both take memory."""
+    sizes, rounded = proving.sizes(tokens), proving.backend.dtype
+    for name in PARTS:
+        truth = make(name, reference(), sizes, rounded)()
+        yield StepPart(name, make(name, proving.backend, sizes, rounded), truth)
+
+
+def check_products(proving: Proving, tokens: int) -> None:
+    """The job's products, each read as steps read it."""
+    backend = proving.backend
+    asked = [(layout, products, False) for layout, products in products_of(proving, tokens).items()]
+    asked += [(layout, products, True) for layout, products in slices_of(proving, tokens).items()]
+    for layout, products, sliced in asked:
+
+        def wrong(layout: Transposed = layout, products: tuple[Product, ...] = products, sliced: bool = sliced) -> str:
+            found = wrong_products(
+                products,
+                dtype=backend.dtype,
+                device=backend.device,
+                multiply=lambda a, b: backend.multiply(*_laid_out(a, b, layout, sliced=sliced)),
+            )
+            proving.calls += len(products)
+            if not found:
+                return ""
+            (m, n, k), what = found[0].product, found[0].what
+            return f"m {m} n {n} k {k}: {what}; {len(found)} of {len(products)} products are wrong"
+
+        proving.note(f"product ({layout}{', of a slice' if sliced else ''})", tokens, wrong)
+
+
+def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
+    """Of the linear layers, forward and backward, and of both factors of their adapters; of the vocabulary at the
+    smallest size only, where it costs less than a step."""
+    architecture, rank = proving.architecture, proving.task.rank
+    sizes = {(linear.inputs, linear.outputs) for linear in architecture.linears}
+    whole = sizes | ({(architecture.hidden, architecture.vocabulary)} if tokens == proving.task.tokens[0] else set())
+    forward = {Product(tokens, cut_outputs(n, k), k) for k, n in whole} | {Product(tokens, rank, k) for k, _ in sizes}
+    backward = {Product(tokens, k, cut_outputs(n, k)) for k, n in whole} | {Product(tokens, n, rank) for _, n in sizes}
+    weights = {Product(rank, k, tokens) for k, _ in sizes} | {Product(n, rank, tokens) for _, n in sizes}
+    return {"nt": tuple(sorted(forward)), "nn": tuple(sorted(backward)), "tn": tuple(sorted(weights))}
+
+
+def slices_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
+    """Those whose left factor is columns of a wider buffer, whatever lies in the others: the adapters' own, and with
+    dropout the base's backward (fast/linear.py)."""
+    rank = proving.task.rank
+    sizes = {(linear.inputs, linear.outputs) for linear in proving.architecture.linears}
+    inside = {(k, n) for k, n in sizes if n % INNER_BLOCK}  # the others read no further than their rows
+    backward = {Product(tokens, n, rank) for _, n in sizes} | {Product(tokens, k, cut_outputs(n, k)) for k, n in inside}
+    weights = {Product(rank, k, tokens) for k, _ in sizes} | {Product(n, rank, tokens) for _, n in sizes}
+    forward = {Product(tokens, rank, n) for _, n in sizes}
+    return {"nn": tuple(sorted(backward)), "nt": tuple(sorted(forward)), "tn": tuple(sorted(weights))}
+
+
+def repeat(proving: Proving) -> None:
+    """Every part, a thin product and a square one, again and again: nothing may ever change."""
+    task, backend, hidden = proving.task, proving.backend, proving.architecture.hidden
+    spec = replace(proving.spec, vocab=min(proving.spec.vocab, REPEATED_VOCABULARY))
+    sizes = Sizes(spec, task.rank, REPEATED_TOKENS)
+    runs = {name: make(name, backend, sizes, backend.dtype) for name in PARTS}
+    for inner in (task.rank, hidden):
+        generator = torch.Generator().manual_seed(inner)
+        a_TK, b_KN = (
+            torch.randint(-1, 2, shape, generator=generator).to(backend.device, backend.dtype)
+            for shape in ((REPEATED_TOKENS, inner), (inner, hidden))
+        )
+        runs[f"product of {inner} channels"] = lambda a=a_TK, b=b_KN: (backend.multiply(a, b),)  # type: ignore[misc]
+    for name, run in runs.items():
+        proving.note(f"{name}, repeated", REPEATED_TOKENS, lambda run=run: _again(proving, run))  # type: ignore[misc]
+
+
+def soak(proving: Proving) -> None:
+    """All parts at all sizes in turn until the time is over."""
+    until = time.monotonic() + proving.task.soak_s
+    dtype = proving.backend.dtype
+    parts = [(tokens, part) for tokens in proving.task.tokens for part in parts_at(proving, tokens)]
+    for number in itertools.count():
+        for tokens, part in parts:
+            if time.monotonic() > until or proving.wrong:
+                return
+            proving.note(f"{part.name}, round {number}", tokens, lambda part=part: part.problem(dtype))  # type: ignore[misc]
+            proving.calls += 1
+        check_products(proving, proving.task.tokens[number % len(proving.task.tokens)])
+
+
+def time_step(proving: Proving) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of the largest size by the sum of its parts, and FLOP/s of each product by its sizes."""
+    tokens, backend, architecture = proving.task.tokens[-1], proving.backend, proving.architecture
+    sizes, layers = proving.sizes(tokens), architecture.layers
+    total_s, gemm = 0.0, {}
+    for name in PARTS:
+        if name != "copy":
+            seconds = best_s(make(name, backend, sizes, backend.dtype), backend.device, ROUNDS)
+            total_s += seconds * layers * A_LAYER.get(name, 1 / layers if name == "loss" else 1)
+            proving.heartbeat.beat(Beat.ITEM)
+    linears = [(linear.inputs, linear.outputs, layers) for linear in architecture.linears]
+    for inputs, outputs, count in [*linears, (architecture.hidden, architecture.vocabulary, 1)]:
+        rows = tokens if count > 1 else max(1, tokens // 2)
+        both: tuple[tuple[Transposed, Product], ...] = (
+            ("nt", Product(rows, outputs, inputs)),
+            ("nn", Product(rows, inputs, outputs)),
+        )
+        for layout, (m, n, k) in both:
+            a_MK = torch.ones(m, k, dtype=backend.dtype, device=backend.device)
+            b_KN = torch.ones(k, n, dtype=backend.dtype, device=backend.device)
+            laid_a, laid_b = _laid_out(a_MK, b_KN, layout)
+            seconds = best_s(lambda a=laid_a, b=laid_b: backend.multiply(a, b), backend.device, ROUNDS)  # type: ignore[misc]
+            gemm[f"{m}x{n}x{k}"] = 2.0 * m * n * k / seconds
+            total_s += seconds * count
+        proving.heartbeat.beat(Beat.ITEM)
+    return total_s, gemm
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """Largest |found - truth| / (|truth| + root mean square of the truth); NaN or infinity where one is found."""
+    found, truth = found.to("cpu", torch.float64), truth.to(torch.float64)
+    scale = truth.abs() + truth.square().mean().sqrt().clamp_min(1e-30)
+    return float(((found - truth).abs() / scale).max())
+
+
+def _again(proving: Proving, run: Compute) -> str:
+    """The same numbers each time, up to rounding where sums are made in any order; compared on the device."""
+    results = run()
+    first = [tensor.clone() for tensor in results]
+    _spoil(results)
+    tolerance = TOLERANCE[proving.backend.dtype]
+    allowed = [tolerance * (t.abs() + t.float().square().mean().sqrt().to(t.dtype)) for t in first]
+    bad = torch.zeros((), dtype=torch.int64, device=first[0].device)
+    until, done = time.monotonic() + REPEAT_S, 0
+    while done < proving.task.calls and (time.monotonic() < until or done == 0):
+        found = run()
+        same = [((now - then).abs() <= most).all() for now, then, most in zip(found, first, allowed, strict=True)]
+        bad += ~torch.stack(same).all()
+        _spoil(found)
+        done += 1
+    proving.calls += done
+    count = int(bad)
+    return f"{count} of {done} calls gave another answer than the first" if count else ""
+
+
+def _spoil(results: Sequence[Tensor]) -> None:
+    """NaN over results that were compared: a kernel that succeeds and writes nothing must not find the right answer
+    there, left by the call before (unslothai/unsloth#11614)."""
+    for tensor in results:
+        tensor.fill_(torch.nan)
+
+
+def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Transposed, *, sliced: bool = False) -> tuple[Tensor, Tensor]:
+    """The same factors, with the second ("nt") or the first ("tn") stored transposed; `sliced`: the first as columns of
+    a wider buffer that holds NaN everywhere else."""
+    if layout == "nt":
+        b_KN = b_KN.t().contiguous().t()
+    if layout == "tn":
+        return _columns(a_MK.t(), sliced=sliced).t(), b_KN
+    return _columns(a_MK, sliced=sliced), b_KN
+
+
+def _columns(x_TN: Tensor, *, sliced: bool) -> Tensor:
+    if not sliced:
+        return x_TN.contiguous()
+    rows, columns = x_TN.shape
+    wider = x_TN.new_full((rows, columns + RANK_COLUMNS_MULTIPLE), torch.nan)
+    wider[:, :columns] = x_TN
+    return wider[:, :columns]
+
+
+if __name__ == "__main__":
+    run_child(main, Prove)

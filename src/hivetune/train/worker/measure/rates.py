@@ -1,0 +1,112 @@
+"""What a device does at all, whatever is trained: products a second by precision, memory, launches, the host's link.
+
+The plan reckons with these rates; they are measured once a machine and kept in its profile.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hivetune.models.architecture import Architecture
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, MeasureRates
+from hivetune.train.worker.device import DTYPES, check_device, default_threads
+from hivetune.train.worker.model.products import Multiply, at_hand
+
+# Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
+CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
+CANARY_ROUNDS = 3
+# 30 ms for SmolLM2's on two cores: long enough that one interruption does not decide, 1 % of five steps.
+OWN_CANARY_ROUNDS = 25
+# More than most caches hold; on a card 1 ms of work.
+COPY_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
+LAUNCHES = 500
+
+
+def main(task: MeasureRates, heartbeat: Heartbeat) -> dict[str, Any]:
+    device = check_device(task.device)
+    torch.set_num_threads(default_threads())
+    heartbeat.beat(Beat.PREPARING)
+    gemm = canary_rates(device)
+    heartbeat.beat(Beat.PREPARING)
+    return {"gemm": gemm, "other": other_rates(device)}
+
+
+def canary_rates(device: torch.device) -> dict[str, float]:
+    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it, by the fastest
+    library at hand."""
+    rows, inner, columns = CANARY_SHAPE[device.type]
+    found: dict[str, float] = {}
+    for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
+        # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
+        small = 2 * 128**3 / min(_product_s((128, 128, 128), DTYPES[name], device))
+        if found and small < 0.02 * max(found.values()) and device.type == "cpu":
+            continue
+        # The least: whatever disturbs makes it slower, nothing faster.
+        found[name] = 2 * rows * inner * columns / min(_product_s((rows, inner, columns), DTYPES[name], device))
+    return found
+
+
+def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
+    """FLOP/s of the run's own largest product; measured again in the run, it tells whether the machine changed."""
+    shape = (512, architecture.hidden, architecture.ffn)
+    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
+
+
+def other_rates(device: torch.device) -> dict[str, float]:
+    """`bandwidth`: bytes a second that a copy in the device's memory reads and writes. `launch_s`: seconds of an
+    operation on one value. On a card `to_device` and `from_device`: bytes a second from and to pinned host memory."""
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    found = {"bandwidth": 2 * source.numel() / best_s(lambda: target.copy_(source), device)}
+    one = torch.zeros(1, device=device)
+
+    def launches() -> None:
+        for _ in range(LAUNCHES):
+            one.add_(1.0)
+
+    found["launch_s"] = best_s(launches, device) / LAUNCHES
+    if device.type == "cuda":
+        host = torch.empty(source.shape, dtype=torch.uint8, pin_memory=True)
+        found["to_device"] = host.numel() / best_s(lambda: target.copy_(host, non_blocking=True), device)
+        found["from_device"] = host.numel() / best_s(lambda: host.copy_(source, non_blocking=True), device)
+    return found
+
+
+def best_s(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
+    """Least seconds of `work`, after one to warm up: whatever disturbs makes it slower, nothing faster."""
+    return min(timed(work, device, rounds))
+
+
+def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
+    """Seconds of each of `rounds`, after one to warm up; each waits for the device."""
+    seconds = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def _product_s(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
+) -> list[float]:
+    """Seconds of x W^T by the fastest library at hand, some times after a warm-up."""
+    rows, inner, columns = shape
+    x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
+    out = torch.empty(rows, columns, dtype=dtype, device=device)
+
+    def seconds(multiply: Multiply) -> list[float]:
+        return timed(lambda: multiply(x, w.t(), out), device, rounds)
+
+    return min(map(seconds, at_hand(dtype, device)), key=statistics.median)
+
+
+if __name__ == "__main__":
+    run_child(main, MeasureRates)

@@ -1,0 +1,144 @@
+"""The MLP of routed experts: rows sorted by expert, one product a group, forward and backward by hand.
+
+The router's softmax says how much each of the K chosen experts of a row counts (Mixtral, arXiv 2401.04088; Qwen 3). Its
+weights are frozen, but what it reads is not, so a gradient passes through it. A row's share of an expert is multiplied
+into the expert's inner activation h, because the down projection is linear: then all products are those of linear.py,
+on a slice of rows, and the gradient of the share is dh . h.
+
+How many rows an expert gets is known after the router only: on a GPU each layer waits for that.
+
+Shapes as at the head of layer.py, and E experts, K experts a row, n = S * K rows sorted by expert, F an expert's width.
+"""
+
+import torch
+from torch import Tensor
+
+from hivetune.train.worker.model.fast.linear import down_gradient, input_gradient, project
+from hivetune.train.worker.model.fast.ops import Drop, wide_of
+from hivetune.train.worker.model.fast.spec import Routing
+from hivetune.train.worker.model.fast.state import Dispatch, KeptMlp, Walk
+from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps
+
+
+def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
+    """Sum of what each row's experts give, [S, D], and what backward needs."""
+    first, ops = mlp.each[0], walk.ops
+    route = _route(walk, mlp, y_SD)
+    drop_n = None if drop is None else drop.of(route.row_n)
+    n = len(route.row_n)
+    x_nD = torch.index_select(y_SD, 0, route.row_n, out=walk.buffer("sent", n, y_SD.shape[1]))
+    gate_up_nW = walk.buffer(f"gate_up.{slot}", n, first.gate_up.width)
+    for expert, rows in route.segments():
+        part = mlp.each[expert].gate_up
+        project(ops, part, x_nD[rows], gate_up_nW[rows], _of(drop_n, rows), adapter=walk.adapter)
+    h_nF = walk.buffer("h", n, first.down.inputs)
+    ops.glu(gate_up_nW[:, : first.gate_up.outputs], h_nF, walk.spec.activation)
+    h_nF *= route.weight_n[:, None]
+    down_nW = walk.buffer("down_sent", n, first.down.width)
+    for expert, rows in route.segments():
+        project(ops, mlp.each[expert].down, h_nF[rows], down_nW[rows], _of(drop_n, rows), adapter=walk.adapter)
+    s_down_nR = walk.buffer(f"s_down.{slot}", n, first.down.width - first.down.outputs)
+    s_down_nR.copy_(down_nW[:, first.down.outputs :])
+    down_SD = walk.buffer("down", len(y_SD), first.down.outputs)
+    _gather(walk, down_nW[:, : first.down.outputs], route, down_SD)
+    return down_SD, KeptMlp(gate_up_nW, s_down_nR, route)
+
+
+def experts_backward(
+    walk: Walk, mlp: ExpertMlps, kept: KeptMlp, ddown_SD: Tensor, dy_SD: Tensor, drop: Drop | None
+) -> Tensor:
+    """Gradient of the rows that came in, into `dy_SD`; adds dB of both tensors and dA of the second.
+
+    Returns [dgate | dup | dS], which `experts_down_gradient` reads once the rows are there again.
+    """
+    route, first, ops = _known(kept), mlp.each[0], walk.ops
+    n, drop_n = len(route.row_n), None if drop is None else drop.of(route.row_n)
+    ddown_nW = walk.buffer("ddown_sent", n, first.down.width)
+    ddown_nW[:, : first.down.outputs] = ddown_SD[route.row_n]
+    dh_nF, h_nF = walk.buffer("dh", n, first.down.inputs), walk.buffer("h", n, first.down.inputs)
+    for expert, rows in route.segments():
+        part = mlp.each[expert].down
+        ops.adapt_backward(ddown_nW[rows], part)
+        ops.up_gradient(ddown_nW[rows], kept.s_down_SR[rows], part, walk.up_scale)
+        input_gradient(ops, part, ddown_nW[rows], dh_nF[rows], _of(drop_n, rows))
+    dgate_up_nW = walk.buffer("dgate_up", n, first.gate_up.width)
+    dweighted_nF = walk.buffer("dh_weighted", n, first.down.inputs)
+    torch.mul(dh_nF, route.weight_n[:, None], out=dweighted_nF)
+    both = slice(0, first.gate_up.outputs)
+    ops.glu_backward(dweighted_nF, kept.gate_up_SW[:, both], dgate_up_nW[:, both], h_nF, walk.spec.activation)
+    dweight_n = (dh_nF.to(route.weight_n.dtype) * h_nF).sum(1)
+    h_nF *= route.weight_n[:, None]
+    dx_nD = walk.buffer("sent", n, ddown_SD.shape[1])
+    for expert, rows in route.segments():
+        down_gradient(ops, mlp.each[expert].down, ddown_nW[rows], h_nF[rows], walk.scale, _of(drop_n, rows))
+        part = mlp.each[expert].gate_up
+        ops.adapt_backward(dgate_up_nW[rows], part)
+        ops.up_gradient(dgate_up_nW[rows], kept.gate_up_SW[rows, part.outputs :], part, walk.up_scale)
+        input_gradient(ops, part, dgate_up_nW[rows], dx_nD[rows], _of(drop_n, rows))
+    for stack in mlp.stacks:
+        stack.collect()
+    _gather(walk, dx_nD, route, dy_SD)
+    dy_SD += _router_gradient(walk, route, dweight_n).to(dy_SD.dtype) @ mlp.router_ED
+    return dgate_up_nW
+
+
+def experts_down_gradient(
+    walk: Walk, mlp: ExpertMlps, kept: KeptMlp, dgate_up_nW: Tensor, y_SD: Tensor, drop: Drop | None
+) -> None:
+    """dA of the first tensor, from the recomputed rows that came in."""
+    route = _known(kept)
+    drop_n = None if drop is None else drop.of(route.row_n)
+    x_nD = torch.index_select(y_SD, 0, route.row_n, out=walk.buffer("sent", len(route.row_n), y_SD.shape[1]))
+    for expert, rows in route.segments():
+        part = mlp.each[expert].gate_up
+        down_gradient(walk.ops, part, dgate_up_nW[rows], x_nD[rows], walk.scale, _of(drop_n, rows))
+
+
+def _route(walk: Walk, mlp: ExpertMlps, y_SD: Tensor) -> Dispatch:
+    """Softmax over all experts in the wide dtype, of logits in the model's own, as the model was trained."""
+    routing = _routing(walk)
+    share_SE = torch.softmax(y_SD @ mlp.router_ED.t(), 1, dtype=wide_of(walk.dtype))
+    weight_SK, index_SK = torch.topk(share_SE, routing.active, 1)
+    if routing.normalised:
+        weight_SK = weight_SK / weight_SK.sum(1, keepdim=True)
+    expert_n = index_SK.flatten()
+    order_n = torch.argsort(expert_n, stable=True)
+    return Dispatch(
+        counts=torch.bincount(expert_n, minlength=routing.experts).tolist(),
+        row_n=order_n // routing.active,
+        place_n=torch.empty_like(order_n).scatter_(0, order_n, torch.arange(len(order_n), device=order_n.device)),
+        weight_n=weight_SK.flatten()[order_n],
+        share_SE=share_SE,
+        index_SK=index_SK,
+    )
+
+
+def _router_gradient(walk: Walk, route: Dispatch, dweight_n: Tensor) -> Tensor:
+    """Gradient [S, E] of the router's logits from that of the weights."""
+    dweight_SK = dweight_n[route.place_n].view(route.index_SK.shape)
+    chosen_SK = route.share_SE.gather(1, route.index_SK)
+    if _routing(walk).normalised:
+        sum_S1 = chosen_SK.sum(1, keepdim=True)
+        dweight_SK = (dweight_SK - (dweight_SK * chosen_SK).sum(1, keepdim=True) / sum_S1) / sum_S1
+    dshare_SE = torch.zeros_like(route.share_SE).scatter_(1, route.index_SK, dweight_SK)
+    return route.share_SE * (dshare_SE - (dshare_SE * route.share_SE).sum(1, keepdim=True))
+
+
+def _gather(walk: Walk, x_nD: Tensor, route: Dispatch, out_SD: Tensor) -> None:
+    """Sum of the K rows of each row, always in the same order."""
+    back_nD = torch.index_select(x_nD, 0, route.place_n, out=walk.buffer("back", *x_nD.shape))
+    out_SD.copy_(back_nD.view(len(out_SD), -1, x_nD.shape[1]).sum(1, dtype=wide_of(walk.dtype)))
+
+
+def _of(drop: Drop | None, rows: slice) -> Drop | None:
+    return None if drop is None else drop.of(rows)
+
+
+def _known(kept: KeptMlp) -> Dispatch:
+    assert kept.route is not None
+    return kept.route
+
+
+def _routing(walk: Walk) -> Routing:
+    assert walk.spec.routing is not None
+    return walk.spec.routing

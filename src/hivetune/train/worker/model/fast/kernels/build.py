@@ -1,0 +1,130 @@
+"""The C++ kernels as a shared library: compiled once for this processor, kept under a hash of all that made it.
+
+The library ends with its own SHA-256, which the loader of programs ignores: a file that was truncated or changed on the
+disk is compiled again, not loaded (a truncated one would end the process with SIGBUS).
+
+Three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than the
+home's `kernels`. A compiler is needed only where there is no such file yet, and no part of its name: a run goes on with
+the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no programs,
+another system than Linux) the plain kernels in torch run.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from hivetune.base.disk import home
+
+SOURCES = Path(__file__).parent
+# -march=native is why the processor is part of the name. Errno and traps are not looked at; NaN and infinity are kept.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-fopenmp",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wno-psabi",
+)
+COMPILERS = ("g++", "c++")
+TIMEOUT_S = 120.0
+HASH_BYTES = hashlib.sha256().digest_size
+
+
+class NoKernels(Exception):
+    """Why there is no library; the plain kernels (ops.TorchOps) run instead."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded library, compiled if this machine has not done so before. Raises NoKernels with the reason."""
+    if sys.platform != "linux":
+        raise NoKernels(f"unsupported on {sys.platform}")
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
+    try:
+        folder = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels")
+        path = folder / f"{_fingerprint()}.so"
+        if not is_whole(path):
+            if compiler is None:
+                raise NoKernels("no C++ compiler (apt-get install g++)")
+            _compile(compiler, path)
+        return ctypes.CDLL(str(path))
+    except subprocess.CalledProcessError as error:
+        raise NoKernels(f"{compiler} failed: {error.stderr.decode(errors='replace').strip()[:500]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernels(str(error)) from error
+
+
+def why_no_kernels() -> str:
+    """Why there is no library here; empty where there is one."""
+    try:
+        library()
+    except NoKernels as reason:
+        return str(reason)
+    return ""
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the library is there and ends with the hash of all that is before. Raises OSError if unreadable."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return len(content) > HASH_BYTES and hashlib.sha256(content[:-HASH_BYTES]).digest() == content[-HASH_BYTES:]
+
+
+def _fingerprint() -> str:
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    processor = [line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))][:2]
+    digest = hashlib.sha256()
+    for part in (*FLAGS, *processor, platform.machine(), *map(str, _openmp())):
+        digest.update(part.encode())
+    for source in sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """All sources at the same time, then linked under a temporary name and moved: another process may do the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
+        commands = {
+            Path(folder) / f"{source.stem}.o": [compiler, *FLAGS, "-c", str(source), "-o", f"{folder}/{source.stem}.o"]
+            for source in sorted(SOURCES.glob("*.cpp"))
+        }
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(_run, command) for command in commands.values()]:
+                done.result()
+        linked = Path(folder) / "kernels.so"
+        _run([compiler, "-shared", *map(str, commands), *_openmp(), "-o", str(linked)])
+        with open(linked, "ab") as file:
+            file.write(hashlib.sha256(linked.read_bytes()).digest())
+        os.replace(linked, path)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, check=True, timeout=TIMEOUT_S)
+
+
+def _openmp() -> list[str]:
+    """torch's own OpenMP library, so that both share one pool of threads; the compiler's where torch brings none."""
+    brought = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    brought += sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*.so*"))
+    return [str(brought[0])] if brought else ["-fopenmp"]
+
+
+if __name__ == "__main__":
+    sys.exit(why_no_kernels())

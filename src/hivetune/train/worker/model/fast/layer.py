@@ -1,0 +1,223 @@
+"""One decoder layer forward and backward by hand: what is kept, what is recomputed, which rows are computed.
+
+A layer, with RMSNorm and the four merged products of weights.py (each one carries its adapters):
+
+    y = norm(x)     [q k v] = qkv(y)     out = attention(rope(q), rope(k), v)     x += o(out)         -> mid
+    y = norm(mid)   [gate up] = gate_up(y)   h = act(gate) * up                   mid += down(h)      -> next x
+
+The residual stream x stays wide (fp32 for bf16: a sum over all layers, whose small terms bf16 would drop). A layer gets
+it as x plus a `delta` that is not yet added, so that the sum and the next norm are one pass over memory. The last layer
+computes o and the MLP only at rows that predict something; the first one computes no gradient of its input.
+
+A name's suffix gives its shape, one letter a dimension:
+
+    T  tokens of the micro-batch                       D  hidden size, the width of the stream
+    S  rows that go on after attention: T, in the      F  width of the MLP
+       last layer the R rows that predict something    H  query heads
+    R  as a first letter those rows, as a last letter  W  outputs of a merged matrix, then its rank columns:
+       the rank columns of a merged matrix                [q | k | v | ranks], [gate | up | ranks], [D | ranks]
+    E  as a first letter loss entries (loss.py)        N  width of attention's output, H times head size
+    n  rows of an inner norm: one per head and token (q, k) or per token; E as its last letter: its columns
+
+Gradients are named d + what they are the gradient of. Buffers live in the Workspace under these names; a slot is the
+layer's number, "again" for layers that are recomputed (they share one set), "only" when nothing is kept for a backward:
+
+    buffer                              holds                                    until
+    x.INDEX (x.only without backward)   the stream at the layer's input, wide    this layer's backward
+    rstd, qkv, out, lse, mid, rstd_mid, what backward reads, see `Kept`          this layer's backward, or the slot's
+    gate_up, s_o, s_down .SLOT                                                   next use ("again": the next layer)
+    q_in, k_in, after_*_in, *_rstd      inputs of inner norms (Qwen 3, Gemma)    as above
+    y                                   a norm's output, input of one product    the next norm; recomputed in backward
+    o, down                             outputs of the two products whose        the next layer's; so `delta_SD` is
+                                        columns are the delta of the stream      valid until the next `add_norm` only
+    h, normed                           act(gate) * up; an inner norm's output   the next use; h recomputed in backward
+    x_rows, out_rows                    rows selected in the last layer          the end of that layer's forward;
+                                                                                 out_rows again in its backward
+    dx (loss.py), dx_all                gradient of the stream, wide; each       the end of the backward pass
+                                        layer adds to it in place
+    dqkv, do, ddown, dgate_up, dout,    gradients inside a layer                 the next layer's backward
+    dout_all, dh, dy, dnormed, dnormed_wide
+    logits, entries, dentries (loss.py) one chunk of logits, then its gradient   the next chunk
+    final, final_rstd, nll (loss.py)    the last norm's input; loss of entries   the next micro-batch
+"""
+
+import torch
+from torch import Tensor
+
+from hivetune.train.worker.model.fast.experts import experts_backward, experts_down_gradient, experts_forward
+from hivetune.train.worker.model.fast.linear import down_gradient, input_gradient, project
+from hivetune.train.worker.model.fast.norms import (
+    enter,
+    enter_backward,
+    sandwich,
+    sandwich_backward,
+    turn,
+    turn_backward,
+)
+from hivetune.train.worker.model.fast.ops import Drop
+from hivetune.train.worker.model.fast.state import Kept, KeptMlp, Walk
+from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Mlp
+
+
+def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Kept:
+    """The layer's output is `kept.mid_SD + kept.delta_SD`; `slot` names its buffers, see the head of this file.
+
+    The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
+    """
+    spec, layer = walk.spec, walk.layers[index]
+    tokens = len(x_TD)
+    kept_x_TD = (
+        x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
+    )
+    y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
+    enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, kept_x_TD, y_TD, rstd_T)
+    qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
+    project(walk.ops, layer.qkv, y_TD, qkv_TW, walk.drop, adapter=walk.adapter)
+    inner = turn(walk, index, qkv_TW, slot)
+    out_TN = walk.buffer(f"out.{slot}", tokens, spec.q_width)
+    lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
+    walk.batch.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
+    x_SD, out_SN = _select(walk, index, kept_x_TD, out_TN)
+    rows, drop = len(x_SD), walk.drop_of(index, after_attention=True)
+    o_SW = walk.buffer("o", rows, layer.o.width)
+    project(walk.ops, layer.o, out_SN, o_SW, drop, adapter=walk.adapter)
+    s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)  # the next layer writes over "o"
+    delta_SD = sandwich(walk, index, "after_attention", o_SW, inner, slot)
+    mid_SD, rstd_mid_S = (
+        walk.buffer(f"mid.{slot}", rows, spec.hidden, wide=True),
+        walk.buffer(f"rstd_mid.{slot}", rows, wide=True),
+    )
+    y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
+    enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
+    if isinstance(layer.mlp, ExpertMlps):
+        down_SW, mlp = experts_forward(walk, layer.mlp, y_SD, slot, drop)
+    else:
+        down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
+    last_delta_SD = sandwich(walk, index, "after_mlp", down_SW, inner, slot)
+    return Kept(
+        kept_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, mlp, last_delta_SD, inner
+    )  # fmt: skip
+
+
+def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
+    """down(act(gate) * up) with its rank columns, and what backward needs."""
+    spec, rows = walk.spec, len(y_SD)
+    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, mlp.gate_up.width)
+    project(walk.ops, mlp.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
+    h_SF = walk.buffer("h", rows, mlp.down.inputs)
+    walk.ops.glu(gate_up_SW[:, : mlp.gate_up.outputs], h_SF, spec.activation)
+    down_SW = walk.buffer("down", rows, mlp.down.width)
+    project(walk.ops, mlp.down, h_SF, down_SW, drop, adapter=walk.adapter)
+    return down_SW, KeptMlp(gate_up_SW, _keep_ranks(walk, f"s_down.{slot}", mlp.down, down_SW))
+
+
+def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor | None:
+    """Gradient of the layer's input from that of its output; adds the adapters' gradients. None for layer 0.
+
+    `dx_SD` (wide) is written over: the residual gradient passes through it.
+    """
+    _backward_mlp(walk, index, kept, dx_SD)
+    spec, layer = walk.spec, walk.layers[index]
+    dout_SN, dx_TD = _backward_o(walk, index, kept, dx_SD)
+    if index == 0 and not layer.qkv.adapted:
+        return None  # nothing below learns: attention's backward, its most expensive part, is left out
+    tokens = len(kept.x_TD)
+    dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
+    walk.batch.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
+    turn_backward(walk, index, dqkv_TW, kept)
+    walk.ops.adapt_backward(dqkv_TW, layer.qkv)
+    walk.ops.up_gradient(dqkv_TW, kept.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
+    y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
+    if index == 0:
+        # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
+        enter(walk, layer.norms_D.get("input"), kept.x_TD, None, kept.x_TD, y_TD, kept.rstd_T)
+        down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
+        return None
+    input_gradient(walk.ops, layer.qkv, dqkv_TW, dy_TD, walk.drop)
+    enter_backward(walk, layer.norms_D.get("input"), dy_TD, kept.x_TD, kept.rstd_T, dx_TD, y_TD)
+    down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
+    return dx_TD
+
+
+def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
+    """`dx_SD`, the gradient of the layer's output, becomes that of the stream after attention, in place.
+
+    Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into
+    "h" or "y".
+    """
+    spec, layer, ops, rows = walk.spec, walk.layers[index], walk.ops, len(dx_SD)
+    mlp, drop = layer.mlp, walk.drop_of(index, after_attention=True)
+    dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
+    if isinstance(mlp, ExpertMlps):
+        ddown_SD = walk.buffer("ddown", rows, spec.hidden)
+        sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SD)
+        dgate_up_nW = experts_backward(walk, mlp, kept.mlp, ddown_SD, dy_SD, drop)
+        enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
+        experts_down_gradient(walk, mlp, kept.mlp, dgate_up_nW, y_SD, drop)
+        return
+    ddown_SW = walk.buffer("ddown", rows, mlp.down.width)
+    sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SW)
+    ops.adapt_backward(ddown_SW, mlp.down)
+    ops.up_gradient(ddown_SW, kept.mlp.s_down_SR, mlp.down, walk.up_scale)
+    dh_SF = walk.buffer("dh", rows, mlp.down.inputs)
+    input_gradient(ops, mlp.down, ddown_SW, dh_SF, drop)
+    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, mlp.gate_up.width), walk.buffer("h", rows, mlp.down.inputs)
+    both = slice(0, mlp.gate_up.outputs)
+    ops.glu_backward(dh_SF, kept.mlp.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
+    down_gradient(ops, mlp.down, ddown_SW, h_SF, walk.scale, drop)
+    ops.adapt_backward(dgate_up_SW, mlp.gate_up)
+    ops.up_gradient(dgate_up_SW, kept.mlp.gate_up_SW[:, mlp.gate_up.outputs :], mlp.gate_up, walk.up_scale)
+    input_gradient(ops, mlp.gate_up, dgate_up_SW, dy_SD, drop)
+    enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
+    down_gradient(ops, mlp.gate_up, dgate_up_SW, y_SD, walk.scale, drop)
+
+
+def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of attention's output and of the stream, both for all T rows."""
+    spec, layer, ops = walk.spec, walk.layers[index], walk.ops
+    rows = len(dx_SD)
+    do_SW = walk.buffer("do", rows, layer.o.width)
+    sandwich_backward(walk, index, "after_attention", dx_SD, kept, do_SW)
+    ops.adapt_backward(do_SW, layer.o)
+    ops.up_gradient(do_SW, kept.s_o_SR, layer.o, walk.up_scale)
+    dout_SN = walk.buffer("dout", rows, spec.q_width)
+    drop = walk.drop_of(index, after_attention=True)
+    input_gradient(ops, layer.o, do_SW, dout_SN, drop)
+    # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
+    picked = walk.is_last(index) and walk.batch.rows_R is not None
+    out_SN = _rows_of(walk, kept.out_TN) if picked else kept.out_TN
+    down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, drop)
+    if not picked:
+        return dout_SN, dx_SD
+    tokens = len(kept.x_TD)
+    dout_TN = walk.buffer("dout_all", tokens, spec.q_width).zero_()
+    dx_TD = walk.buffer("dx_all", tokens, spec.hidden, wide=True).zero_()
+    dout_TN[walk.batch.rows_R] = dout_SN
+    dx_TD[walk.batch.rows_R] = dx_SD
+    return dout_TN, dx_TD
+
+
+def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
+    """Stream and attention's output at the rows that go on: in the last layer those that predict something.
+
+    Keys and values are needed everywhere, the rest is not: of a chat with short answers most rows end here.
+    """
+    rows_R = walk.batch.rows_R
+    if not walk.is_last(index) or rows_R is None:
+        return x_TD, out_TN
+    x_RD = walk.buffer("x_rows", len(rows_R), x_TD.shape[1], wide=True)
+    return torch.index_select(x_TD, 0, rows_R, out=x_RD), _rows_of(walk, out_TN)
+
+
+def _rows_of(walk: Walk, out_TN: Tensor) -> Tensor:
+    """Attention's output at the rows that predict something."""
+    rows_R = walk.batch.rows_R
+    assert rows_R is not None
+    return torch.index_select(out_TN, 0, rows_R, out=walk.buffer("out_rows", len(rows_R), out_TN.shape[1]))
+
+
+def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
+    """S = x A^T out of a buffer that is about to be used again."""
+    s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
+    walk.ops.rowwise(Tensor.copy_, s_SR, y_SW[:, group.outputs :])
+    return s_SR

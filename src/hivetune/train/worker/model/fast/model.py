@@ -1,0 +1,346 @@
+"""The fast path's `LoraModel`: documents in, one flat row of tokens through the layers and back, gradients out.
+
+Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hivetune.config import LoraConfig
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.train.plan.layout import (
+    Layout,
+    TrimmedDocument,
+    bucketed,
+    make_layout,
+    multiples_of,
+    shares_prefixes,
+    split_documents,
+    split_units,
+    token_multiple,
+    trim_document,
+)
+from hivetune.train.worker.model.adapter import scaling
+from hivetune.train.worker.model.fast.attention import says_math_path
+from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
+from hivetune.train.worker.model.fast.loss import loss_only
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps
+from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
+from hivetune.train.worker.model.fast.state import LayerBatch, Walk
+from hivetune.train.worker.model.fast.steps.often import Often, can_replay
+from hivetune.train.worker.model.fast.steps.passes import Passes
+from hivetune.train.worker.model.fast.steps.tables import BatchTables, drop_keys, lay_tables
+from hivetune.train.worker.model.fast.weights.bind import bind_adapter
+from hivetune.train.worker.model.fast.weights.read import read_weights
+from hivetune.train.worker.model.fast.weights.stream import streaming_of
+from hivetune.train.worker.model.fast.workspace import Workspace, to_device
+from hivetune.train.worker.model.preference import JudgedDocuments, judged_documents, preference_loss, units
+from hivetune.train.worker.model.products import step_product
+from hivetune.train.worker.model.protocol import Document, Streamed, halved
+
+FAST_BUDGET_TOKENS = 4096
+# Steps that are laid out before their turn: the next one, and one that was given up.
+MOST_AHEAD = 2
+
+
+class JudgedBatch(NamedTuple):
+    """A micro-batch with bad answers in it. Document owner_M[i] has the entry entry_M[i]."""
+
+    batch: LayerBatch
+    about: JudgedDocuments
+    owner_M: Tensor
+    entry_M: Tensor
+
+
+class _Laid(NamedTuple):
+    """The tables of a step's documents, before its turn; `draw`: of dropout."""
+
+    documents: Sequence[Document]
+    draw: int | None
+    tables: list[BatchTables]
+
+
+class FastModel:
+    """A `LoraModel` (train/worker/model/protocol.py).
+
+    Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (of a micro-batch),
+    pack_tokens (what it aims at where there are workers), halvings (of each), recompute (layers whose inner state is
+    recomputed in the backward pass), share_prefixes, token_multiple, graphs (few shapes, and what comes often is
+    replayed), chunk_rows (logit rows of a chunk), products (of float32 on a CPU), kernels (native or torch), attention
+    (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native
+    ones call no library for them). The attribute `kernels` says which run, and why if it is the plain ones; `attention`
+    says why attention is on a slow path, or is empty. `quantized`: the layers' matrices are kept as NF4. Raises NotFast
+    for a model that the fast path does not compute exactly.
+    """
+
+    path: Literal["fast", "general"] = "fast"
+    why = ""
+
+    def __init__(
+        self,
+        folder: Path,
+        lora: LoraConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        choices: Choices = NO_CHOICES,
+        first_layers: int | None = None,
+        quantized: bool = False,
+    ):
+        self.device, self.dtype = device, dtype
+        if device.type == "cuda":  # sums of partial products in half precision are torch's default there
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self.spec: ModelSpec = read_spec(folder, first_layers)
+        self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
+        self.product = step_product(self.kernels, choices.products)
+        rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
+        columns = -(-lora.r // rank_multiple) * rank_multiple
+        streaming = streaming_of(choices, len(self.spec.layers), device, packed=quantized)
+        self.num_streamed = streaming.layers
+        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, streaming=streaming)
+        self.master_N, self._sum_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
+        self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
+        self.pack_tokens = choices.pack_tokens
+        self.halvings = choices.halvings or 0
+        self._scaling, self._lora = scaling(lora), lora
+        self._eager = choices.attention == "eager"
+        self._passes = Passes(
+            self.spec,
+            self.weights,
+            self._ops,
+            scaling=self._scaling,
+            recompute=min(choices.recompute or 0, len(self.spec.layers)),
+            keep_calls=not self._eager and not any(layer.experts for layer in self.spec.layers),
+        )
+        self._workspace = Workspace(device, forget=self._passes.forget)
+        self._often = None
+        if choices.graphs and can_replay(self.spec, self._ops, self.num_streamed):
+            self._often = Often(device, self._workspace)
+        precision = str(dtype).removeprefix("torch.")
+        multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)
+        self._pad = bucketed if self._often else multiples_of(multiple)
+        # Where work is replayed, its gradients are summed unscaled in a buffer of their own: a scale is no part of it.
+        self.grad_N = torch.zeros_like(self._sum_N) if self._often else self._sum_N
+        self._total, self._part = (torch.zeros((), dtype=self.master_N.dtype, device=device) for _ in "12")
+        self._scale = torch.zeros(1, dtype=self.master_N.dtype, device=device)
+        self.logit_rows = choices.logit_rows
+        self._share_in_scoring = choices.share_prefixes is not False
+        self.share_prefixes = self._share_in_scoring and shares_prefixes(lora)
+        self._ahead: dict[int, _Laid] = {}
+        self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
+
+    @property
+    def graphs(self) -> int | None:
+        return None if self._often is None else self._often.shapes
+
+    def streamed(self) -> Streamed:
+        return self.weights.stream.told() if self.weights.stream else Streamed()
+
+    def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
+        if self._often is None:
+            return self.compute(self.prepare(documents), scale)
+        return self.replay(self.lay_out(documents), scale)
+
+    def repeat(self, name: str, work: Callable[[], None]) -> None:
+        if self._often is None:
+            work()
+        else:
+            self._often.piece(name, work)
+
+    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
+        draw = self._draw(torch.Generator().manual_seed(seed))
+        laid = _Laid(documents, draw, list(self._all_tables(documents, draw)))
+        while len(self._ahead) >= MOST_AHEAD:
+            self._ahead.pop(next(iter(self._ahead)))
+        self._ahead[id(documents)] = laid
+
+    def lay_out(self, documents: Sequence[Document]) -> Iterable[BatchTables]:
+        """The tables of the micro-batches of a step, on the host: those that were laid ahead, else one by one."""
+        draw, laid = self._draw(), self._ahead.pop(id(documents), None)
+        if laid is not None and laid.documents is documents and laid.draw == draw:
+            return laid.tables
+        return self._all_tables(documents, draw)
+
+    def prepare(self, documents: Sequence[Document]) -> Iterator[LayerBatch]:
+        """The micro-batches of a step, copied to the device one by one: with `lay_out` all that the host does of it."""
+        for tables in self.lay_out(documents):
+            yield self._batch(tables.on(self.device))
+
+    @torch.no_grad()
+    def replay(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
+        """`backward` by work that is replayed. As in `compute`, nothing here waits for the device; work that has come
+        often enough is one call, however many kernels it has."""
+        assert self._often is not None
+        to_device(self._scale, (scale,))
+        self._often.run(micro_batches, begin=self._begin, each=self._add, end=self._end)
+        return self._total.clone()
+
+    def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
+        return self._split(_rows(documents))
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
+        return self.compute([self._ready(self._layout(_rows(documents)), self._draw())], scale)
+
+    @torch.no_grad()
+    def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
+        """`backward` of prepared micro-batches. Nothing here waits for the device, copies from it, or has a shape that
+        depends on what it computed (tests/train/worker/model/test_host.py), but the routing of experts."""
+        self._total.zero_()
+        self._passes.refresh()
+        for batch in batches:
+            self._add_up(batch, scale)
+        return self._total.clone()
+
+    def _add_up(self, batch: LayerBatch, scale: float) -> None:
+        """Forward and backward of one micro-batch, into the gradient and the total."""
+        nll_E = self._passes.forward_backward(self._walk(batch, scale=scale, keep=True), self.logit_rows)
+        self._total.add_(torch.dot(nll_E, batch.count_E, out=self._part))
+
+    def _begin(self) -> None:
+        self._sum_N.zero_()
+        self._total.zero_()
+        self._passes.refresh()
+
+    def _add(self, tables: BatchTables) -> None:
+        self._add_up(self._batch(tables), 1.0)
+
+    def _end(self) -> None:
+        self.grad_N.addcmul_(self._sum_N, self._scale)
+
+    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
+        return self.compute_judged(self.prepare_judged(documents), scale, beta)
+
+    def prepare_judged(self, documents: Sequence[Document]) -> Iterator[JudgedBatch]:
+        """As `prepare`; an answer and those that it is compared with are in one micro-batch."""
+        rows, parts, draw = _rows(documents), units(documents), self._draw()
+        for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
+            numbers = [number for unit in batch for number in unit]
+            layout = self._layout([rows[number] for number in numbers])
+            about = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
+            owners = [(number, entry) for number, owned in enumerate(layout.owners) for entry in owned]
+            owner_M, entry_M = torch.tensor(owners).t().to(self.device)
+            yield JudgedBatch(self._ready(layout, draw), about, owner_M, entry_M)
+
+    @torch.no_grad()
+    def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
+        """`backward_judged` of prepared micro-batches; as `compute`, nothing here waits for the device."""
+        losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
+        self._passes.refresh()
+        if self._often:
+            self._sum_N.zero_()
+        for part in batches:
+
+            def weigh(nll_E: Tensor, part: JudgedBatch = part) -> Tensor:
+                nll_B = torch.zeros_like(part.about.good_B).index_add_(0, part.owner_M, nll_E[part.entry_M])
+                weight_B, loss = preference_loss(part.about, nll_B, beta)
+                losses.append(loss)
+                return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
+
+            self._passes.forward_backward(self._walk(part.batch, scale=scale, keep=True), self.logit_rows, weigh)
+        if self._often:
+            self.grad_N.add_(self._sum_N)
+        return torch.stack(losses).sum(0)
+
+    @torch.no_grad()
+    def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
+        self._passes.refresh()
+        rows = _rows(documents)
+        sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
+        for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
+            layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, pad=self._pad)
+            walk = self._walk(self._ready(layout), adapter=adapter)
+            nll_E = loss_only(walk, self.weights, *self._passes.forward_only(walk), self.logit_rows)
+            owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
+            index_M, entry_M = torch.tensor(owners, device=self.device).t()
+            sums_B.index_add_(0, index_M, nll_E[entry_M])
+        return sums_B
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
+        """[len(tokens), V] of one document, in the dtype of the model."""
+        self._passes.refresh()
+        everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
+        walk = self._walk(self._ready(make_layout([everything], share=False)), adapter=adapter)
+        x_TD, delta_TD = self._passes.forward_only(walk)
+        y_TD, sum_TD = walk.buffer("y", *x_TD.shape), walk.buffer("final", *x_TD.shape, wide=True)
+        rstd_T = walk.buffer("final_rstd", len(x_TD), wide=True)
+        walk.ops.add_norm(x_TD, delta_TD, sum_TD, self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
+        logits_TV = y_TD @ self.weights.head_VD.t()
+        cap = self.spec.logit_softcap
+        return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+
+    def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
+        batches = split_documents(
+            rows, self.budget_tokens, share=self.share_prefixes, aim_tokens=self.pack_tokens or self.budget_tokens
+        )
+        return halved(batches, self.halvings)
+
+    def _layout(self, rows: Sequence[TrimmedDocument]) -> Layout:
+        return make_layout(rows, share=self.share_prefixes, pad=self._pad)
+
+    def _draw(self, generator: torch.Generator | None = None) -> int | None:
+        """What the masks of a step follow from besides its rows, from the generator that the loop seeds."""
+        return int(torch.randint(2**62, (), generator=generator)) if self._lora.dropout else None
+
+    def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
+        return Walk(
+            self.spec,
+            self.weights.layers,
+            self._ops,
+            self._workspace,
+            self.dtype,
+            batch,
+            adapter=adapter,
+            drop=None if batch.key_T is None else Drop(batch.key_T, self._lora.dropout, self._workspace),
+            scale=scale,
+            up_scale=scale * self._scaling,
+            keep=keep,
+        )
+
+    def _all_tables(self, documents: Sequence[Document], draw: int | None) -> Iterator[BatchTables]:
+        rows = _rows(documents)
+        for batch in self._split(rows):
+            yield self._tables(self._layout([rows[index] for index in batch]), draw)
+
+    def _tables(self, layout: Layout, draw: int | None = None) -> BatchTables:
+        """`draw`: what dropout's masks follow from besides the rows; None without dropout."""
+        few = self._often is not None
+        attention = attention_tables(self._ops, layout, self.spec, self.dtype, eager=self._eager, few=few)
+        keys = None if draw is None else drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))
+        tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
+        return tables if self.device.type == "cpu" else tables.pinned()
+
+    def _batch(self, tables: BatchTables) -> LayerBatch:
+        """Of tables on the device."""
+        angles = tables.angles
+        return LayerBatch(
+            tokens_T=tables.tokens_T,
+            angles=tuple(zip(angles[::2], angles[1::2], strict=True)),
+            attention=attention_of(
+                self._ops,
+                tables.layout,
+                tables.attention,
+                self.spec,
+                self.dtype,
+                self._workspace,
+                eager=self._eager,
+            ),
+            rows_R=tables.rows_R,
+            entry_row_E=tables.entry_row_E,
+            target_E=tables.target_E,
+            count_E=tables.count_E,
+            straight=tables.straight,
+            key_T=tables.key_T,
+        )
+
+    def _ready(self, layout: Layout, draw: int | None = None) -> LayerBatch:
+        return self._batch(self._tables(layout, draw).on(self.device))
+
+
+def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:
+    return [trim_document(document.tokens_L.tolist(), document.trained_L.tolist()) for document in documents]

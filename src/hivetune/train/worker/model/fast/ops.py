@@ -1,0 +1,303 @@
+"""The work between matrix products, in plain torch: correct on any device and dtype, and what native.py must equal.
+
+Every result goes to a buffer of the caller. "Wide" is the dtype of the residual stream, of norms and of every
+reduction: fp32, or fp64 when computing in fp64. Matrices may be columns of a wider buffer (strided rows).
+
+Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W = N + R, K its inputs, F MLP width,
+H rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hivetune.train.worker.model.fast.weights.matrices import Group
+from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import left_factor, mm
+from hivetune.train.worker.model.products import Multiply, by_torch
+
+LOW = 0xFFFFFFFF
+
+
+def wide_of(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Dropout of the rows of a product. `rate`: the share of inputs that is left out; key_T: int64, one for each row.
+
+    A mask is no draw but a function: of the row's key, which follows from the step and from the tokens up to this one,
+    of the module and of the column. So it is the same in the backward pass, after a resume, in any order of the rows.
+    """
+
+    key_T: Tensor
+    rate: float
+    workspace: Workspace
+
+    def of(self, rows: Tensor | slice) -> "Drop":
+        return replace(self, key_T=self.key_T[rows])
+
+
+class Ops(Protocol):
+    """What layer.py asks for; TorchOps says what each does."""
+
+    name: str
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None: ...
+
+    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None: ...
+
+    def do(self, call: Callable[..., object], *arguments: Any) -> None: ...
+
+    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None: ...
+
+    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None: ...
+
+    def add_norm(
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        sum_TD: Tensor,
+        w_D: Tensor,
+        eps: float,
+        y_TD: Tensor,
+        rstd_T: Tensor,
+    ) -> None: ...
+
+    def norm_backward(
+        self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
+    ) -> None: ...
+
+    def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None: ...
+
+    def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None: ...
+
+    def glu_backward(
+        self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
+    ) -> None: ...
+
+    def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None: ...
+
+    def adapt_backward(self, dy_TW: Tensor, group: Group) -> None: ...
+
+    def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None: ...
+
+    def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None: ...
+
+    def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None: ...
+
+    def cross_entropy(
+        self,
+        logits_CV: Tensor,
+        target_C: Tensor,
+        count_C: Tensor,
+        softcap: float | None,
+        nll_C: Tensor,
+        *,
+        gradient: bool,
+    ) -> None: ...
+
+
+class TorchOps:
+    """`wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
+    `multiply`: the large products."""
+
+    name = "torch"
+
+    def __init__(self, *, wide_products: bool = False, multiply: Multiply = by_torch):
+        self._wide_products, self._multiply = wide_products, multiply
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+        self._multiply(a_MK, b_KN, out_MN)
+
+    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
+        """y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
+        self.multiply(x_TK, group.weight_NRK.t(), y_TW)
+        self.adapt(y_TW, group, adapter=True)
+
+    def do(self, call: Callable[..., object], *arguments: Any) -> None:
+        """`call`, which is torch's own and writes to a buffer that it is given."""
+        call(*arguments)
+
+    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
+        """As `do`, of tensors that have as many rows as the micro-batch has tokens, or a multiple of that; `named` is
+        the same for all micro-batches."""
+        call(*tensors, **named)
+
+    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
+        """total += scale * product."""
+        total.add_(product, alpha=scale)
+
+    def add_norm(
+        self,
+        x_TD: Tensor,
+        delta_TD: Tensor | None,
+        sum_TD: Tensor,
+        w_D: Tensor,
+        eps: float,
+        y_TD: Tensor,
+        rstd_T: Tensor,
+    ) -> None:
+        """sum = x + delta; y = RMSNorm(sum) * w. x, sum, w, rstd wide. Without delta, `sum` is x itself."""
+        if delta_TD is not None:
+            torch.add(x_TD, delta_TD, out=sum_TD)
+        rstd_T.copy_(torch.rsqrt(sum_TD.square().mean(1) + eps))
+        y_TD.copy_(sum_TD * rstd_T[:, None] * w_D)
+
+    def norm_backward(
+        self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
+    ) -> None:
+        """dx += the gradient of y = x * rstd * w; y itself is recomputed on request. dx wide.
+
+        With u = x * rstd and du = dy * w, RMSNorm's gradient is rstd * (du - u * mean(du * u)).
+        """
+        unit_TD = x_TD * rstd_T[:, None]
+        dunit_TD = dy_TD.to(dx_TD.dtype) * w_D
+        dx_TD += rstd_T[:, None] * (dunit_TD - unit_TD * (dunit_TD * unit_TD).mean(1, keepdim=True))
+        if y_TD is not None:
+            y_TD.copy_(unit_TD * w_D)
+
+    def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None:
+        """Rotate pairs (i, i + H) of the first 2H channels of each head, in place; `inverse` for the gradient.
+
+        Rotary positions (arXiv 2104.09864) in transformers' order; channels beyond 2H stay (Phi's partial rotation).
+        """
+        half = cos_TH.shape[1]
+        x_TnH = x_TN.unflatten(1, (-1, head_dim))
+        first, second = x_TnH[..., :half], x_TnH[..., half : 2 * half]
+        cos, sin = cos_TH[:, None], (-sin_TH if inverse else sin_TH)[:, None]
+        turned = first * cos - second * sin
+        second.copy_(second * cos + first * sin)
+        first.copy_(turned)
+
+    def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
+        """h = act(gate) * up (arXiv 2002.05202), with act SiLU or the tanh form of GELU."""
+        gate, up = gate_up_TN.to(wide_of(h_TF.dtype)).chunk(2, 1)
+        h_TF.copy_((F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up)
+
+    def glu_backward(
+        self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
+    ) -> None:
+        """Gradients of gate and up from that of h; h is recomputed, because dA of the down projection reads it."""
+        dh = dh_TF.to(wide_of(dh_TF.dtype))
+        gate, up = gate_up_TN.to(dh.dtype).chunk(2, 1)
+        if activation == "silu":
+            act, dgate = F.silu(gate), torch.ops.aten.silu_backward(dh * up, gate)
+        else:
+            act = F.gelu(gate, approximate="tanh")
+            dgate = torch.ops.aten.gelu_backward(dh * up, gate, approximate="tanh")
+        dgate_up_TN.copy_(torch.cat([dgate, dh * act], 1))
+        h_TF.copy_(act * up)
+
+    def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None:
+        """y += bias, and each member's columns += S B'^T; S lies in the rank columns of y itself."""
+        if group.bias_N is not None:
+            y_TW[:, : group.outputs] += group.bias_N
+        for member in group.adapted if adapter else ():
+            start = group.outputs + member.rank_at
+            up_RN = _up(member.scaled_up_RN)
+            y_TW[:, member.start : member.stop].addmm_(left_factor(y_TW[:, start : start + len(up_RN)]), up_RN)
+
+    def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
+        """The rank columns of dy become dS = dY B', the padding zero: the next product reads all columns."""
+        dy_TW[:, group.outputs + group.ranks :].zero_()
+        for member in group.adapted:
+            start = group.outputs + member.rank_at
+            up_RN = _up(member.scaled_up_RN)
+            mm(dy_TW[:, member.start : member.stop], up_RN.t(), dy_TW[:, start : start + len(up_RN)])
+
+    def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
+        """dB += scale * dY^T S for each member."""
+        for member in group.adapted:
+            d_up_NR = _up(member.d_up_NR)
+            s = s_TR[:, member.rank_at : member.rank_at + len(_up(member.scaled_up_RN))]
+            product_NR = self._wide_product(dy_TW[:, member.start : member.stop].t(), s)
+            d_up_NR.add_(product_NR[:, : d_up_NR.shape[1]], alpha=scale)
+
+    def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
+        """dA += scale * dS^T X, all members at once."""
+        if group.d_downs_RK is not None:
+            product_RK = self._wide_product(ds_TR[:, : group.ranks].t(), x_TK)
+            d_downs_mRK, product_mRK = (
+                t.unflatten(0, (len(group.adapted), -1)) for t in (group.d_downs_RK, product_RK)
+            )
+            d_downs_mRK.add_(product_mRK[:, : d_downs_mRK.shape[1]], alpha=scale)
+
+    def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
+        """out = x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0.
+
+        Two rounds of a 32-bit mixing function (Chris Wellons, "Prospecting for hash functions", 2018: lowbias32) over
+        the column, the first with one half of the key and the salt, the second with the other.
+        """
+        key_T1 = (drop.key_T ^ salt)[:, None]
+        column_K = torch.arange(x_TK.shape[1], device=x_TK.device)
+        mixed_TK = _mix((column_K * 0x9E3779B9 + _mix(key_T1 & LOW)) & LOW)
+        kept_TK = _mix(mixed_TK ^ ((key_T1 >> 32) & LOW)) >= drop_below(drop.rate)
+        out_TK.copy_(x_TK.to(wide_of(x_TK.dtype)) * (1 / (1 - drop.rate)) * kept_TK)
+
+    def cross_entropy(
+        self,
+        logits_CV: Tensor,
+        target_C: Tensor,
+        count_C: Tensor,
+        softcap: float | None,
+        nll_C: Tensor,
+        *,
+        gradient: bool,
+    ) -> None:
+        """nll [C] of each row, in nats; with `gradient`, the logits become count * d nll / d logits in place.
+
+        d nll / d logits = softmax - one-hot, times 1 - (z / cap)^2 where logits are capped.
+        """
+        wide = wide_of(logits_CV.dtype)
+        z_CV = logits_CV.to(wide)
+        if softcap is not None:
+            z_CV = softcap * torch.tanh(z_CV / softcap)
+        lse_C = torch.logsumexp(z_CV, 1)
+        nll_C.copy_(lse_C - z_CV.gather(1, target_C[:, None])[:, 0])
+        if not gradient:
+            return
+        dz_CV = torch.exp(z_CV - lse_C[:, None])
+        dz_CV.scatter_add_(1, target_C[:, None], torch.full_like(lse_C, -1.0)[:, None])
+        if softcap is not None:
+            dz_CV *= 1 - (z_CV / softcap).square()
+        logits_CV.copy_(dz_CV * count_C[:, None])
+
+    def _wide_product(self, a: Tensor, b: Tensor) -> Tensor:
+        a = left_factor(a)
+        return torch.mm(a, b, out_dtype=torch.float32) if self._wide_products else torch.mm(a, b)
+
+
+def drop_below(rate: float) -> int:
+    """Numbers of 32 bits below it are `rate` of all."""
+    return round(rate * 2**32)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """lowbias32 of numbers of 32 bits in int64: a product's high half is cut off, sign and all."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & LOW
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & LOW
+    return x ^ (x >> 16)
+
+
+def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch.mm takes two matrices of `dtype` to an fp32 result here (torch 2.8 and later, on GPUs)."""
+    if dtype.itemsize != 2:
+        return False
+    square = torch.zeros(16, 16, dtype=dtype, device=device)
+    try:
+        torch.mm(square, square, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _up(tensor: Tensor | None) -> Tensor:
+    """Members in `Group.adapted` are bound (weights.bind_adapter)."""
+    assert tensor is not None
+    return tensor

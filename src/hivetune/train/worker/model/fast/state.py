@@ -1,0 +1,159 @@
+"""What one micro-batch carries through the layers: its layout on the device, its buffers, what backward will read.
+
+Shapes as at the head of layer.py.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hivetune.train.worker.model.fast.ops import Drop, Ops, wide_of
+from hivetune.train.worker.model.fast.spec import ModelSpec
+from hivetune.train.worker.model.fast.weights.matrices import Layer
+from hivetune.train.worker.model.fast.workspace import Workspace
+
+
+class Attention(Protocol):
+    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class LayerBatch:
+    """A layout on the device: its tables (steps/tables.py), and the attention that reads them.
+
+    tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
+    that predict something, None when all do. entry_row_E: which of those rows an entry is of; target_E: the token it
+    must predict; count_E: what its loss is multiplied by (how many documents train it, 0 for padding).
+    straight: entry i is of row i and there are no others, so that nothing needs to be gathered. key_T: what dropout's
+    masks follow from, None without dropout.
+    """
+
+    tokens_T: Tensor
+    angles: tuple[tuple[Tensor, Tensor], ...]
+    attention: Attention
+    rows_R: Tensor | None
+    entry_row_E: Tensor
+    target_E: Tensor
+    count_E: Tensor
+    straight: bool
+    key_T: Tensor | None = None
+
+
+@dataclass
+class Kept:
+    """What backward needs of one layer; the plan counts these bytes (train/plan/memory.py, `saved_bytes_per_token`).
+
+    x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
+    rotation, with X A^T in the rank columns. out_TN, lse_TH: attention's output and the log-sum-exp of its scores, from
+    which backward recomputes them (FlashAttention, arXiv 2205.14135). s_o_SR: X A^T of o, whose output buffer is used
+    again. mid_SD, rstd_mid_S: the stream after attention. delta_SD: not part of backward; what the next layer has still
+    to add.
+    """
+
+    x_TD: Tensor
+    rstd_T: Tensor
+    qkv_TW: Tensor
+    out_TN: Tensor
+    lse_TH: Tensor
+    s_o_SR: Tensor
+    mid_SD: Tensor
+    rstd_mid_S: Tensor
+    mlp: "KeptMlp"
+    delta_SD: Tensor
+    inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
+
+    def of(self, rows: int) -> "Kept":
+        """Of its first `rows` tokens: a smaller micro-batch in the same buffers."""
+        most = len(self.x_TD)
+        if rows == most:
+            return self
+
+        def part(tensor: Tensor) -> Tensor:
+            return tensor[: len(tensor) // most * rows]
+
+        names = ("x_TD", "rstd_T", "qkv_TW", "out_TN", "lse_TH", "s_o_SR", "mid_SD", "rstd_mid_S", "delta_SD")
+        return replace(
+            self,
+            **{name: part(getattr(self, name)) for name in names},
+            mlp=replace(self.mlp, gate_up_SW=part(self.mlp.gate_up_SW), s_down_SR=part(self.mlp.s_down_SR)),
+            inner={name: (part(x_nE), part(rstd_n)) for name, (x_nE, rstd_n) in self.inner.items()},
+        )
+
+
+@dataclass
+class KeptMlp:
+    """gate_up: before the activation, with X A^T in the rank columns; s_down: X A^T of the down projection. One row for
+    each row of the stream, or, where there are experts, for each row and expert that it was sent to."""
+
+    gate_up_SW: Tensor
+    s_down_SR: Tensor
+    route: "Dispatch | None" = None
+
+
+@dataclass
+class Dispatch:
+    """Which experts the rows of a layer were sent to. n rows, sorted by expert: K for each of the S rows.
+
+    counts: rows of each expert. row_n: which of the S rows it is. place_n: where the K rows of row 0 lie among the n,
+    then those of row 1. weight_n: what the expert's output counts, wide. share_SE: the router's softmax, wide;
+    index_SK: the chosen experts of each row.
+    """
+
+    counts: list[int]
+    row_n: Tensor
+    place_n: Tensor
+    weight_n: Tensor
+    share_SE: Tensor
+    index_SK: Tensor
+
+    def segments(self) -> Iterator[tuple[int, slice]]:
+        """(expert, its rows) of those that got any."""
+        start = 0
+        for expert, count in enumerate(self.counts):
+            if count:
+                yield expert, slice(start, start + count)
+            start += count
+
+
+@dataclass
+class Walk:
+    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
+
+    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest
+    number (6e-8); dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
+    """
+
+    spec: ModelSpec
+    layers: list[Layer]
+    ops: Ops
+    workspace: Workspace
+    dtype: torch.dtype
+    batch: LayerBatch
+    adapter: bool = True
+    drop: Drop | None = None
+    scale: float = 1.0
+    up_scale: float = 1.0
+    keep: bool = True
+
+    def buffer(self, name: str, *shape: int, wide: bool = False) -> Tensor:
+        return self.workspace.take(name, *shape, dtype=wide_of(self.dtype) if wide else self.dtype)
+
+    def is_last(self, index: int) -> bool:
+        return index == len(self.layers) - 1
+
+    def drop_of(self, index: int, *, after_attention: bool) -> Drop | None:
+        """Dropout of the rows that a product of layer `index` sees: all T, or the S that go on after attention."""
+        rows_R = self.batch.rows_R
+        if self.drop is None or not after_attention or rows_R is None or not self.is_last(index):
+            return self.drop
+        return self.drop.of(rows_R)

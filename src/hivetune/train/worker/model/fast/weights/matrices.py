@@ -1,0 +1,205 @@
+"""The merged matrices of a layer and room for the adapters' rows beside them.
+
+Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
+size, E experts.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hivetune.train.worker.model.fast.weights.nf4 import PackedLayers
+from hivetune.train.worker.model.fast.weights.stream import LayerStream
+
+# As ops.Ops: makes a call of torch with these arguments.
+Do = Callable[..., None]
+
+
+@dataclass
+class Member:
+    """One linear module inside a merged matrix, and its adapter if it has one.
+
+    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient.
+    rank_at: its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the
+    products; it may have more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others
+    by. Of a routed expert the name is that of all experts' tensor, with the expert's number behind.
+    """
+
+    name: str
+    start: int
+    size: int
+    rank_at: int = 0
+    down_RK: Tensor | None = None
+    up_NR: Tensor | None = None
+    d_down_RK: Tensor | None = None
+    d_up_NR: Tensor | None = None
+    scaled_up_RN: Tensor | None = None
+    salt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.salt = int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), signed=True)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+@dataclass
+class Group:
+    """q/k/v, o, gate/up or down as one matrix. `weight_NRK` holds the N base rows, then the adapters' A rows.
+
+    One product with it reads the input once and gives base output and X A^T side by side; backward, one product of
+    [dY | dS] with it gives dX whole.
+    """
+
+    weight_NRK: Tensor
+    members: tuple[Member, ...]
+    bias_N: Tensor | None
+    outputs: int
+    adapted: tuple[Member, ...] = ()
+    downs_RK: Tensor | None = None
+    d_downs_RK: Tensor | None = None
+    """The A's of all members as one matrix, in the master and in the gradient."""
+
+    @property
+    def width(self) -> int:
+        return int(self.weight_NRK.shape[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.weight_NRK.shape[1])
+
+    def refresh_downs(self, do: Do) -> None:
+        """A of the masters to the rows below the base's; rows of padding become zero."""
+        if self.adapted:
+            do(self.weight_NRK[self.outputs :].zero_)
+        for member in self.adapted:
+            assert member.down_RK is not None
+            do(self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_, member.down_RK)
+
+    def refresh_ups(self, scaling: float, do: Do) -> None:
+        """scale * B^T of the masters to where the thin products read it."""
+        for member in self.adapted:
+            assert member.up_NR is not None and member.scaled_up_RN is not None
+            do(_scale, member.up_NR.t(), scaling, member.scaled_up_RN[: member.up_NR.shape[1]])
+
+    @property
+    def ranks(self) -> int:
+        """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
+        return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
+
+
+@dataclass
+class Mlp:
+    gate_up: Group
+    down: Group
+
+
+@dataclass
+class Stack:
+    """One of the two tensors of all E experts of a layer, and its adapter as PEFT keeps it: A is [E * R, K], B is
+    [N, R * E]. What the products of expert e read and write is part e of the tensors here.
+
+    weight_EWK: base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at
+    hand: layers share it. The others are views of the master and of the gradient.
+    """
+
+    name: str
+    weight_EWK: Tensor
+    outputs: int
+    adapted: bool
+    scaled_up_ERN: Tensor | None = None
+    d_up_ENR: Tensor | None = None
+    down_ERK: Tensor | None = None
+    up_NRE: Tensor | None = None
+    d_up_NRE: Tensor | None = None
+
+    def refresh_downs(self, do: Do) -> None:
+        """A of the masters to the rows below the base's; rows of padding become zero."""
+        if self.down_ERK is not None:
+            rank = self.down_ERK.shape[1]
+            do(self.weight_EWK[:, self.outputs + rank :].zero_)
+            do(self.weight_EWK[:, self.outputs : self.outputs + rank].copy_, self.down_ERK)
+
+    def refresh_ups(self, scaling: float, do: Do) -> None:
+        if self.up_NRE is not None and self.scaled_up_ERN is not None:
+            do(_scale, self.up_NRE.permute(2, 1, 0), scaling, self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
+
+    def collect(self) -> None:
+        """dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
+        if self.d_up_NRE is not None and self.d_up_ENR is not None:
+            self.d_up_NRE += self.d_up_ENR.permute(1, 2, 0)
+            self.d_up_ENR.zero_()
+
+
+@dataclass
+class ExpertMlps:
+    """An MLP for each of E experts; `router_ED` says which ones a row is sent to. Its weights stay as they are."""
+
+    router_ED: Tensor
+    each: tuple[Mlp, ...]
+    stacks: tuple[Stack, Stack]
+
+
+@dataclass
+class Layer:
+    qkv: Group
+    o: Group
+    mlp: Mlp | ExpertMlps
+    norms_D: dict[str, Tensor]
+    """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
+
+
+@dataclass
+class Weights:
+    embedding_VD: Tensor
+    head_VD: Tensor
+    norm_D: Tensor
+    layers: list[Layer] = field(default_factory=list)
+    stream: LayerStream | None = None
+    """Of the first layers, where they do not stay on the device."""
+    packed: PackedLayers | None = None
+    """Where layers are kept in four bits: then all have their matrices in one place, unpacked when it is their turn."""
+    num_replaced: int = 0
+    """Layers, the first ones, whose matrices lie where those of others do too: `enter` brings them."""
+
+    def enter(self, layer: int, following: Sequence[int]) -> None:
+        """The matrices of `layer` are read next; then, in this order, those of `following`."""
+        if self.stream is not None:
+            self.stream.need(layer, following)
+        if self.packed is not None:
+            self.packed.unpack(layer)
+
+
+def _scale(x: Tensor, scaling: float, out: Tensor) -> None:
+    torch.mul(x, scaling, out=out)
+
+
+def refresh_downs(layer: Layer, do: Do) -> None:
+    """The adapters' A of all matrices: they lie below the frozen rows, and are gone when those are replaced."""
+    for group in groups_of(layer):
+        group.refresh_downs(do)
+    for stack in stacks_of(layer):
+        stack.refresh_downs(do)
+
+
+def refresh_ups(layer: Layer, scaling: float, do: Do) -> None:
+    """The adapters' B of all matrices; they lie on their own."""
+    for group in groups_of(layer):
+        group.refresh_ups(scaling, do)
+    for stack in stacks_of(layer):
+        stack.refresh_ups(scaling, do)
+
+
+def groups_of(layer: Layer) -> Iterator[Group]:
+    """Those whose adapters are linear modules' of their own: all but the experts'."""
+    yield from (layer.qkv, layer.o)
+    if isinstance(layer.mlp, Mlp):
+        yield from (layer.mlp.gate_up, layer.mlp.down)
+
+
+def stacks_of(layer: Layer) -> Sequence[Stack]:
+    return layer.mlp.stacks if isinstance(layer.mlp, ExpertMlps) else ()

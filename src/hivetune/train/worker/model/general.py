@@ -1,0 +1,397 @@
+"""The general path: low-rank adapters on any causal model of transformers. Correct first, with no model's name in it.
+
+Documents are padded on the right to micro-batches; a causal model's outputs never depend on what comes later, so no
+mask is needed. Logits are computed at trained positions only, in chunks that are recomputed in the backward pass.
+
+Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights.
+"""
+
+import functools
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hivetune.config import LoraConfig
+from hivetune.errors import UsageError
+from hivetune.models.peft_names import names_of
+from hivetune.models.worker.linears import find_linears
+from hivetune.models.worker.strict import refuse_invented
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.train.worker.model.adapter import allocate, same_views, scaling
+from hivetune.train.worker.model.experts import LoraExperts, Switch
+from hivetune.train.worker.model.fast.weights.nf4 import BLOCK, require_bitsandbytes
+from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE
+from hivetune.train.worker.model.preference import judged_documents, preference_loss, units
+from hivetune.train.worker.model.protocol import Document, Streamed, halved
+
+# A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
+RECOMPUTED_CHUNK_LOGITS = 32 << 20
+GENERAL_BUDGET_TOKENS = 2048
+# How far two passes that compute the same may lie apart, in units of the dtype's precision.
+ROUNDINGS = 16
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear module plus scale * B A of its input, the small products in the input's dtype."""
+
+    def __init__(self, base: nn.Module, a_RI: nn.Parameter, b_OR: nn.Parameter, switch: Switch):
+        super().__init__()
+        self.base = base
+        self.a_RI, self.b_OR, self.switch = a_RI, b_OR, switch
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x)
+        if not self.switch.on:
+            return y
+        dropped = F.dropout(x, self.switch.dropout, training=self.switch.training)
+        missing = -len(self.a_RI) % self.switch.rank_multiple
+        a_RI = F.pad(self.a_RI, (0, 0, 0, missing)).to(x.dtype)
+        b_OR = F.pad(self.b_OR * self.switch.scale, (0, missing)).to(x.dtype)
+        return y + F.linear(F.linear(dropped, a_RI), b_OR).to(y.dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        """For parents that read it themselves (Mamba's dt_proj): such a product goes without the adapter."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
+
+
+class GeneralModel:
+    """A `LoraModel` (protocol.py) around a transformers module. `module` runs with the adapters in place.
+
+    Choices it reads: budget_tokens, pack_tokens, halvings, recompute, token_multiple, rank_multiple as in
+    fast/model.py; attention is read where the module is loaded.
+    """
+
+    path: Literal["fast", "general"] = "general"
+    kernels = "transformers"
+    graphs: int | None = None
+    num_streamed = 0
+    product = staticmethod(torch.mm)
+
+    def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
+        self.module, self.why = module, why
+        first = next(module.parameters())
+        self.device, self.dtype = first.device, module.dtype
+        self.budget_tokens = choices.budget_tokens or GENERAL_BUDGET_TOKENS
+        if choices.pack_tokens is not None:
+            self.budget_tokens = min(self.budget_tokens, choices.pack_tokens)
+        self.halvings, self.multiple = choices.halvings or 0, choices.token_multiple or 1
+        self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
+        self.adapted = find_linears(module, lora)
+        master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=master_dtype, device=self.device)
+        self.grad_N = torch.zeros_like(self.master_N)
+        tile = TILE if self.device.type in PADDED_DEVICES else 1  # no factor is narrower than what a kernel reads
+        self.switch = Switch(scaling(lora), lora.dropout, math.lcm(choices.rank_multiple or 1, tile))
+        self._place_adapters()
+        _recompute_layers(module, choices.recompute or 0)
+        self._chunked = _head_is_plain(module)
+
+    def streamed(self) -> Streamed:
+        return Streamed()
+
+    def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
+        total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
+        for batch in self.micro_batches(documents):
+            total += self.backward_one([documents[i] for i in batch], scale)
+        return total
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
+        self.switch.training = True
+        try:
+            nll_M = self._nll(documents)[0]
+            nll = nll_M.sum()
+            if nll_M.numel():
+                (nll * scale).backward()
+            return nll.detach()
+        finally:
+            self.switch.training = False
+
+    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
+        """Nothing: transformers makes its tables as it computes."""
+
+    def repeat(self, name: str, work: Callable[[], None]) -> None:
+        work()
+
+    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
+        total = torch.zeros(2, dtype=self.master_N.dtype, device=self.device)
+        self.switch.training = True
+        try:
+            for batch in self._batches_of_units(documents):
+                some = [documents[number] for unit in batch for number in unit]
+                nll_M, owner_M = self._nll(some)
+                if nll_M.numel():
+                    about = judged_documents(some, self.device, total.dtype)
+                    nll_B = torch.zeros_like(about.good_B).index_add(0, owner_M, nll_M.to(total.dtype))
+                    weight_B, loss = preference_loss(about, nll_B.detach(), beta)
+                    (torch.dot(weight_B, nll_B) * scale).backward()
+                    total += loss
+        finally:
+            self.switch.training = False
+        return total
+
+    def _batches_of_units(self, documents: Sequence[Document]) -> list[list[list[int]]]:
+        """Units of documents for each micro-batch, longest first, as many as fit the budget when padded."""
+
+        def length(unit: list[int]) -> int:
+            return max(len(documents[number].tokens_L) for number in unit)
+
+        batches: list[list[list[int]]] = []
+        rows = 0
+        for unit in sorted(units(documents), key=lambda unit: (-length(unit), unit)):
+            if batches and (rows + len(unit)) * self._padded(length(batches[-1][0])) <= self.budget_tokens:
+                batches[-1].append(unit)
+                rows += len(unit)
+            else:
+                batches.append([unit])
+                rows = len(unit)
+        return halved(batches, self.halvings)
+
+    @torch.no_grad()
+    def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
+        sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
+        self.switch.on = adapter
+        try:
+            for batch in self.micro_batches(documents):
+                nll_M, owner_M = self._nll([documents[i] for i in batch])
+                sums_B.index_add_(0, torch.tensor(batch, device=self.device)[owner_M], nll_M.to(sums_B.dtype))
+        finally:
+            self.switch.on = True
+        return sums_B
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
+        self.switch.on = adapter
+        try:
+            ids = torch.tensor([list(tokens)], device=self.device)
+            found: Tensor = self.module(input_ids=ids, use_cache=False).logits[0]
+            return found
+        finally:
+            self.switch.on = True
+
+    def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
+        """nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
+        length = self._padded(max(len(document.tokens_L) for document in documents))
+        tokens_BL = torch.stack([F.pad(d.tokens_L, (0, length - len(d.tokens_L))) for d in documents])
+        trained_BL = torch.stack([F.pad(d.trained_L, (0, length - len(d.trained_L))) for d in documents])
+        owner_M, position_M = trained_BL[:, 1:].nonzero(as_tuple=True)  # position i predicts token i + 1
+        tokens_BL, owner_M, position_M = (t.to(self.device) for t in (tokens_BL, owner_M, position_M))
+        target_M = tokens_BL[owner_M, position_M + 1]
+        inputs_BL = tokens_BL[:, :-1]  # no last token: it predicts nothing
+        if not owner_M.numel():
+            return torch.zeros(0, dtype=self.master_N.dtype, device=self.device), owner_M
+        if not self._chunked:
+            logits_BLV = self.module(input_ids=inputs_BL, use_cache=False).logits
+            return _cross_entropy(logits_BLV[owner_M, position_M], target_M), owner_M
+        hidden_BLD = self.module.base_model(input_ids=inputs_BL, use_cache=False).last_hidden_state
+        return self._head_nll(hidden_BLD[owner_M, position_M], target_M), owner_M
+
+    def _head_nll(self, hidden_MD: Tensor, target_M: Tensor) -> Tensor:
+        head = self.module.get_output_embeddings()
+
+        def chunk_nll(hidden_mD: Tensor, target_m: Tensor) -> Tensor:
+            return _cross_entropy(head(hidden_mD), target_m)
+
+        trained, missing = len(hidden_MD), -len(hidden_MD) % self.multiple
+        hidden_MD, target_M = F.pad(hidden_MD, (0, 0, 0, missing)), F.pad(target_M, (0, missing))
+        size = max(1, RECOMPUTED_CHUNK_LOGITS // head.weight.shape[0] // self.multiple) * self.multiple
+        chunks = zip(hidden_MD.split(size), target_M.split(size), strict=True)
+        if len(hidden_MD) <= size or not torch.is_grad_enabled():
+            nll = [chunk_nll(hidden, target) for hidden, target in chunks]
+        else:
+            nll = [checkpoint(chunk_nll, hidden, target, use_reentrant=False) for hidden, target in chunks]
+        return torch.cat(nll)[:trained]
+
+    def _padded(self, length: int) -> int:
+        """Padded length of a micro-batch: its inputs (one token less) are a multiple, within the model's positions."""
+        inputs = -(-(length - 1) // self.multiple) * self.multiple
+        return 1 + max(length - 1, min(inputs, self._most_positions))
+
+    def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
+        """Document numbers, longest first, as many as fit the budget when padded; a longer document alone."""
+        order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
+        batches: list[list[int]] = []
+        start = 0
+        while start < len(order):
+            count = max(1, self.budget_tokens // self._padded(len(documents[order[start]].tokens_L)))
+            batches.append(order[start : start + count])
+            start += count
+        return halved(batches, self.halvings)
+
+    def _place_adapters(self) -> None:
+        """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
+        grads = same_views(self.grad_N, self.adapter)
+        experts: dict[str, dict[str, tuple[nn.Parameter, nn.Parameter]]] = {}
+        for linear, names in zip(self.adapted, names_of(self.adapted), strict=True):
+            a, b = (nn.Parameter(self.adapter[name]) for name in names)
+            a.grad, b.grad = (grads[name] for name in names)  # autograd adds to a gradient that exists
+            parent, _, child = linear.name.rpartition(".")
+            if linear.experts > 1:
+                experts.setdefault(parent, {})[child] = a, b
+            else:
+                holder = self.module.get_submodule(parent)
+                setattr(holder, child, LoraLinear(getattr(holder, child), a, b, self.switch))
+        for name, halves in experts.items():
+            parent, _, child = name.rpartition(".")
+            holder = self.module.get_submodule(parent)
+            setattr(holder, child, LoraExperts(getattr(holder, child), halves, self.switch))
+
+
+def load_general(
+    folder: Path,
+    lora: LoraConfig,
+    *,
+    method: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    choices: Choices = NO_CHOICES,
+    why: str,
+    first_layers: int | None = None,
+) -> GeneralModel:
+    """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
+    module = load_module(folder, dtype=dtype, device=device, choices=choices, method=method, first_layers=first_layers)
+    _check_causal(module)
+    return GeneralModel(module, lora, choices, why)
+
+
+def load_module(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    choices: Choices = NO_CHOICES,
+    method: str = "lora",
+    first_layers: int | None = None,
+) -> nn.Module:
+    """The bare model, frozen, each tensor read straight into `dtype` on `device`; only the first layers if said."""
+    quantization = None
+    if method == "qlora":
+        require_bitsandbytes()
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if first_layers is not None:
+        _cut_layers(config, first_layers)
+    # SDPA ignores Gemma 2's soft cap on attention scores in silence.
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    module, found = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        output_loading_info=True,
+        dtype=dtype,
+        device_map={"": device},
+        quantization_config=quantization,
+        attn_implementation="eager" if capped else choices.attention,  # None: SDPA where there is one
+        experts_implementation="eager" if dtype == torch.float64 else None,  # torch groups no products in fp64
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    if first_layers is not None:
+        found["unexpected_keys"] = [key for key in found["unexpected_keys"] if not _is_beyond(key, first_layers)]
+    refuse_invented(found, folder.name)
+    # Not train(): the base model's own dropout would be noise that nobody asked for.
+    module.eval().requires_grad_(False)
+    if method == "qlora":
+        from bitsandbytes.nn import Linear4bit
+
+        # In eval mode it repacks itself on CPUs with AVX-512 into a form without a backward pass, for widths of whole
+        # blocks only; it has no dropout that training mode would switch on.
+        for name, child in module.named_modules():
+            if isinstance(child, Linear4bit):
+                _check_blocks(name, child.in_features, device)
+                child.train()
+    return module
+
+
+def _check_blocks(name: str, columns: int, device: torch.device) -> None:
+    """bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
+    rows of 48 columns came back with the scales of other rows. Raises UsageError."""
+    if device.type == "cpu" and columns % BLOCK:
+        raise UsageError(
+            f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
+            hint=f"set method: lora; it is right for rows of whole blocks of {BLOCK} values, and on a card",
+        )
+
+
+def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
+    """The same model with fewer layers: their number, and what config.json lists for each of them."""
+    every = config.num_hidden_layers
+    for name, value in config.to_dict().items():
+        if isinstance(value, list) and len(value) == every:
+            setattr(config, name, value[:first_layers])
+    config.num_hidden_layers = first_layers
+
+
+def _is_beyond(tensor: str, first_layers: int) -> bool:
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", tensor)
+    return found is not None and int(found[1]) >= first_layers
+
+
+def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:
+    """nll [M] in nats, in fp32 at least."""
+    wide = torch.float64 if logits_MV.dtype == torch.float64 else torch.float32
+    return F.cross_entropy(logits_MV.to(wide), target_M, reduction="none")
+
+
+@torch.no_grad()
+def _check_causal(module: nn.Module) -> None:
+    """Raises UsageError when an output depends on a later token: such a model would learn to copy what it predicts."""
+    tokens_BL = torch.arange(8, device=next(module.parameters()).device)[None]
+    changed_BL = tokens_BL.clone()
+    changed_BL[0, 5:] = 1
+    before_LV, after_LV = (
+        module(input_ids=tokens, use_cache=False).logits[0, :5] for tokens in (tokens_BL, changed_BL)
+    )
+    # The same positions of the same products: a few roundings differ at most, where tokens are sorted by expert.
+    if (before_LV - after_LV).abs().max() > ROUNDINGS * torch.finfo(module.dtype).eps * before_LV.abs().max():
+        raise UsageError(
+            f"{type(module).__name__} is not causal: its output for a token depends on tokens that follow",
+            hint="choose a causal language model",
+        )
+
+
+@torch.no_grad()
+def _head_is_plain(module: nn.Module) -> bool:
+    """Whether logits are the output embedding of the last hidden state and nothing else (no soft cap, no scale)."""
+    tokens_BL = torch.arange(4, device=next(module.parameters()).device)[None]
+    output = module.base_model(input_ids=tokens_BL, use_cache=False)
+    hidden_BLD = getattr(output, "last_hidden_state", None)
+    if hidden_BLD is None or module.get_output_embeddings() is None:
+        return False
+    logits_BLV = module(input_ids=tokens_BL, use_cache=False).logits
+    plain_BLV = module.get_output_embeddings()(hidden_BLD)
+    if plain_BLV.shape != logits_BLV.shape:
+        return False
+    # A scale or a cap moves logits by percents, a second forward pass on the same device by a few roundings.
+    rounding = ROUNDINGS * torch.finfo(module.dtype).eps * logits_BLV.abs().max()
+    return bool((plain_BLV - logits_BLV).abs().max() <= rounding)
+
+
+def _recompute_layers(module: nn.Module, count: int) -> None:
+    """Recompute the inner values of the first `count` layers in the backward pass.
+
+    Flags of single layers are set, because transformers' own method knows all layers or none.
+    """
+    layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
+    for child in layers[:count]:
+        child.gradient_checkpointing = child.training = True
+        child._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)

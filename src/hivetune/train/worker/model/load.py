@@ -1,0 +1,69 @@
+"""Which implementation a prepared model gets: the fast path if it knows the architecture, else the general one."""
+
+from pathlib import Path
+
+import torch
+
+from hivetune.config import LoraConfig
+from hivetune.errors import DoesNotFit
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.train.worker.model.fast.model import FastModel
+from hivetune.train.worker.model.fast.spec import NotFast, read_spec
+from hivetune.train.worker.model.fast.weights.nf4 import require_bitsandbytes
+from hivetune.train.worker.model.protocol import LoraModel
+
+
+def is_known(folder: Path) -> bool:
+    """Whether the fast path computes the model that config.json describes; nothing is loaded."""
+    try:
+        read_spec(folder)
+    except NotFast:
+        return False
+    return True
+
+
+def load_model(
+    folder: Path,
+    lora: LoraConfig,
+    *,
+    method: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    choices: Choices = NO_CHOICES,
+    first_layers: int | None = None,
+) -> LoraModel:
+    """The model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
+
+    `choices`: of the run; path "general" forces the general path. `first_layers`: without the others, to compare paths.
+    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package,
+    DoesNotFit for one whose layers have to be streamed and that the fast path does not know.
+    """
+    why = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
+    quantized = method == "qlora"
+    why = why or ("the base is quantized" if quantized and not choices.streamed else "")
+    if quantized:
+        require_bitsandbytes()
+    if not why:
+        try:
+            return FastModel(
+                folder,
+                lora,
+                dtype=dtype,
+                device=device,
+                choices=choices,
+                first_layers=first_layers,
+                quantized=quantized,
+            )
+        except NotFast as reason:
+            why = str(reason)
+    if choices.streamed and first_layers is None:
+        raise DoesNotFit(
+            f"{folder.name} fits only with its layers streamed, which the fast path alone does, and that can't: {why}",
+            hint="choose a smaller model" if quantized else "choose a smaller model, or method: qlora",
+        )
+    # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
+    from hivetune.train.worker.model.general import load_general
+
+    return load_general(
+        folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why, first_layers=first_layers
+    )

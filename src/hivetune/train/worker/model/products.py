@@ -1,0 +1,117 @@
+"""What computes the large products of a CPU: torch, oneDNN for float32, or our own kernel, as measured on the machine.
+
+torch multiplies float32 with MKL, which takes its AVX2 path on other vendors' processors that have AVX-512: 84 GFLOP/s
+a core for [512, 576] x [576, 1632] on a Zen 5, where oneDNN reaches 175. In bfloat16 torch's product is oneDNN's, which
+packs the weights in every call, and what belongs to a product takes passes of its own; our kernel
+(kernels/products.cpp) does both on the way. All sum in float32, each in another order.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hivetune.train.worker.model.fast.kernels.build import NoKernels
+from hivetune.train.worker.model.fast.kernels.signatures import KERNEL_SUFFIXES, kernels_for, product_arguments
+from hivetune.train.worker.model.memory import left_factor, mm, unwritten
+
+# a [M, K] times b [K, N] into the third one; rows may be strided.
+Multiply = Callable[[Tensor, Tensor, Tensor], None]
+Products = Literal["torch", "onednn", "native"]
+ROWS = 512  # of oneDNN's float32 product at a time
+# What is timed is a step in small: rows by each of several weights, which together do not fit the nearer caches.
+TIMED_ROWS, WIDTH, WEIGHTS, ROUNDS = 256, 1024, 4, 5
+ONEDNN_WORTH_IT = 1.25  # times as fast as torch: its result is copied once, and its code is kept for each row count
+# What our product saves beside itself, as a share: the passes for S B' (3 % of all products' time on SmolLM2-135M at
+# rank 8) and the padding to 32 rows. So a tie, which noise would decide, goes to it.
+SAVED_BESIDE = 0.05
+
+
+def by_torch(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    mm(a_MK, b_KN, out_MN)
+
+
+def by_torch_anew(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """To a tensor of its own."""
+    return torch.mm(left_factor(a_MK), b_KN)
+
+
+def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    """In blocks of rows: each result is a tensor of its own, and oneDNN keeps code for each number of rows."""
+    b_NK = b_KN.t()
+    for first in range(0, len(a_MK), ROWS):
+        rows = slice(first, first + ROWS)
+        out_MN[rows].copy_(torch.ops.mkldnn._linear_pointwise(a_MK[rows], b_NK, None, "none", [], ""))
+
+
+def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    """Our own kernel; where there is none, `fastest_products` never calls it."""
+    kernels_for(a_MK.dtype)["multiply"].call(*product_arguments(a_MK, b_KN, out_MN))
+
+
+def multiply_with(products: str | None, dtype: torch.dtype, device: torch.device) -> Multiply:
+    """The library; `products`: as chosen for the run (run/choices.py). oneDNN holds for float32 on a CPU; our own
+    kernel is none, and torch is what takes its place without the kernels."""
+    return by_onednn if products == "onednn" and dtype == torch.float32 and device.type == "cpu" else by_torch
+
+
+def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """What test products go through, in torch.mm's form: what a step multiplies with. Where rows of the left factor are
+    not whole in memory, as in gradients of weights, which our product never computes, it is torch."""
+
+    def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+        if a_MK.stride(1) != 1:
+            return by_torch_anew(a_MK, b_KN)
+        out_MN = unwritten(len(a_MK), b_KN.shape[1], dtype=a_MK.dtype)
+        by_native(a_MK, b_KN, out_MN)
+        return out_MN
+
+    return product if kernels == products == "native" else by_torch_anew
+
+
+def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:
+    """The libraries that could be chosen."""
+    both = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return (by_torch, by_onednn) if both else (by_torch,)
+
+
+def chosen_products(decided: str | None, dtype: torch.dtype) -> Products:
+    """What the profile says was decided on this machine before, else the fastest on this CPU."""
+    known: tuple[Products, ...] = ("torch", "onednn", "native")
+    return next((name for name in known if name == decided), None) or fastest_products(dtype)
+
+
+def fastest_products(dtype: torch.dtype) -> Products:
+    """The fastest for this dtype on this CPU, all timed in turns."""
+    x, out = torch.ones(TIMED_ROWS, WIDTH, dtype=dtype), torch.empty(TIMED_ROWS, WIDTH, dtype=dtype)
+    weights = [torch.ones(WIDTH, WIDTH, dtype=dtype) for _ in range(WEIGHTS)]
+    candidates = _candidates(dtype)
+    seconds: dict[Products, list[float]] = {name: [] for name in candidates}
+    for _ in range(ROUNDS + 1):
+        for name, multiply in candidates.items():
+            started = time.perf_counter()
+            for w in weights:
+                multiply(x, w.t(), out)
+            seconds[name].append(time.perf_counter() - started)
+    # The least after a warm-up: whatever disturbs makes it slower, nothing faster.
+    least = {name: min(of_one[1:]) for name, of_one in seconds.items()}
+    if "native" in least:
+        least["native"] *= 1 - SAVED_BESIDE
+    if "onednn" in least and least["onednn"] * ONEDNN_WORTH_IT > least["torch"]:
+        del least["onednn"]
+    return min(least, key=lambda name: least[name])
+
+
+def _candidates(dtype: torch.dtype) -> dict[Products, Multiply]:
+    found: dict[Products, Multiply] = {"torch": by_torch}
+    if by_onednn in at_hand(dtype, torch.device("cpu")):
+        found["onednn"] = by_onednn
+    try:
+        if dtype in KERNEL_SUFFIXES:
+            kernels_for(dtype)
+            found["native"] = by_native
+    except NoKernels:  # said elsewhere: `kernels` tells which run, and why
+        pass
+    return found

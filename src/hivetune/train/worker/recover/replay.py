@@ -1,0 +1,69 @@
+"""The throw-away child of isolation: replays rows of a run one after the other, so that its death names one of them.
+
+Each finished item is one line of the task's journal, on its way to the disk before the next one begins.
+"""
+
+from typing import Any
+
+from hivetune.base.journal import Journal
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Beat, Item, Replay
+from hivetune.run.choices import read_resolved
+from hivetune.train.worker.checkpoint import load_newest_good
+from hivetune.train.worker.device import cap_memory, settle, start_with, with_changes
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.model.adapter import begin
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.watch import is_finite_step, padded
+
+
+def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
+    heartbeat.beat(Beat.PREPARING)
+    return replay(task, heartbeat, load_as_saved(task))
+
+
+def load_as_saved(task: Replay) -> LoraModel:
+    """The run's model with the weights of its newest good checkpoint, or those of the start."""
+    config, choices = read_resolved(task.run)
+    choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
+    device, dtype = start_with(choices)
+    cap_memory(device, config.supervise.memory_share)
+    model = load_model(
+        task.model,
+        config.lora,
+        method=config.method,
+        dtype=dtype,
+        device=device,
+        choices=choices,
+    )
+    begin(model.adapter, config.lora, config.seed)
+    state, _ = load_newest_good(task.run)
+    if state is not None:
+        for name, view in model.adapter.items():
+            view.copy_(state.param[name])
+    return model
+
+
+def replay(task: Replay, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
+    """Loss and gradient of each item alone. Waits for the device after each, so that a fault has its item's name."""
+    snapshot = open_snapshot(task.snapshot)
+    finished = 0
+    with Journal(task.journal) as journal:
+        journal.append("ready")
+        for item in task.items:
+            finite = is_finite_step(model, _documents(snapshot, item))
+            journal.append("item", finite=finite)
+            finished += 1
+            heartbeat.beat(Beat.ITEM)
+    return {"items": finished}
+
+
+def _documents(snapshot: Snapshot, item: Item) -> list[Document]:
+    documents = read_documents(snapshot, item.rows)
+    return [padded(document) for document in documents] if item.padded else documents
+
+
+if __name__ == "__main__":
+    run_child(main, Replay)

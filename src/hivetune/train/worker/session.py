@@ -1,0 +1,407 @@
+"""An open run: what its folder, plan, snapshot and model are, how it is restored, saved and finished.
+
+The loop itself is in train.py.
+"""
+
+import functools
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hivetune.base.disk import read_json
+from hivetune.base.journal import Journal, read_journal
+from hivetune.base.typed import from_plain
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.errors import DataRefused, HivetuneError, UsageError
+from hivetune.models.architecture import read_architecture
+from hivetune.models.prepared import DESCRIPTION
+from hivetune.process.child import Heartbeat, read_ranks
+from hivetune.process.protocol import Beat, Train
+from hivetune.run import checkpoints
+from hivetune.run.choices import read_resolved
+from hivetune.run.folder import METRICS, ROW_LOSSES
+from hivetune.run.standby import Standby
+from hivetune.train.plan.steps import Plan, read_plan
+from hivetune.train.worker.checkpoint import TrainState, load_newest_good, load_parameters
+from hivetune.train.worker.crew import open_exchange, with_packs
+from hivetune.train.worker.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
+from hivetune.train.worker.exchange.exchange import Exchange
+from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
+from hivetune.train.worker.measure import canary
+from hivetune.train.worker.measure.probe import compare_with_prediction
+from hivetune.train.worker.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.saver import Saver
+from hivetune.train.worker.stage2 import LEAST_GUARDS, Stage2, open_stage2
+from hivetune.train.worker.updater import Updater, loss_scale_of
+from hivetune.train.worker.validation import Scored, choose_sample, score_rows
+from hivetune.train.worker.watch import LossHistory
+
+VALIDATIONS = 10
+STAGE2_VALIDATIONS = 5
+
+
+class StepNotFinite(HivetuneError):
+    """A loss or gradient that is not finite and can't be put down to single rows. Nothing was updated."""
+
+
+class BaseNotFinite(StepNotFinite):
+    """Before the first update, when the adapter is zero, more rows are not finite than can be bad: it is the base."""
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """All that the loop knows after `step` optimizer steps; travels in every checkpoint. `grid`: of the next step's
+    integers, where workers add them."""
+
+    step: int = 0
+    updates: int = 0
+    best: dict[str, Any] | None = None
+    without_gain: int = 0
+    stopped_early: bool = False
+    start_loss: float | None = None
+    """Of the validation rows before the first step; measured in stage 2 only."""
+    history: LossHistory = field(default_factory=LossHistory)
+    grid: int = FIRST_EXPONENT
+
+
+# Written at every step; `start_loss` and `grid` have a value that means "as at the start".
+_IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history"})
+
+
+@dataclass
+class Session:
+    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self; `stage2` is known once the
+    adapter that the run begins with is in the model."""
+
+    folder: Path
+    model_folder: Path
+    config: RunConfig
+    plan: Plan
+    snapshot: Snapshot
+    model: LoraModel
+    optimizer: AdamW
+    updater: Updater
+    saver: Saver
+    metrics: Journal
+    row_losses: Journal
+    exchange: Exchange
+    heartbeat: Heartbeat
+    validation_rows: Sequence[int]
+    sample_rows: Sequence[int]
+    """Those of the validation rows that are scored during the run."""
+    runs_ahead: bool
+    """A step's answer is read when the next step was given to the device: on a card, and where work
+    is replayed, unless workers compute it."""
+    stage2: Stage2 | None = None
+    numbers_tested: float = -math.inf
+    step_ended: float = -math.inf
+    """When the last step was journaled, by perf_counter."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.plan.step_ends)
+
+    @property
+    def validate_every(self) -> int:
+        """Ten times a run, but no more often than costs about a tenth of the training between two of them.
+
+        A row costs a third in validation of what it costs in training (no backward pass), so 0.1 is 10 / 3 of the rows
+        that are validated.
+        """
+        if self.config.validate_every is not None:
+            return self.config.validate_every
+        if self.config.learn.stage == 2:  # the only guard of the good rows
+            return max(1, math.ceil(self.num_steps / STAGE2_VALIDATIONS))
+        cheap_enough = math.ceil(10 / 3 * len(self.sample_rows) / self.config.batch_size)
+        return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
+
+
+def open_session(task: Train, heartbeat: Heartbeat) -> Session:
+    """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
+    folder = task.run
+    config, choices = read_resolved(folder)
+    heartbeat.beat(Beat.PREPARING)
+    plan = read_plan(folder)
+    snapshot = open_snapshot(task.snapshot)
+    if snapshot.hash != plan.snapshot_hash:
+        raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
+    choices = with_changes(config, with_packs(folder, config, settle(folder, config, choices), snapshot), task.changes)
+    device, dtype = start_with(choices)
+    cap_memory(device, config.supervise.memory_share)
+    model = load_model(
+        task.model,
+        config.lora,
+        method=config.method,
+        dtype=dtype,
+        device=device,
+        choices=choices,
+    )
+    stage2 = config.learn.stage == 2
+    held_out = snapshot.good_rows("validation", LEAST_GUARDS) if stage2 else snapshot.rows("validation")
+    metrics = Journal(folder / METRICS)
+    optimizer = AdamW(model.master_N, weight_decay=config.weight_decay, kernels=model.kernels)
+    return Session(
+        folder=folder,
+        model_folder=task.model,
+        config=config,
+        plan=plan,
+        snapshot=snapshot,
+        model=model,
+        optimizer=optimizer,
+        updater=Updater(
+            model.grad_N, optimizer, clip=config.clip, loss_scale=loss_scale_of(dtype), repeat=model.repeat
+        ),
+        runs_ahead=(device.type == "cuda" or choices.graphs is True) and choices.pack_tokens is None,
+        saver=Saver(
+            folder,
+            standby=Standby(task.standby) if task.standby and read_ranks().size == 1 else None,
+            every_s=config.supervise.checkpoint_every_s,
+            mean_time_between_faults_s=task.mean_time_between_faults_s or checkpoints.MEAN_TIME_BETWEEN_FAULTS_S,
+        ),
+        metrics=metrics,
+        row_losses=Journal(folder / ROW_LOSSES),
+        exchange=open_exchange(task, config, choices, model, metrics),
+        heartbeat=heartbeat,
+        validation_rows=held_out,
+        sample_rows=held_out if stage2 else choose_sample(snapshot, held_out, config.validate_rows),
+    )
+
+
+def restore(session: Session) -> LoopState:
+    """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
+    begin(session.model.adapter, session.config.lora, session.config.seed)
+    if session.config.learn.stage == 2 and session.stage2 is None:
+        session.stage2 = open_stage2(
+            session.folder,
+            session.config,
+            session.plan,
+            session.snapshot,
+            session.model,
+            session.heartbeat,
+        )
+    session.optimizer.exp_avg_N.zero_()
+    session.optimizer.exp_avg_sq_N.zero_()
+    state, problems = load_newest_good(session.folder, check=_progress_of)
+    progress = LoopState()
+    if state is not None:
+        if (state.plan_sha256, state.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
+            raise UsageError(f"{session.folder}: its checkpoints are of another plan", hint="train into another folder")
+        for kind, flat_N in _flat_state(session).items():
+            for name, view in same_views(flat_N, session.model.adapter).items():
+                found = getattr(state, kind).get(name)
+                if found is None or found.shape != view.shape:  # copy_ would broadcast [1, R] into [O, R] in silence
+                    shape = "missing" if found is None else list(found.shape)
+                    where = checkpoints.folder_of(session.folder, state.step)
+                    raise UsageError(
+                        f"{where}: {kind}/{name} is {shape}, the model needs {list(view.shape)}",
+                        hint="restore the checkpoint from a copy, or delete its folder to go on from the one before",
+                    )
+                view.copy_(found)
+        progress = _progress_of(state)
+    _take_back(session.metrics, session.folder / METRICS, progress.step)
+    _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
+    for problem in problems:
+        journal(session, "problem", step=progress.step, text=problem)
+    # The supervisor reads from it which step a worker died in, and which path it took.
+    journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid())
+    return progress
+
+
+def _progress_of(state: TrainState) -> LoopState:
+    """What the loop knew. Raises ValueError where the checkpoint does not hold it."""
+    missing = _IN_EVERY_LOOP - state.loop.keys()
+    if missing:
+        raise ValueError(f"{checkpoints.STATE}: its loop has no {min(missing)!r}")
+    return from_plain(LoopState, {**state.loop, "step": state.step, "best": state.best})
+
+
+def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
+    """Validation rows by the adapter that the model has; journaled. Raises StepNotFinite when no loss is finite."""
+    started, of = time.perf_counter(), len(session.validation_rows)
+    beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
+    score = functools.partial(session.exchange.nll, step=step)
+    scored, nll = score_rows(score, session.snapshot, rows, of, beat)
+    if scored is None:
+        raise StepNotFinite(f"step {step}: the loss of every validation row is not finite")
+    session.row_losses.append(event, step=step, rows=list(nll), nll=[round(value, 6) for value in nll.values()])
+    journal(session, event, step=step, started=started, **asdict(scored))
+    return scored
+
+
+def compare_products(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
+    """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
+
+    The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
+    """
+    if time.monotonic() - session.numbers_tested < every_s:
+        return
+    products = canary.shapes_of(session.model.adapter, canary.TOKENS)
+    model = session.model
+    seconds = canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
+    session.numbers_tested = time.monotonic()
+    journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
+
+
+def save_when_due(session: Session, progress: LoopState) -> None:
+    """Begin a save if the time has come; what was written since is journaled."""
+    session.saver.after_step(lambda: _state(session, progress))
+    _journal_saves(session)
+
+
+def save_now(session: Session, progress: LoopState) -> None:
+    """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
+    session.heartbeat.beat(Beat.SAVING)
+    session.saver.save(_state(session, progress))
+    _journal_saves(session)
+
+
+def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
+    """One line of metrics.jsonl; `started` (of perf_counter) becomes `seconds`."""
+    if started is not None:
+        fields["seconds"] = round(time.perf_counter() - started, 6)
+    session.metrics.append(event, **fields)
+
+
+def finish(session: Session, progress: LoopState) -> dict[str, Any]:
+    """Save, write the adapter (best by validation, else last), and say what the run came to.
+
+    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
+    the plan ended and no row of it could be trained: neither is a success.
+    """
+    compare_products(session, progress.step, every_s=0)
+    save_now(session, progress)
+    session.saver.release()  # what is read and written below takes its place in memory
+    done = progress.stopped_early or progress.step == session.num_steps
+    if done and not progress.updates:
+        raise DataRefused(
+            f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
+        )
+    if progress.updates:
+        if is_as_begun(session.model.adapter, session.config.lora):
+            raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
+        adapter, adapter_step = session.model.adapter, progress.step
+        if progress.best is not None and progress.best["step"] != progress.step:
+            try:
+                adapter = load_parameters(checkpoints.folder_of(session.folder, progress.best["step"]))
+                adapter_step = progress.best["step"]
+            except (OSError, ValueError) as error:
+                text = f"the best step can't be read, the last is kept: {error}"
+                journal(session, "problem", step=progress.step, text=text)
+        base, revision = base_name(session.model_folder)
+        write_adapter(session.folder, adapter, session.config.lora, base, revision)
+    held_out = None
+    if done and len(session.sample_rows) < len(session.validation_rows):
+        fill(session.model.adapter, dict(adapter), "the adapter that is kept")
+        held_out = score_held_out(session, adapter_step, session.validation_rows, "held_out")
+    session.exchange.close()
+    session.row_losses.close()
+    session.metrics.close()
+    metrics = list(read_journal(session.folder / METRICS))
+    return {
+        "status": "done" if done else "stopped",
+        "steps": progress.step,
+        "steps_planned": session.num_steps,
+        "stopped_early": progress.stopped_early,
+        "best": progress.best,
+        "held_out": None if held_out is None else {"loss": held_out.loss, "rows": held_out.rows},
+        "adapter_step": adapter_step if progress.updates else None,
+        "adapter_weights": session.model.master_N.numel(),
+        **_totals(metrics),
+        "peak_memory_bytes": peak_memory_bytes(session.model.device),
+        "prediction": compare_with_prediction(
+            session.folder,
+            read_architecture(session.model_folder),
+            session.model,
+            session.plan,
+            session.snapshot,
+            metrics,
+        ),
+        "path": session.model.path,
+        "why": session.model.why,
+        "kernels": session.model.kernels,
+        "device": str(session.model.device),
+        "dtype": str(session.model.dtype).removeprefix("torch."),
+    }
+
+
+def _state(session: Session, progress: LoopState) -> TrainState:
+    """Holds nothing that differs between two runs of one plan: no clock, no host, no speed."""
+    flat = _flat_state(session)
+    loop = asdict(progress)
+    for key in ("step", "best"):
+        del loop[key]
+    if progress.start_loss is None:
+        del loop["start_loss"]
+    return TrainState(
+        step=progress.step,
+        **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
+        rng={
+            "rule": "a step, or each pack of it, seeds torch with blake2b(seed/step[/pack])",
+            "seed": str(session.config.seed),
+        },
+        schedule={"kind": session.config.lr_schedule, "steps": session.num_steps},
+        best=progress.best,
+        plan_sha256=session.plan.sha256,
+        settings_hash=session.plan.settings_hash,
+        loop=loop,
+    )
+
+
+def _flat_state(session: Session) -> dict[str, Tensor]:
+    optimizer = session.optimizer
+    return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
+
+
+def _journal_saves(session: Session) -> None:
+    for saved in session.saver.ended():
+        journal(
+            session,
+            "saved" if saved.error is None else "save_failed",
+            step=saved.step,
+            place=saved.place,
+            seconds=round(saved.seconds, 6),
+            blocking_s=round(saved.blocking_s, 6),
+            error=None if saved.error is None else str(saved.error),
+        )
+
+
+def _take_back(journal: Journal, path: Path, step: int) -> None:
+    """Leave out what was measured after `step`: those steps are made again. Others hold the same journal (crew.py)."""
+    entries = list(read_journal(path))
+    kept = [entry for entry in entries if entry.get("step", 0) <= step]
+    if len(kept) < len(entries):
+        journal.replace(kept)
+
+
+def base_name(model_folder: Path) -> tuple[str, str | None]:
+    """What PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
+    described = read_json(model_folder / DESCRIPTION)
+    if described["kind"] == "hub":
+        return described["source"], described.get("revision")
+    return str(model_folder.resolve()), None
+
+
+def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums over all steps that count, whichever process made them."""
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
+    seconds = sum(entry["seconds"] for entry in steps)
+    tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)
+    return {
+        "tokens": tokens,
+        "trained_tokens": sum(entry["trained_tokens"] for entry in steps),
+        "loss_first": steps[0]["loss"] if steps else None,
+        "loss_last": steps[-1]["loss"] if steps else None,
+        "train_seconds": round(seconds, 3),
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "samples_per_second": rows / seconds if seconds else None,
+    }

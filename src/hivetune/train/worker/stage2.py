@@ -1,0 +1,92 @@
+"""What a run of stage 2 knows beside its plan: which rows are bad answers, and what the reference says of them.
+
+The reference is the adapter that the run begins with, the end of stage 1: one number a row, measured once and kept in
+the run folder, so that a resumed run compares with the same numbers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import Snapshot
+from hivetune.process.protocol import Beat
+from hivetune.run.folder import REFERENCE
+from hivetune.train.plan.steps import Plan
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.model.protocol import Bad, Document, LoraModel
+from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
+
+# All bad rows of a step push at most this share of what its good rows pull.
+MOST_PUSH = 0.5
+# Nats per token by which the loss of the good validation rows may rise before the run stops.
+MOST_WORSE = 0.02
+
+# With fewer validation rows that were called good, all of them guard the run.
+LEAST_GUARDS = 20
+
+
+class _Beats(Protocol):
+    def beat(self, beat: Beat) -> None: ...
+
+
+@dataclass(frozen=True)
+class Stage2:
+    """`better`: bad row -> the row it is compared with, None for a bad answer alone. `reference`: row -> nll."""
+
+    better: Mapping[int, int | None]
+    reference: Mapping[int, float]
+    weight: float
+    beta: float
+
+    def judge(self, documents: Sequence[Document]) -> list[Document]:
+        """The documents of a step, the bad ones marked as that. The weight is capped by what the worst case could push,
+        a function of the plan alone."""
+        trained = {document.row: int(document.trained_L[1:].sum()) for document in documents}
+        good = sum(tokens for row, tokens in trained.items() if row not in self.better)
+        most = sum(self._most_push(row, trained) for row in trained if row in self.better)
+        weight = min(self.weight, MOST_PUSH * good / most) if most else self.weight
+        return [
+            document._replace(
+                bad=Bad(weight, self.better[document.row]) if document.row in self.better else None,
+                reference=self.reference.get(document.row, 0.0),
+            )
+            for document in documents
+        ]
+
+    def _most_push(self, row: int, trained: Mapping[int, int]) -> int:
+        """Tokens times the largest weight of a bad row, in units of lambda: 1 alone, at most 2 m / n in a pair."""
+        better = self.better[row]
+        if better is None:
+            return trained[row]
+        return 2 * min(trained[row], trained[better]) if better in trained else 0
+
+
+def open_stage2(
+    folder: Path, config: RunConfig, plan: Plan, snapshot: Snapshot, model: LoraModel, heartbeat: _Beats
+) -> Stage2:
+    """`model` holds the adapter that the run begins with. The reference is read where it was measured in this dtype."""
+    better = {one.row: one.better for one in snapshot.bad_rows()}
+    planned = set(plan.entry_rows)
+    rows = sorted({row for one in planned & better.keys() for row in (one, better[one]) if row is not None})
+    dtype = str(model.dtype).removeprefix("torch.")
+    known = read_sealed(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
+    if known.get("dtype") != dtype or len(known["nll"]) != len(rows):
+        known = {"schema": 1, "dtype": dtype, "nll": _measure(model, snapshot, rows, heartbeat)}
+        write_sealed(folder / REFERENCE, known)
+    # A number that is not finite makes the step so, and the search for its cause names the row.
+    reference = {int(row): math.nan if nll is None else float(nll) for row, nll in known["nll"].items()}
+    return Stage2(better, reference, config.learn.weight, config.learn.beta)
+
+
+def _measure(model: LoraModel, snapshot: Snapshot, rows: Sequence[int], heartbeat: _Beats) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for start in range(0, len(rows), VALIDATION_DOCUMENTS):
+        heartbeat.beat(Beat.VALIDATING)
+        part = rows[start:][:VALIDATION_DOCUMENTS]
+        for row, nll in zip(part, model.nll(read_documents(snapshot, part)).tolist(), strict=True):
+            found[str(row)] = nll if math.isfinite(nll) else None
+    return found

@@ -1,0 +1,74 @@
+"""The loss on held-out rows: on a sample during a run, on all of them for the adapter that is kept."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hivetune.data.snapshot import Snapshot
+from hivetune.train.plan.sample import spread_sample
+from hivetune.train.worker.feed import read_documents
+from hivetune.train.worker.model.protocol import Document
+
+# Scored together: their prefixes are shared, and the supervisor hears of it.
+VALIDATION_DOCUMENTS = 64
+# Tokens at a row's beginning that say of what kind it is: rows of one agent have its system prompt in common.
+KIND_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Scored:
+    """loss: nats per trained token. error: one standard error of it, as an estimate of the loss of `of` rows; 0 where
+    all of them were scored. not_finite: rows that are left out of it."""
+
+    loss: float
+    error: float
+    tokens: int
+    rows: int
+    of: int
+    not_finite: tuple[int, ...]
+
+
+def choose_sample(snapshot: Snapshot, rows: Sequence[int], most: int) -> list[int]:
+    """By their beginnings, then by how much of them is trained."""
+    return spread_sample(
+        rows, most, lambda row: (snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row))
+    )
+
+
+def score_rows(
+    score: Callable[[list[Document]], list[float]],
+    snapshot: Snapshot,
+    rows: Sequence[int],
+    of: int,
+    heard: Callable[[], None],
+) -> tuple[Scored | None, dict[int, float]]:
+    """None where no loss is finite; and the nll of each row that has one.
+
+    `score`: nll of each document. `of`: how many rows these stand for; `heard` is called before each part.
+    The error is that of a ratio of two sums over a simple sample (Cochran, chapter 6), without replacement; that the
+    sample is spread over kinds makes it smaller than told.
+    """
+    sums = torch.zeros(6, dtype=torch.float64)
+    left_out: list[int] = []
+    found: dict[int, float] = {}
+    ordered = sorted(rows, key=lambda row: snapshot.tokens(row).tobytes())  # what shares a prefix is scored together
+    for start in range(0, len(ordered), VALIDATION_DOCUMENTS):
+        heard()
+        documents = read_documents(snapshot, ordered[start:][:VALIDATION_DOCUMENTS])
+        for document, nll in zip(documents, score(documents), strict=True):
+            tokens = float(document.trained_L.sum())
+            if math.isfinite(nll):
+                found[document.row] = nll
+                sums += torch.tensor([1, nll, tokens, nll * nll, nll * tokens, tokens * tokens], dtype=torch.float64)
+            else:
+                left_out.append(document.row)
+    count, nll_sum, tokens_sum, squares, crossed, tokens_squares = sums.tolist()
+    if tokens_sum == 0:
+        return None, found
+    loss = nll_sum / tokens_sum
+    spread = max(0.0, squares - 2 * loss * crossed + loss * loss * tokens_squares) / max(1.0, count - 1)
+    missing = max(0.0, 1 - count / max(of, 1))
+    error = math.sqrt(missing * spread / count) * count / tokens_sum
+    return Scored(loss, error, int(tokens_sum), int(count), of, tuple(left_out)), found

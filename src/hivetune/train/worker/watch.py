@@ -1,0 +1,174 @@
+"""Numbers that can't lie: what makes a step's loss and gradient norm unfit for an update, and which rows caused it.
+
+Pure functions on plain numbers first (the loop journals what they say), then the search for the rows of a batch that
+are not finite, by replay inside the worker. A missing number is a failure, never 0.
+
+Shapes: L positions of a document.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import torch
+
+from hivetune.train.worker.checkpoint import read_rng, set_rng
+from hivetune.train.worker.model.protocol import Document, LoraModel
+
+WINDOW = 64
+# Fewer losses than this say nothing about what is usual.
+SETTLED = 16
+# Median absolute deviation to standard deviation, for a normal distribution.
+MAD_TO_SIGMA = 1.4826
+# One loss that no data explains, or a row of losses that the update before them explains. Tested: no alarm in 10,000
+# steps of normal, lognormal or bursty noise (tests/train/worker/test_watch.py).
+SINGLE_Z, SINGLE_TIMES = 20.0, 5.0
+LASTING_Z, LASTING_STEPS = 6.0, 3
+MOST_ROLLBACKS = 2
+# Steps before the first high loss that are suspected too: the update that did the damage came earlier.
+STEPS_BEFORE = 1
+PADDING = 64
+
+T = TypeVar("T")
+
+
+class LossDiverged(ArithmeticError):
+    """The loss rose for the third time; rolling back and skipping data did not help."""
+
+
+def step_problem(loss: float | None, grad_norm: float | None) -> str | None:
+    """Why this step must not reach the optimizer, in words; None: it may."""
+    for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+        if value is None:
+            return f"no {name} was measured"
+        if not math.isfinite(value):
+            return f"the {name} is {value}"
+    return None
+
+
+def robust_z(value: float, window: Sequence[float]) -> float:
+    """Distance from the median in robust standard deviations; the deviation is taken as at least 1 % of the median."""
+    middle = statistics.median(window)
+    sigma = MAD_TO_SIGMA * statistics.median(abs(x - middle) for x in window)
+    return (value - middle) / max(sigma, 0.01 * abs(middle), 1e-6)
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Go back to a checkpoint of at most `back_to` steps and leave out the rows of steps first..last."""
+
+    first: int
+    last: int
+    reason: str
+
+    @property
+    def back_to(self) -> int:
+        return self.first
+
+
+@dataclass(frozen=True)
+class LossHistory:
+    """What is usual; travels in every checkpoint."""
+
+    losses: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    start: float | None = None
+
+    def after(self, step: int, loss: float) -> "tuple[LossHistory, Spike | None]":
+        """The history with the loss of `step`, and the spike that it completes, if it does."""
+        start = self.start
+        if start is None and len(self.losses) + 1 >= SETTLED:
+            start = statistics.median((*self.losses, loss))
+        calm = LossHistory((*self.losses, loss)[-WINDOW:], (), start)
+        if len(self.losses) < SETTLED or self.start is None:
+            return calm, None
+        z, usual_most = robust_z(loss, self.losses), max(self.losses)
+        if z > SINGLE_Z and loss > SINGLE_TIMES * max(usual_most, self.start):
+            return calm, _spike(step, 1, f"loss {loss:.4g} at step {step} is {z:.0f} deviations above the median")
+        if z <= LASTING_Z or loss <= usual_most:
+            return LossHistory((*self.losses, *self.high, loss)[-WINDOW:], (), start), None
+        high = (*self.high, loss)
+        if len(high) < LASTING_STEPS:  # high losses are no part of what is usual until the next one is low
+            return LossHistory(self.losses, high, start), None
+        reason = f"losses of {len(high)} steps up to step {step} are {z:.0f} deviations above the median"
+        return calm, _spike(step, len(high), reason)
+
+
+def after_spike(spike: Spike, rollbacks_before: int) -> None:
+    """Raises LossDiverged when this one comes after the last rollback that is allowed."""
+    if rollbacks_before >= MOST_ROLLBACKS:
+        raise LossDiverged(
+            f"{spike.reason}; {rollbacks_before} rollbacks with other data did not help: lower learning_rate"
+        )
+
+
+def _spike(step: int, num_high: int, reason: str) -> Spike:
+    return Spike(max(0, step + 1 - num_high - STEPS_BEFORE), step, reason)
+
+
+Cause = Literal["row", "kernel", "flaky"]
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """What replay found. `rows`: not finite each time and at any length, so it is the row. `kernel`: finite at another
+    length, so it is arithmetic of this shape. `flaky`: finite when asked again, so it is the machine."""
+
+    rows: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
+    flaky: tuple[int, ...] = field(default=())
+
+    @property
+    def found(self) -> bool:
+        return bool(self.rows or self.kernel or self.flaky)
+
+
+def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
+    """The items that are bad alone, by halving the bad parts; about k * log2(n) calls for k of n, in item order.
+
+    What is bad only together is not found: the list is empty then.
+    """
+    if not items or not is_bad(items):
+        return []
+    if len(items) == 1:
+        return [items[0]]
+    half = len(items) // 2
+    return split_out(items[:half], is_bad) + split_out(items[half:], is_bad)
+
+
+def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
+    """Which of a step's documents give a loss or gradient that is not finite, and whether it is row or arithmetic.
+
+    Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
+    """
+    states = read_rng(model.device)
+    found: dict[Cause, list[int]] = {"row": [], "kernel": [], "flaky": []}
+    for document in split_out(documents, lambda some: not is_finite_step(model, some)):
+        if is_finite_step(model, [document]):
+            found["flaky"].append(document.row)
+        elif is_finite_step(model, [padded(document)]):
+            found["kernel"].append(document.row)
+        else:
+            found["row"].append(document.row)
+    set_rng(states, model.device)
+    return BadRows(tuple(found["row"]), tuple(found["kernel"]), tuple(found["flaky"]))
+
+
+def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
+    """Loss and gradient of these documents alone, bad answers as any others. `grad_N` is zero afterwards."""
+    model.grad_N.zero_()
+    nll = model.backward(documents, 1.0)
+    finite = bool(torch.isfinite(nll)) and bool(torch.isfinite(model.grad_N).all())
+    model.grad_N.zero_()
+    return finite
+
+
+def padded(document: Document) -> Document:
+    """The same document with untrained tokens behind it, up to the next but one multiple of 64: other shapes, and in a
+    causal model the same loss and gradient."""
+    extra = 2 * PADDING - document.tokens_L.numel() % PADDING
+    tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
+    trained_L = torch.cat([document.trained_L, torch.zeros(extra, dtype=torch.bool, device=tokens_L.device)])
+    return document._replace(tokens_L=tokens_L, trained_L=trained_L)

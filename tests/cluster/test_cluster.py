@@ -1,0 +1,273 @@
+"""A real cluster of Ray on this machine: workers are placed, watched and placed again, and the bits stay the same."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.intake.collecting import RedisServer, free_port
+from programs import require_module
+from safetensors.torch import load_file
+from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
+
+from hivetune.base.disk import MANIFEST, home, manifest_problems, sha256_file, write_manifest
+from hivetune.base.journal import read_journal
+from hivetune.cluster.machine import Membership, make_token, read_membership, token_path, write_membership
+from hivetune.cluster.node import HOME_MARK, end_node, mark_of_home
+from hivetune.cluster.ray import DEVICE, ray_environment
+from hivetune.config import SuperviseConfig
+from hivetune.errors import MachineNotFit
+from hivetune.process.cluster import Order, ask_cluster
+from hivetune.run.choices import NO_CHOICES
+from hivetune.run.record import read_record, write_record
+from hivetune.train.supervise.workers.cluster import ClusterPlaces
+
+require_module("ray", "cluster")
+TINY = str(Path(__file__).with_name("tiny_worker.py"))
+TESTS = Path(__file__).parents[2]
+PACED = str(TESTS / "supervise" / "paced_worker.py")
+SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}
+
+
+def until(true: Callable[[], object], what: str, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def hivetune(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hivetune", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+@pytest.mark.slow
+def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    try:
+        started = hivetune("cluster", "up", "--listen", address, "--devices", "cpu,cpu", "--json")
+        assert started.returncode == 0, started.stderr
+        assert json.loads(started.stdout)["devices"] == ["cpu", "cpu"]
+        again = hivetune("cluster", "up", "--json")
+        assert again.returncode == 75
+        _place_and_kill(address, tmp_path)
+        _carry_a_run(address, tmp_path)
+        token_path().write_text("0" * 64)
+        with pytest.raises(MachineNotFit, match="does not know this machine's token"):
+            ask_cluster(address)
+        assert end_node() > 2
+    finally:
+        end_node()
+    with pytest.raises(MachineNotFit, match="does not answer"):
+        ask_cluster(address)
+
+
+def _place_and_kill(address: str, folder: Path) -> None:
+    model = folder / "waits"
+    model.mkdir()
+    (model / "weights").write_text("same")
+    write_manifest(model)
+    order = functools.partial(
+        Order,
+        run="run",
+        model="tiny",
+        model_folder=model,
+        model_hash=sha256_file(model / MANIFEST),
+        supervise=SuperviseConfig().model_dump(mode="json"),
+        module=TINY,
+    )
+    places = ClusterPlaces(address, order, "cpu", folder / "cluster.log")
+    try:
+        until(lambda: (places.look(), places.count)[1], "the devices are told")
+        assert places.count == 1  # one of the two is the run's own
+        worker = places.start(1, NO_CHOICES, {})
+        until(lambda: (places.look(), worker.worked)[1], "the worker is told of")
+        assert worker.device == "cpu" and worker.host
+        os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: (places.look(), worker.look())[1], "its end is told")
+        outcome = worker.look()
+        assert outcome is not None and outcome.signal == signal.SIGKILL
+    finally:
+        places.close()
+
+
+def _carry_a_run(address: str, folder: Path) -> None:
+    """A whole run to a device of the cluster and home again: to the second one of this machine, by Ray."""
+    make_run(folder / "whole", 20)
+    run = folder / "whole/run"
+    about = {"model": str(folder / "whole/model"), "snapshot": str(folder / "whole/snapshot")}
+    write_record(run, {"name": "whole", "created": 1.0, "status": "new", **about})
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).with_name("guest_run.py")}" "$@"\n')
+    python.chmod(0o700)
+    membership = read_membership()
+    assert membership is not None
+    write_membership(replace(membership, python=str(python)))
+    (home() / "finish").touch()
+    carried = hivetune("resume", str(run), "--on", address, "--json")
+    assert carried.returncode == 0, carried.stderr
+    assert json.loads(carried.stdout)["run"] == str(run) and "goes on at" in carried.stderr
+    record = read_record(run)
+    assert (record["status"], record["model"]) == ("done", about["model"]) and not manifest_problems(run)
+    assert not list((home() / "cluster/runs").iterdir())
+
+
+class Machines:
+    """A head and nodes of `ray.cluster_utils`; each node with a home of its own, as a machine has."""
+
+    def __init__(self, folder: Path, redis: str):
+        make_token()
+        # The mark by which `close` finds all of it, whatever became of it.
+        os.environ.update({**ray_environment("elsewhere:1"), "RAY_REDIS_ADDRESS": redis, HOME_MARK: mark_of_home()})
+        from ray.cluster_utils import Cluster
+
+        self.folder, self.homes = folder, 0
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, python: str = sys.executable) -> Any:
+        self.homes += 1
+        own = self.folder / f"home-{self.homes}"
+        before = os.environ["HIVETUNE_HOME"]
+        os.environ["HIVETUNE_HOME"] = str(own)
+        try:
+            write_membership(Membership(self.address, False, python, ("cpu",)))
+            return self.cluster.add_node(num_cpus=0, resources={DEVICE: 1}, env_vars={"HIVETUNE_HOME": str(own)})
+        finally:
+            os.environ["HIVETUNE_HOME"] = before
+
+    def kill(self, node: Any) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        head = self.cluster.head_node
+        os.kill(head.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+        head.kill_gcs_server(check_alive=False)
+
+    def start_head(self) -> None:
+        self.cluster.head_node.start_gcs_server()
+
+
+def joined_or_ended(run: "subprocess.Popen[bytes]", folder: Path, count: int) -> None:
+    progress = Progress(folder)
+    while len(told(folder, "worker_joined")) < count:
+        assert run.poll() is None, f"the run ended with {run.returncode} before {count} workers joined"
+        progress.check()
+        time.sleep(0.1)
+
+
+def done(run: "subprocess.Popen[bytes]", folder: Path) -> None:
+    progress = Progress(folder)
+    while run.poll() is None:
+        progress.check()
+        time.sleep(0.1)
+    assert run.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    folder = tmp_path_factory.mktemp("machines")
+    before = dict(os.environ)
+    os.environ["HIVETUNE_HOME"] = str(folder / "own")
+    redis = RedisServer(folder / "redis")
+    try:
+        here = Machines(folder, f"127.0.0.1:{redis.port}")
+        yield here
+        here.cluster.shutdown()
+    finally:
+        os.environ["HIVETUNE_HOME"] = str(folder / "own")
+        end_node()
+        redis.close()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def begin(folder: Path, num_rows: int, workers: int | str, worker: str, where: Path) -> "subprocess.Popen[bytes]":
+    supervision = {"checkpoint_every_s": 1.0, "hang_floor_s": 30}
+    config = make_run(folder, num_rows, workers=workers, supervise=supervision, **SETTINGS)
+    (folder / "config.json").write_text(config.model_dump_json())
+    environment = {**os.environ, "HIVETUNE_HOME": str(where), "PYTHONPATH": os.pathsep.join([*sys.path, str(TESTS)])}
+    return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), worker], env=environment)
+
+
+def told(folder: Path, name: str, file: str = "metrics") -> list[dict[str, Any]]:
+    path = folder / f"run/{file}.jsonl"
+    return [entry for entry in (read_journal(path) if path.exists() else ()) if entry["event"] == name]
+
+
+@pytest.mark.proof
+def test_machines_and_the_head_die_and_the_bits_stay(
+    machines: Machines, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    own, rows = machines.folder / "own", 1600
+    alone = begin(tmp_path / "alone", rows, 1, "", own)
+    first, second = machines.add(), machines.add()
+    done(alone, tmp_path / "alone")
+    folder = tmp_path / "cluster"
+    run = begin(folder, rows, machines.address, PACED, own)
+
+    def goes_on(steps: int) -> None:
+        before, progress = len(told(folder, "step")), Progress(folder)
+        while run.poll() is None and len(told(folder, "step")) < before + steps:
+            progress.check()
+            time.sleep(0.1)
+
+    joined_or_ended(run, folder, 2)
+    machines.kill(second)
+    goes_on(5)
+    machines.kill_head()
+    goes_on(10)
+    machines.start_head()
+    third = machines.add()
+    joined_or_ended(run, folder, 3)
+    done(run, folder)
+    hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder)}
+    record_property("adapter hashes of one worker and of the cluster", len(hashes))
+    record_property("steps", len(told(folder, "step")))
+    record_property("packs of each worker", told(folder, "packs_computed")[-1]["workers"])
+    record_property("workers that joined", len(told(folder, "worker_joined")))
+    record_property("connections lost", len(told(folder, "worker_lost")))
+    record_property("attempts of the run's own worker", len(told(folder, "attempt", "events")))
+    assert len(hashes) == 1
+    for node in (first, third):  # the next test has machines of its own
+        machines.kill(node)
+
+
+@pytest.mark.proof
+def test_another_environment_computes_in_the_same_run(
+    machines: Machines, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """HIVETUNE_OTHER_PYTHON: an environment with another torch. Without it this one, under the name of a link."""
+    other = os.environ.get("HIVETUNE_OTHER_PYTHON", sys.executable)
+    torch = subprocess.run([other, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+    own, rows = machines.folder / "own", 400
+    alone = begin(tmp_path / "alone", rows, 1, "", own)
+    machines.add(other)
+    done(alone, tmp_path / "alone")
+    folder = tmp_path / "mixed"
+    done(begin(folder, rows, machines.address, PACED, own), folder)
+    joins = told(folder, "worker_joined")
+    assert joins
+    differs = joins[0].get("differs", "")
+    assert (f"torch {torch.stdout.strip()} instead of" in differs) == ("HIVETUNE_OTHER_PYTHON" in os.environ)
+    record_property("what differs in the other environment", differs or "nothing")
+    packs = told(folder, "packs_computed")[-1]["workers"]
+    record_property("packs of the run's own worker and of the other one", list(packs.values()))
+    assert packs["1"] > 0
+    record_property("workers called wrong", len(told(folder, "worker_wrong")))
+    one, mixed = (load_file(each / "run/adapter_model.safetensors") for each in (tmp_path / "alone", folder))
+    off = max(float((one[name] - mixed[name]).norm() / one[name].norm().clamp_min(1e-12)) for name in one)
+    record_property("largest relative difference of a matrix to one worker's", off)
+    assert off < 1e-3  # float32 over 50 steps of AdamW
+    assert not told(folder, "worker_wrong")

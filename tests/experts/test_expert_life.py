@@ -1,0 +1,88 @@
+"""A kill between what is told of an expert and what is done with it leaves a state from which the next call goes on."""
+
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hivetune.experts.life
+import hivetune.experts.survey
+from hivetune.base.database import open_database
+from hivetune.config import LoraConfig, parse_config
+from hivetune.errors import UsageError
+from hivetune.experts.life import review
+from hivetune.experts.routes import Serving, keys_of
+from hivetune.experts.survey import survey
+from hivetune.routing.birth import ScoredUnit
+from hivetune.routing.domains import ExpertRow, RowDomain
+from hivetune.routing.steps import newest_steps
+
+DOMAIN = RowDomain("agent", ("coder",))
+
+
+def killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_kill_while_an_expert_is_retired_does_not_leave_it_serving(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step says that it is retired: the next look decides anew about its domain."""
+    shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
+    found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"))
+    one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
+    monkeypatch.setattr(hivetune.experts.life, "serving", lambda _: ({"helpdesk-coder": one}, []))
+    monkeypatch.setattr(
+        hivetune.experts.life,
+        "_matrix",
+        lambda *_: {"helpdesk-coder": [ScoredUnit("s", 10, {"shared": 1.0, "helpdesk-coder": 1.0})]},
+    )
+    monkeypatch.setattr(hivetune.experts.life, "retire", killed)
+    with pytest.raises(KeyboardInterrupt):
+        review(found)
+    with closing(open_database()) as database:
+        assert newest_steps(database, "helpdesk")["helpdesk-coder"].step == "retired"
+
+
+def test_a_vanished_domain_keeps_its_keys() -> None:
+    """Those that its adapter was made for, and what its rows declared besides when the table was made."""
+    rows = [ExpertRow("1", "train", "s", (1,), {"agent": "clerk", "system": "c1"}, "")]
+    before = {"agent": {"coder": "helpdesk-coder"}, "system": {"c0": "helpdesk-coder", "gone": "helpdesk-old", "x": ""}}
+    for table in (before, {}):
+        keys = keys_of(rows, {"helpdesk-coder": DOMAIN}, table)
+        assert keys["agent"] == {"clerk": "", "coder": "helpdesk-coder"}
+        assert keys["system"] == {"c1": ""} | ({"c0": "helpdesk-coder"} if table else {})
+
+
+def test_an_expert_without_test_rows_is_a_persons_choice(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not retired by a new shared adapter, for lack of a measurement; nor made one with another expert."""
+    shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
+    found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"), rows=())
+    one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
+    monkeypatch.setattr(hivetune.experts.life, "serving", lambda _: ({"helpdesk-coder": one}, []))
+    monkeypatch.setattr(hivetune.experts.life, "_matrix", lambda *_: {"helpdesk-coder": []})
+    assert review(found) == []
+
+
+def test_rows_that_declare_nothing_of_the_wanted_kind_are_an_error(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty table would look like rows that need no expert."""
+    shared = SimpleNamespace(check=lambda: None, model_sha256="base", folder=tmp_path, name="team", adapter_sha256="a")
+    theirs = SimpleNamespace(lora=LoraConfig(), method="lora")
+    fakes: dict[str, Any] = {
+        "find": lambda *_: shared,
+        "fetch_model": lambda *_: tmp_path,
+        "sha256_file": lambda _: "base",
+        "read_resolved": lambda _: (theirs,),
+        "prepare_data": lambda *_: SimpleNamespace(hash="rows"),
+        "_rows_of": lambda _: ([ExpertRow("1", "train", "s", (1,), {"category": "x"}, "")], {}),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(hivetune.experts.survey, name, fake)
+    config = parse_config({"model": "m", "data": {"path": "rows.jsonl"}, "experts": {"shared": "team", "by": "agent"}})
+    with pytest.raises(UsageError, match=r"experts\.by is agent, and none of 1 rows declares one") as refused:
+        survey(config)
+    assert "rows declare category" in refused.value.hint

@@ -1,0 +1,91 @@
+"""Which stage ships: only what both rivals lose to by a checker, and only while nothing else got worse."""
+
+from typing import Any
+
+import pytest
+
+from hivetune.config import GateConfig
+from hivetune.learn.ship import choose_stage, safeguards, why_no_stage2
+
+
+def evaluation(
+    before: int,
+    after: int,
+    *,
+    n: int = 92,
+    loss: float = 0.0,
+    ended: int | None = None,
+    longer: float = 1.0,
+    checked: bool = True,
+) -> dict[str, Any]:
+    """`before` and `after` of `n` answers succeed; the loss of the tuned side is `loss` above 1."""
+
+    def side(good: bool, does_end: bool, size: float) -> dict[str, Any]:
+        text = "x" * round(100 * size)
+        return {"answer": text, "ended": does_end, "seconds": None, "success": good if checked else None}
+
+    answers = [
+        {
+            "group": str(number),
+            "base": side(number < before, True, 1.0),
+            "tuned": side(number < after, number < (n if ended is None else ended), longer),
+        }
+        for number in range(n)
+    ]
+    nll = {"tokens": 10, "base": 10.0, "tuned": 10 + 10 * loss}
+    rows = [{"row": number, "source": f"r:{number}", "group": str(number), **nll} for number in range(n)]
+    return {"rows": rows, "answers": answers, "base": {}, "tuned": {}}
+
+
+def ships(*evaluations: dict[str, Any]) -> bool:
+    named = dict(zip(("stage1", "stage1-longer"), evaluations, strict=True))
+    return choose_stage(named, GateConfig())[0]
+
+
+def test_what_beats_both_rivals_ships() -> None:
+    assert ships(evaluation(60, 88), evaluation(62, 88))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (evaluation(60, 88), evaluation(86, 88)),  # more training alone would have done it
+        (evaluation(60, 62), evaluation(60, 62)),  # too few to tell
+        (evaluation(88, 60), evaluation(88, 60)),
+        (evaluation(60, 88, checked=False), evaluation(60, 88, checked=False)),  # no checker, no evidence
+        (evaluation(60, 88, loss=0.03), evaluation(60, 88)),
+        (evaluation(60, 88, ended=88), evaluation(60, 88)),
+        (evaluation(60, 88, longer=0.7), evaluation(60, 88)),
+        (evaluation(60, 88, longer=1.3), evaluation(60, 88)),
+    ],
+    ids=["rival", "few", "worse", "unchecked", "loss", "ended", "shorter", "longer"],
+)
+def test_what_does_not_ship(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert not ships(first, second)
+
+
+def test_within_the_safeguards_nothing_is_said() -> None:
+    assert safeguards(evaluation(60, 88, loss=0.019, ended=91, longer=1.24)) == []
+    said = safeguards(evaluation(60, 88, loss=0.021, ended=80, longer=1.26))
+    assert len(said) == 3 and "rose from 1.0000 to 1.0210" in said[0]
+
+
+def test_rows_that_nobody_called_good_do_not_hold_it_back() -> None:
+    """They may have the fault that is to go."""
+    document = evaluation(60, 88)
+    document["rows"][0]["tuned"] = 100.0
+    assert safeguards(document) and not safeguards(document, range(1, 92))
+
+
+@pytest.mark.parametrize(
+    ("bad", "validation", "use", "why"),
+    [
+        (100, 10, ["sft", "pairs"], ""),
+        (49, 10, ["sft", "pairs"], "least_bad asks for 50"),
+        (100, 0, ["sft", "failures"], "no validation rows"),
+        (100, 10, ["sft", "corrections"], "neither pairs nor failures"),
+    ],
+)
+def test_when_there_is_no_stage_2(bad: int, validation: int, use: list[str], why: str) -> None:
+    said = why_no_stage2(bad, 50, range(validation), use)
+    assert why in said and bool(said) == bool(why)

@@ -1,0 +1,245 @@
+"""The llama.cpp server as a child: asked, refused, killed, never left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from data.intake.collecting import wait_for
+from gguf_families import write_model
+
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend
+from hivetune.llama.child import SocketConnection
+from hivetune.process.environment import child_environment
+from hivetune.process.sandbox import available
+from hivetune.release.gguf import write_gguf_model as write_gguf
+from hivetune.release.quantize import RECIPES
+
+SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_model(folder / "model", "llama")
+    return write_gguf(folder / "model", None, RECIPES["f16"], folder / "out", "tiny.gguf", lambda done, total: None)
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.slow
+def test_it_answers_streams_and_ends(tiny: Path) -> None:
+    with open_backend(tiny, SMALL) as backend:
+        answer = backend.complete(HELLO, max_tokens=5, logprobs=True)
+        assert 0 < answer.new_tokens <= 5 and answer.prompt_tokens > 0
+        again = backend.complete(HELLO, max_tokens=5, logprobs=True)
+        assert replace(again, seconds=0) == replace(answer, seconds=0)
+        # A stream holds back bytes at its end that are no whole character; the whole answer shows them as U+FFFD.
+        assert "".join(backend.stream(HELLO, max_tokens=5)).rstrip("\ufffd") == answer.text.rstrip("\ufffd")
+        pid = backend.process.pid
+    assert backend.process.returncode == 0
+    assert gone(pid)
+    with pytest.raises(HivetuneError, match="does not answer"):
+        backend.complete(HELLO)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
+def test_nobody_else_can_be_asked_or_ask(
+    tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No port, which another user could listen on first; a socket in a folder that only its user enters; a token."""
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
+        family = [psutil.Process(backend.process.pid)]
+        family += family[0].children(recursive=True)
+        assert [connection for process in family for connection in process.net_connections("inet")] == []
+        assert backend.socket_path.parent.stat().st_mode & 0o077 == 0
+        assert backend.socket_path.stat().st_mode & 0o077 == 0
+        with contextlib.closing(SocketConnection(backend.socket_path, 10.0)) as stranger:
+            stranger.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
+            assert stranger.getresponse().status == 401
+        assert not any(backend.token in word for process in family for word in process.cmdline())
+        with pytest.raises(UsageError, match="refused"):
+            backend.request("/v1/chat/completions", {"messages": "no list"})
+
+
+def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hivetune.llama.backend.check_files", lambda model, settings: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 90)))
+    (tmp_path / ("x" * 90)).mkdir()
+    with pytest.raises(MachineNotFit, match="too long") as caught, open_backend(tmp_path / "x.gguf"):
+        pass
+    assert "TMPDIR" in caught.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "still"), [("xllamacpp", False), ("llama-server", False), ("xllamacpp", True)])
+def test_no_orphan_is_left_when_its_parent_is_killed(tiny: Path, engine: str, still: bool, tmp_path: Path) -> None:
+    """Also none that stands still, and would not see its parent's pipe close."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom hivetune.process.still import yielding\n"
+        "from hivetune.llama.backend import ServerSettings, open_backend\n"
+        f"settings = ServerSettings(context_tokens=256, engine={engine!r})\n"
+        f"with open_backend(Path({str(tiny)!r}), settings) as backend, yielding(lambda: {still}):\n"
+        "    print(backend.process.pid, flush=True)\n    sys.stdin.read()\n"
+    )
+    environment = {**os.environ, "PATH": f"{stand_in(tmp_path)}:{os.environ['PATH']}"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    served = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    assert len(served) == (1 if engine == "xllamacpp" else 2)
+    if still:  # the signal is on its way
+        wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the server to stand still")
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert all(gone(number) for number in served)
+
+
+def stand_in(folder: Path) -> Path:
+    """A `llama-server` that takes the real one's arguments and is xllamacpp inside: no package here has the program."""
+    path = folder / "bin" / "llama-server"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("llama_server.py").read_text(encoding="utf-8"))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path.parent
+
+
+@pytest.mark.slow
+def test_the_users_own_llama_server_is_preferred(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    assert find_engine("auto") == str(tmp_path / "bin" / "llama-server")
+    with open_backend(tiny, SMALL) as backend:
+        assert len(psutil.Process(backend.process.pid).children()) == 1
+        with_program = backend.complete(HELLO, max_tokens=5)
+    with open_backend(tiny, ServerSettings(context_tokens=256, slots=2, threads=1, engine="xllamacpp")) as backend:
+        assert backend.complete(HELLO, max_tokens=5).text == with_program.text
+
+
+@pytest.mark.slow
+def test_a_server_that_never_gets_ready_is_given_up(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo version: 99999 && exit\necho loading for ever\nexec sleep 600\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    started = time.monotonic()
+    with pytest.raises(MachineNotFit, match="was not ready after 1 s"), open_backend(tiny, SMALL, timeout_s=1.0):
+        pass
+    assert time.monotonic() - started < 8
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "600"]]
+
+
+@pytest.mark.slow
+def test_a_file_that_is_cut_is_refused_before_it_is_loaded(tiny: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny.read_bytes()[:-50_000])
+    with pytest.raises(UsageError, match="truncated"), open_backend(cut, SMALL):
+        pass
+
+
+def test_what_can_not_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.gguf").write_text("no model")
+    with pytest.raises(UsageError, match="not a GGUF"), open_backend(tmp_path / "x.gguf"):
+        pass
+    with pytest.raises(UsageError, match="cannot read"), open_backend(tmp_path / "y.gguf"):
+        pass
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineNotFit, match=r"llama\.cpp is not installed"):
+        find_engine("llama-server")
+
+
+@pytest.mark.parametrize(
+    ("told", "problem"),
+    [
+        ("version: 4735 (73e2ed3c)", "is build 4735"),
+        ("version: 8952 (0123abc)", "CVE-2026-21869"),
+        ("version: 8953 (4567def)", None),
+        ("version: 0.4.0-dev", None),
+        ("version: 0 (unknown)", "is build 0"),
+        ("no such option", "does not tell its version"),
+    ],
+)
+def test_a_build_with_known_holes_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, problem: str | None
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if problem is None:
+        assert find_engine("auto") == find_engine("llama-server") == str(program)
+        return
+    assert find_engine("auto") is None  # the wheel's own
+    with pytest.raises(MachineNotFit, match=problem):
+        find_engine("llama-server")
+
+
+def test_what_a_shell_sets_for_llama_cpp_does_not_reach_it() -> None:
+    """CVE-2026-43631 needs a server that sleeps; an RPC server gets the model; a backend path loads code."""
+    own = {
+        **{f"LLAMA_ARG_{name}": "1" for name in ("SLEEP_IDLE_SECONDS", "RPC", "HOST", "PORT", "LORA", "MODEL_URL")},
+        **{name: "1" for name in ("LD_PRELOAD", "GGML_BACKEND_PATH", "GGML_RPC", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")},
+        **{name: "1" for name in ("PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LC_ALL", "HIVETUNE_HOME")},
+    }
+    made = child_environment(own, OMP_WAIT_POLICY="PASSIVE")
+    assert set(made) == {
+        "PATH",
+        "CUDA_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS",
+        "LC_ALL",
+        "HIVETUNE_HOME",
+        "OMP_WAIT_POLICY",
+    }
+
+
+@pytest.mark.slow
+def test_the_servers_process_has_the_made_environment(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_RPC", "127.0.0.1:1")
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    with open_backend(tiny, SMALL) as backend:
+        family = [psutil.Process(backend.process.pid)]
+        family += family[0].children(recursive=True)
+        names = {name for process in family for name in process.environ()}
+    assert {name for name in names if name.startswith("LLAMA_")} == {"LLAMA_API_KEY", "LLAMA_ARG_CACHE_RAM"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
+def test_the_server_is_in_a_sandbox(
+    tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = available()
+    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
+    with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
+        assert backend.complete(HELLO, max_tokens=2).new_tokens
+        server = psutil.Process(backend.process.pid)
+        server = (server.children() or [server])[0]
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        assert f"Seccomp:\t{2 if held.seccomp else 0}" in status and "NoNewPrivs:\t1" in status
+        assert f"Max core file size        {0:<21}{0:<21}" in Path(f"/proc/{server.pid}/limits").read_text()

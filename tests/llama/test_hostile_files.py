@@ -1,0 +1,42 @@
+"""Hostile files are refused in words before llama.cpp sees them; those of other makers that are whole are not."""
+
+import resource
+from pathlib import Path
+
+import pytest
+from llama.hostile import gguf, hostile_files, template
+
+from hivetune.errors import UsageError
+from hivetune.llama.backend import ServerSettings, check_files
+from hivetune.llama.outside import template_problem
+
+FILES = hostile_files()
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(FILES) >= 30
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_hostile_file_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(FILES[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError) as refused:
+        check_files(path, ServerSettings())
+    assert str(path) in refused.value.message
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB: no count is believed
+
+
+def test_a_file_of_another_maker_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf())
+    check_files(path, ServerSettings())
+    path.write_bytes(
+        template("{% if messages[0].role != 'user' %}{{ raise_exception('begin with user') }}{% endif %}x")
+    )
+    check_files(path, ServerSettings())  # it only wants other turns
+
+
+def test_a_template_that_does_not_parse_is_llama_cpps_to_judge() -> None:
+    assert template_problem("{% unknown_tag %}") is None

@@ -1,0 +1,91 @@
+"""What a side is, from its name alone; and the figures of a file."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.errors import UsageError
+from hivetune.models.sides import parse_side, read_figures
+
+KINDS = {
+    "base": "base",
+    "helpdesk@3": "release",
+    "helpdesk@champion": "release",
+    "last": "run",
+    "runs/my-run": "run",
+    "/runs/me@home/run": "run",
+    "models/helpdesk-q8_0.gguf": "gguf",
+    "X.GGUF": "gguf",
+    "http://localhost:8080/v1#qwen": "endpoint",
+    "https://host/v1/#org/model@2": "endpoint",
+    "before.yaml": "recorded",
+    "before.json": "recorded",
+}
+
+
+@pytest.mark.parametrize("text", KINDS)
+def test_the_kind_is_known_by_the_name(text: str) -> None:
+    assert parse_side(text).kind == KINDS[text]
+
+
+def test_an_endpoint_is_its_url_and_its_model() -> None:
+    side = parse_side("https://host:1/v1/#org/model#2")
+    assert (side.name, side.model) == ("https://host:1/v1", "org/model#2")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    {
+        "": "not something that can be compared",
+        "--run": "not something that can be compared",
+        "http://host/v1": "names no model",
+        "http://": "not the URL of a server",
+        "http://host:port/v1#m": "not a URL",
+        "http://me:secret@host/v1#m": "HIVETUNE_ENDPOINT_KEY",
+        "http://host/v1?key=secret#m": "not the URL of a server",
+    }.items(),
+)
+def test_what_can_not_be_a_side_is_said(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_side(text, "here")
+    assert said in str(raised.value) and raised.value.message.startswith("here: ")
+
+
+def test_a_password_in_a_url_is_not_repeated() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_side("http://me:secret@host/v1#m")
+    assert "secret" not in str(raised.value)
+
+
+@given(st.text())
+def test_any_text_is_a_side_or_a_mistake(text: str) -> None:
+    for tried in (text, f"http://{text}"):
+        try:
+            side = parse_side(tried)
+        except UsageError:
+            continue
+        assert tried.startswith(side.name) and (side.kind == "endpoint") == bool(side.model)
+
+
+def test_figures_as_a_team_wrote_them() -> None:
+    read = read_figures({"latency_s": 20.1, "success": 0.987, "memory_gb": 32.5}, "before.yaml")
+    assert read == {"latency_s": 20.1, "success": 0.987, "peak_memory_bytes": 32.5e9}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({}, "holds no figures"),
+        ([1], "holds no figures"),
+        ({"latenzy_s": 1}, "did you mean 'latency_s'"),
+        ({"success": 98.7}, "98 % is 0.98"),
+        ({"success": True}, "not a number"),
+        ({"latency_s": "20"}, "not a number"),
+        ({"latency_s": -1}, "at least 0"),
+        ({"latency_s": float("nan")}, "not a number"),
+    ],
+)
+def test_figures_that_are_wrong_name_the_key(document: object, said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_figures(document, "before.yaml")
+    assert said in str(raised.value)

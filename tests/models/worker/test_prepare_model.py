@@ -1,0 +1,373 @@
+"""A model's name becomes one prepared folder: from the Hub, a folder, a GGUF file, a package; bad ones are refused."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import pytest
+import torch
+from models.worker.hub_server import COMMIT, serve_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hivetune.base.disk import manifest_problems, read_json
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.models import prepared as models
+from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
+from hivetune.models.worker.gguf_model import packaged_file, take_gguf
+from hivetune.models.worker.prepare_model import prepare_model
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import Outcome, PrepareModel
+
+
+@pytest.fixture
+def source(tiny_source: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(tiny_source, tmp_path / "source"))
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_is_prepared_without_copying_its_weights(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "prepared"
+    begun: list[bool] = []
+    described = prepare_model(str(source), target, on_slow=lambda: begun.append(target.exists()))
+    assert begun == [False], "what is done beside it begins once, before the folder is there"
+    assert manifest_problems(target) == []
+    assert (target / "model.safetensors").stat().st_ino == (source / "model.safetensors").stat().st_ino
+    found = read_prepared(target)
+    assert (found.kind, found.source, found.revision) == ("folder", str(source), None)
+    eos = AutoTokenizer.from_pretrained(source).convert_tokens_to_ids("<|im_end|>")
+    assert eos in found.eos_ids and found.template_sha256 == described["template_sha256"]
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (target, source))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    messages = [{"role": "user", "content": "hi"}]
+    texts = [AutoTokenizer.from_pretrained(f).apply_chat_template(messages, tokenize=False) for f in (target, source)]
+    assert texts[0] == texts[1]
+
+
+def test_it_is_found_again_until_the_source_changes(source: Path) -> None:
+    assert find_prepared(str(source)) is None
+    prepare_model(str(source), folder_for(str(source)))
+    found = find_prepared(str(source))
+    assert found is not None and found.folder == folder_for(str(source))
+    (found.folder / "config.json").write_text("{}")
+    assert find_prepared(str(source)) is None  # not whole any more
+    edit(source / "config.json", note="changed by its owner")
+    assert folder_for(str(source)) != found.folder
+
+
+def test_shards_are_all_taken(source: Path, tmp_path: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(source)
+    (source / "model.safetensors").unlink()
+    module.save_pretrained(source, max_shard_size="40KB")
+    prepare_model(str(source), tmp_path / "prepared")
+    assert len(list((tmp_path / "prepared").glob("*.safetensors"))) > 1
+    next(source.glob("model-*.safetensors")).unlink()
+    with pytest.raises(UsageError, match="missing"):
+        prepare_model(str(source), tmp_path / "again")
+
+
+def drop_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def make_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def lead_out(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"w": "../secret.safetensors"}}')
+    (folder.parent / "secret.safetensors").write_bytes(b"")
+
+
+def add_code(folder: Path) -> None:
+    edit(folder / "config.json", model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"})
+
+
+SPOILED = {
+    "no template": (drop_template, "no chat template", "Instruct"),
+    "pickle": (make_pickle, "pickle", "safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no \\*.safetensors", "save_pretrained"),
+    "remote code": (add_code, "Python code", "architecture"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json", "model"),
+    "broken config": (lambda folder: (folder / "config.json").write_text("{"), "not JSON", ""),
+    "path out of the folder": (lead_out, "secret", ""),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_what_cannot_be_used_is_refused_with_what_to_do(case: str, source: Path, tmp_path: Path) -> None:
+    spoil, message, hint = SPOILED[case]
+    spoil(source)
+    with pytest.raises(UsageError, match=message) as caught:
+        prepare_model(str(source), tmp_path / "prepared", on_slow=lambda: pytest.fail("refused only after work"))
+    assert hint in caught.value.hint
+    assert [path.name for path in tmp_path.iterdir() if "prepared" in path.name] == []
+
+
+def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Path, tmp_path: Path) -> None:
+    """Many repositories still carry the code from before their architecture came into transformers."""
+    edit(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.Llama"})
+    (source / "modeling_llama.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Llama: pass\n")
+    prepare_model(str(source), tmp_path / "prepared")
+    assert (tmp_path / "prepared/model.safetensors").exists() and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("template", ["jinja file", "in the settings", "named"])
+def test_the_template_is_found_wherever_it_is_kept(template: str, source: Path, tmp_path: Path) -> None:
+    text = (source / "chat_template.jinja").read_text()
+    if template != "jinja file":
+        (source / "chat_template.jinja").unlink()
+        named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": text}]
+        edit(source / "tokenizer_config.json", chat_template=named if template == "named" else text)
+    prepare_model(str(source), tmp_path / "prepared")
+    assert (tmp_path / "prepared/chat_template.jinja").read_text() == text
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "nowhere", "a/b/c", "missing.gguf", ""])
+def test_a_name_that_is_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="not found") as caught:
+        kind_of(name)
+    assert "smollm2-135m" in caught.value.hint
+
+
+def test_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    (tmp_path / "org/name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    names = ("smollm2-135m", "model.gguf", "org/name", "org/other", "org/other@v1.0")
+    assert [kind_of(name) for name in names] == ["package", "gguf", "folder", "hub", "hub"]
+    with pytest.raises(UsageError, match="not a GGUF file"):
+        kind_of("notes.txt")
+
+
+def fetch(name: str, folder: Path, **environment: str | None) -> Outcome:
+    """As `hivetune fetch` does: in a child, with nobody's cache or token."""
+    task = PrepareModel(name, folder / "prepared", offline=environment.get("HF_HUB_OFFLINE") == "1")
+    clean = {"HF_HOME": str(folder / "hf"), "HF_TOKEN": None, "HF_ENDPOINT": None, "NO_PROXY": "*"}
+    return run_task(task, folder / "task", environment={**clean, **environment})
+
+
+@pytest.mark.slow
+def test_a_hub_id_through_a_loopback_hub(source: Path, tmp_path: Path) -> None:
+    (source / "pytorch_model.bin").write_bytes(b"a pickle that must not be fetched")
+    (source / "modeling_tiny.py").write_text("raise SystemExit")
+    with serve_model("hive/tiny", source) as (endpoint, asked):
+        result = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint).check("fetch")
+        assert not any(".bin" in path or ".py" in path for path in asked)
+    assert (result["kind"], result["source"], result["revision"]) == ("hub", "hive/tiny", COMMIT)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "prepared", source))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    # The server is gone: what was fetched is used again where the user says that there is no network.
+    assert fetch("hive/tiny", tmp_path, HF_HUB_OFFLINE="1").check("fetch")["revision"] == COMMIT
+
+
+@pytest.mark.slow
+def test_what_the_hub_does_not_give(source: Path, tmp_path: Path) -> None:
+    with serve_model("hive/tiny", source) as (endpoint, _):
+        missing = fetch("hive/other", tmp_path, HF_ENDPOINT=endpoint)
+        assert missing.error is not None and "not on the Hub" in missing.error.message and missing.error.exit_code == 2
+        make_pickle(source)
+        pickled = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint)
+        assert pickled.error is not None and "no *.safetensors on the Hub" in pickled.error.message
+    with serve_model("hive/tiny", source, gated=True) as (endpoint, _):
+        gated = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint)
+        assert gated.error is not None and "licence" in gated.error.message and "HF_TOKEN" in gated.error.hint
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """Takes connections and never answers: a firewall that drops."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["refused", "silent", "unknown host"])
+def test_without_a_network_one_clear_error_within_five_seconds(network: str, tmp_path: Path) -> None:
+    with silent_server() as silent:
+        endpoint = {"refused": "http://127.0.0.1:9", "silent": silent, "unknown host": "http://hub.invalid"}[network]
+        started = time.monotonic()
+        outcome = fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint)
+        seconds = time.monotonic() - started
+    with pytest.raises(MachineNotFit, match="can't be reached") as caught:
+        outcome.check("fetch")
+    assert "local folder" in caught.value.hint and len(caught.value.message.splitlines()) == 1
+    assert seconds < 5, "users wait for this"
+
+
+@pytest.mark.slow
+def test_offline_and_not_cached(tmp_path: Path) -> None:
+    outcome = fetch("hive/tiny", tmp_path, HF_HUB_OFFLINE="1")
+    assert outcome.error is not None and "HF_HUB_OFFLINE" in outcome.error.message and outcome.error.exit_code == 4
+
+
+@pytest.mark.slow
+def test_the_demo_model_answers(smollm2: Path) -> None:
+    """From GGUF to safetensors and back to words: the one fact that SmolLM2 is sure of."""
+    found = read_prepared(smollm2)
+    assert (found.kind, found.name, found.eos_ids) == ("package", "smollm2-135m", (2,))
+    assert read_json(smollm2 / "config.json")["architectures"] == ["LlamaForCausalLM"]
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    assert tokenizer.tokenize("in 2024 x12") == ["in", "Ġ", "2", "0", "2", "4", "Ġx", "1", "2"]
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    module = AutoModelForCausalLM.from_pretrained(smollm2)
+    answer = module.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer, skip_special_tokens=True) == "The capital of France is Paris."
+
+
+def write_gguf(file: Path, **settings: Any) -> Path:
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "\N{SNOWMAN}"])
+    writer.add_array("tokenizer.ggml.scores", [0.0, 1.0, 2.0])
+    for name, value in settings.items():
+        writer.add_string(f"tokenizer.{name.replace('_', '.')}", value)
+    writer.add_uint32("llama.block_count", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
+
+
+def test_a_file_that_is_no_gguf_or_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"PK\3\4 and more bytes than a header has")
+    with pytest.raises(UsageError, match="not a GGUF file"):
+        prepare_model(str(file), tmp_path / "prepared")
+    whole = write_gguf(file, ggml_pre="smollm").read_bytes()
+    for size in (5, 30, len(whole) - 5):
+        file.write_bytes(whole[:size])
+        with pytest.raises(UsageError, match="GGUF"):
+            prepare_model(str(file), tmp_path / "prepared")
+
+
+def test_a_package_that_is_not_installed() -> None:
+    with pytest.raises(MachineNotFit, match="not installed") as caught:
+        packaged_file("no_such_package_at_all", "pip install it")
+    assert caught.value.hint == "pip install it"
+
+
+def test_gguf_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hivetune.models.worker.gguf_model.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MachineNotFit, match="gguf") as caught:
+        take_gguf(tmp_path / "model.gguf", tmp_path)
+    assert isinstance(caught.value, HivetuneError) and "pip install" in caught.value.hint
+
+
+def test_a_prepared_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a prepared model folder"):
+        models.read_prepared(tmp_path)
+
+
+def test_a_template_linked_to_a_private_file_makes_no_public_copy(source: Path, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    (source / "chat_template.jinja").rename(private)
+    private.chmod(0o600)
+    (source / "chat_template.jinja").symlink_to(private)
+    target = tmp_path / "prepared"
+    before = os.umask(0)
+    try:
+        run_task(PrepareModel(str(source), target), tmp_path / "task").check("preparing")
+    finally:
+        os.umask(before)
+    copies = [target, target / "chat_template.jinja", *(tmp_path / "task").iterdir()]
+    assert [str(path) for path in copies if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.slow
+def test_the_hub_is_asked_for_the_files_and_told_nothing_else(source: Path, tmp_path: Path) -> None:
+    headers: list[dict[str, str]] = []
+    with serve_model("hive/tiny", source, headers=headers) as (endpoint, asked):
+        fetch("hive/tiny", tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN="hf_secret", AI_AGENT="a-tool").check("fetch")
+    about_the_model = ("/api/models/hive/tiny", f"/hive/tiny/resolve/{COMMIT}/")
+    assert [path for path in asked if not path.split()[1].startswith(about_the_model)] == []
+    agents = {entry["user-agent"] for entry in headers}
+    assert not any(word in agent for agent in agents for word in ("torch/", "agent/", "origin/")), agents
+    assert not any("telemetry" in name for entry in headers for name in entry)
+    assert any(entry.get("authorization") == "Bearer hf_secret" for entry in headers)  # loopback may have it
+
+
+@pytest.mark.slow
+def test_a_token_never_goes_over_plain_http(tmp_path: Path) -> None:
+    refused = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid", HF_TOKEN="hf_secret")
+    assert refused.error is not None and refused.error.exit_code == 2
+    assert "without https everybody on the way can read your token" in refused.error.message
+    without = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid")
+    assert without.error is not None and "can't be reached" in without.error.message
+
+
+def spoil(folder: Path, how: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    if how == "NaN":
+        tensors[name][-1, -1] = torch.nan
+    elif how == "infinity in bfloat16":
+        tensors = {key: value.to(torch.bfloat16) for key, value in tensors.items()}
+        tensors[name][0, 0] = torch.inf
+    elif how == "zeros":
+        tensors[name].zero_()
+    elif how == "shape":
+        tensors[name] = tensors[name].t().contiguous()
+    elif how == "missing":
+        del tensors[name]
+    elif how == "empty":
+        tensors = {}
+    save_file(tensors, path, metadata={"format": "pt"})
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[:-1000])
+    elif how == "noise":
+        path.write_bytes(numpy.random.default_rng(0).bytes(len(content)))
+    elif how == "noise behind the header":
+        path.write_bytes(content[:-100_000] + numpy.random.default_rng(0).bytes(100_000))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("NaN", "up_proj.weight holds NaN or infinity"),
+        ("infinity in bfloat16", "up_proj.weight holds NaN or infinity"),
+        ("zeros", "up_proj.weight is all zeros"),
+        ("shape", r"up_proj.weight is \[32, 48\], by config.json it is \[48, 32\]"),
+        ("missing", "lack model.layers.1.mlp.up_proj.weight"),
+        ("empty", "has no weights"),
+        ("cut", "is outside of the file"),
+        ("noise", "not a safetensors file"),
+        ("noise behind the header", "holds NaN or infinity"),
+    ],
+)
+def test_weights_that_can_not_be_the_models_are_never_ready(
+    source: Path, tmp_path: Path, how: str, message: str
+) -> None:
+    spoil(source, how)
+    with pytest.raises(UsageError, match=message) as refused:
+        prepare_model(str(source), tmp_path / "prepared")
+    assert "prepared" not in refused.value.message  # the folder that is named is the owner's, not our copy
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_config_of_another_model_is_never_ready(source: Path, tmp_path: Path) -> None:
+    for layers in (3, 2_000_000_000):
+        edit(source / "config.json", num_hidden_layers=layers)
+        with pytest.raises(UsageError, match=r"lack model.layers.2|at most"):
+            prepare_model(str(source), tmp_path / "prepared")

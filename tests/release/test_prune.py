@@ -1,0 +1,120 @@
+"""What a home holds that nothing needs: found by who uses it and by its age, deleted only when asked."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home
+from hivetune.errors import UsageError
+from hivetune.release.prune import MEASURED_DAYS, delete, find_unused
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def made(own_home: Path) -> Iterator[Path]:
+    """A home with one of each, 40 days old."""
+    for name in (
+        "snapshots/aa",
+        "bases/m-12345678-q8_0",
+        "scores/bb",
+        "answers/cc",
+        "comparisons/dd",
+        "models/.m.9.tmp",
+        "releases/faq/.1.old.tmp",
+    ):
+        folder = home() / name
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(bytes(1000))
+        age(folder, 40)
+    with closing(open_database()) as database:
+        database.execute("INSERT INTO snapshots VALUES ('aa', ?, 0)", (str(home() / "snapshots/aa"),))
+        yield home()
+
+
+def age(path: Path, days: float) -> None:
+    then = time.time() - days * DAY_S
+    os.utime(path, (then, then))
+
+
+def found() -> dict[str, str]:
+    with closing(open_database()) as database:
+        return {str(each.path.relative_to(home())): each.what for each in find_unused(database)}
+
+
+def test_what_nothing_uses_is_found_and_only_looked_at(made: Path) -> None:
+    assert found() == {
+        "snapshots/aa": "snapshot",
+        "bases/m-12345678-q8_0": "base",
+        "scores/bb": "losses",
+        "answers/cc": "answers",
+        "comparisons/dd": "comparison",
+        "models/.m.9.tmp": "left over",
+        "releases/faq/.1.old.tmp": "left over",
+    }
+    assert all((made / name / "file").exists() for name in found())
+
+
+def test_what_is_young_may_be_needed_in_a_moment(made: Path) -> None:
+    for name in ("snapshots/aa", "models/.m.9.tmp", "releases/faq/.1.old.tmp"):
+        age(made / name, 0.5)
+    for name in ("scores/bb", "answers/cc", "comparisons/dd"):
+        age(made / name, MEASURED_DAYS - 1)
+    assert found() == {"bases/m-12345678-q8_0": "base"}
+
+
+def test_what_a_release_names_stays(made: Path) -> None:
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
+            " VALUES ('faq', 1, '/gone', 'm', '12345678ff', '0', 'aa', '{}', 0)"
+        )
+        database.execute("INSERT INTO aliases VALUES ('faq', 'champion', 1)")
+    assert not {"snapshots/aa", "bases/m-12345678-q8_0"} & found().keys()
+
+
+def test_what_an_open_cycle_chooses_from_stays(made: Path) -> None:
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
+            (str(made / "snapshots/aa"),),
+        )
+        assert "snapshots/aa" not in found()
+        database.execute("UPDATE cycles SET closed = 1, ending = 'refused'")
+    assert "snapshots/aa" in found()
+
+
+def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(made: Path) -> None:
+    with closing(open_database()) as database:
+        (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
+            (str(asked.path),),
+        )
+        with pytest.raises(UsageError, match="came into use"):
+            delete(database, asked)
+        assert (asked.path / "file").exists()
+
+
+def test_a_snapshot_outside_of_the_home_is_the_users(made: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "mine"
+    outside.mkdir()
+    (outside / "file").write_bytes(bytes(10))
+    age(outside, 40)
+    with closing(open_database()) as database:
+        database.execute("INSERT INTO snapshots VALUES ('ee', ?, 0)", (str(outside),))
+        assert outside not in [each.path for each in find_unused(database)]
+
+
+def test_deleting_all_of_it_leaves_nothing_to_find(made: Path) -> None:
+    with closing(open_database()) as database:
+        for each in find_unused(database):
+            delete(database, each)
+            assert not each.path.exists()
+        assert find_unused(database) == []
+        assert database.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)

@@ -1,0 +1,78 @@
+"""Before a run begins: its card's variables are chosen once, harmful inherited ones are taken away, and it is said."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from machine.doctor.machines import Fake, Gpu, seen_from
+
+from hivetune.config import parse_config
+from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
+from hivetune.machine.doctor.look import look
+from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
+from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
+from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.train.before.variables import settle_variables
+from hivetune.train.open import Run
+
+R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
+STRIX_HALO = Gpu(110501, "Radeon 8060S Graphics", 64)
+OVERRIDE = {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
+
+
+def a_run(folder: Path, **settings: Any) -> Run:
+    run = folder / "run"
+    run.mkdir(parents=True)
+    write_resolved(run, parse_config({"model": "tiny", "data": {"path": "none"}, **settings}), NO_CHOICES)
+    return cast(Run, SimpleNamespace(folder=run))
+
+
+def fake(card: Gpu = R9700, **environment: str) -> Fake:
+    return Fake(gpus=[card], torch="2.13.0+rocm7.2", environment=environment)
+
+
+def test_they_are_chosen_once_and_kept_with_the_other_choices(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    chosen = settle_variables(run, seen_from(fake(**OVERRIDE), tmp_path / "machine"))
+    assert {one.name: one.value for one in chosen} == {**LEAVE_HIPBLASLT, "HSA_OVERRIDE_GFX_VERSION": None}
+    assert all(one.name in one.words and one.why for one in chosen)
+    assert read_resolved(run.folder)[1].environment == {**LEAVE_HIPBLASLT, "HSA_OVERRIDE_GFX_VERSION": None}
+    assert settle_variables(run, seen_from(fake(), tmp_path / "other")) == ()
+
+
+@pytest.mark.parametrize("name", ["TORCH_BLAS_PREFER_HIPBLASLT", "TORCH_BLAS_PREFER_CUBLASLT"])
+def test_what_the_user_has_set_stays_unless_it_does_harm(name: str, tmp_path: Path) -> None:
+    """Two names of one switch: the value advised for the other one would overrule the user's."""
+    mine = fake(**{name: "1"}, **OVERRIDE)  # type: ignore[arg-type]
+    chosen = settle_variables(a_run(tmp_path), seen_from(mine, tmp_path / "machine"))
+    assert {one.name for one in chosen} == {"ROCBLAS_USE_HIPBLASLT", "HSA_OVERRIDE_GFX_VERSION"}
+
+
+@pytest.mark.parametrize("card", [STRIX_HALO, R9700])
+def test_what_was_proven_here_comes_before_what_is_reported_but_on_gfx12(card: Gpu, tmp_path: Path) -> None:
+    """hipBLASLt computed right and fastest in the doctor's proof: nothing keeps the run from it. On gfx12 test products
+    are right, and the run faults all the same."""
+    where = seen_from(fake(card, **OVERRIDE), tmp_path / "machine")
+    profile = read_profile(look(where).machine.fingerprint)
+    best = {"bfloat16": ProvenSet(0.1), "float32": ProvenSet(0.9, {}, LEAVE_HIPBLASLT)}
+    write_profile(profile.with_proof("cuda:0", Proof(0.0, "job", "bfloat16", best)))
+    for dtype, kept in (("auto", LEAVE_HIPBLASLT if card is R9700 else {}), ("float32", LEAVE_HIPBLASLT)):
+        run = a_run(tmp_path / dtype, dtype=dtype)
+        settle_variables(run, where)
+        assert read_resolved(run.folder)[1].environment == {**kept, "HSA_OVERRIDE_GFX_VERSION": None}
+
+
+@pytest.mark.parametrize("settings", [{"device": "cpu"}, {}])
+def test_a_run_on_the_processor_gets_none(tmp_path: Path, settings: dict[str, str]) -> None:
+    machine = fake(**OVERRIDE) if settings else Fake(environment=OVERRIDE)
+    run = a_run(tmp_path, **settings)
+    assert settle_variables(run, seen_from(machine, tmp_path / "machine")) == ()
+    assert read_resolved(run.folder)[1].environment is None
+
+
+def test_a_run_that_has_begun_computes_as_it_began(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    (run.folder / PROBE).mkdir()
+    (run.folder / PROBE / OUTCOME).write_text("{}")
+    assert settle_variables(run, seen_from(fake(), tmp_path / "machine")) == ()

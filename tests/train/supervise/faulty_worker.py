@@ -1,0 +1,81 @@
+"""The real worker with one fault, named in RUN/fault.txt, which is removed when it happens.
+
+canary   the test products come out wrong at the end of the run
+diverge  the weights are a thousand times what they should be after step 40
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import Train
+from hivetune.train.worker import loop as train
+from hivetune.train.worker import session
+from hivetune.train.worker.measure import canary
+from hivetune.train.worker.measure.canary import CanaryFailed, must_pass
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.optimizer import AdamW
+
+DIVERGE_AFTER = 40
+
+
+class Diverging(AdamW):
+    """Once wrong."""
+
+    fault: Path
+
+    number = 0
+
+    def begin(self, *, rate: float, number: int) -> None:
+        super().begin(rate=rate, number=number)
+        self.number = number
+
+    def apply(self, grad_N: torch.Tensor, ok: torch.Tensor | None = None, shrink: torch.Tensor | None = None) -> None:
+        super().apply(grad_N, ok, shrink)
+        if self.number == DIVERGE_AFTER + 1 and self.fault.exists():
+            self.fault.unlink()
+            self.master_N.mul_(1000)
+
+
+class Loud:
+    """Ten times the loss while the weights are absurd."""
+
+    def __init__(self, model: LoraModel):
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def backward(self, documents: Sequence[Document], scale: float) -> torch.Tensor:
+        nll = self._model.backward(documents, scale)
+        return nll * 10 if float(self._model.master_N.abs().max()) > 10 else nll
+
+
+def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
+    fault = task.run / "fault.txt"
+    kind = fault.read_text() if fault.exists() else ""
+    calls = 0
+
+    def fail_the_second(products: Sequence[canary.Product], **named: Any) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            fault.unlink()
+            raise CanaryFailed("canary product m 8 n 412 k 896 in float32 on cpu: 3 of 8 rows are wrong")
+        return must_pass(products, **named)
+
+    if kind == "canary":
+        canary.must_pass = fail_the_second  # type: ignore[attr-defined]
+    if kind == "diverge":
+        Diverging.fault = fault
+        session.AdamW = Diverging  # type: ignore[attr-defined, misc]
+        session.load_model = lambda *given, **named: Loud(load_model(*given, **named))  # type: ignore[attr-defined]
+    return train.main(task, heartbeat)
+
+
+if __name__ == "__main__":
+    run_child(main, Train)

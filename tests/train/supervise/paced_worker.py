@@ -1,0 +1,41 @@
+"""The real worker and the real workers beside it, each pack as long as one of a real model on a card."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import ComputePacks, Train
+from hivetune.train.worker import loop, session
+from hivetune.train.worker.exchange import worker as beside
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+
+PACE_S = 0.2
+
+
+class Paced:
+    def __init__(self, model: LoraModel):
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> torch.Tensor:
+        time.sleep(PACE_S)
+        return self._model.backward_one(documents, scale)
+
+
+def paced_model(*arguments: Any, **named: Any) -> Any:
+    return Paced(load_model(*arguments, **named))
+
+
+def main(task: Train | ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
+    session.load_model = beside.load_model = paced_model  # type: ignore[attr-defined]
+    return beside.main(task, heartbeat) if isinstance(task, ComputePacks) else loop.main(task, heartbeat)
+
+
+if __name__ == "__main__":
+    run_child(main, Train, ComputePacks)

@@ -1,0 +1,53 @@
+"""The real worker, replay child and worker beside it on a card that dies of every row with the token KILL."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.protocol import ComputePacks, Replay, Train
+from hivetune.train.worker import loop as train
+from hivetune.train.worker import session
+from hivetune.train.worker.exchange import worker as compute
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.recover import replay
+
+KILL = 96
+
+
+class Poisoned:
+    """A model that ends the process in the middle of a backward pass."""
+
+    def __init__(self, model: LoraModel):
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def backward(self, documents: Sequence[Document], scale: float) -> torch.Tensor:
+        if any(bool((document.tokens_L == KILL).any()) for document in documents):
+            os.abort()
+        return self._model.backward(documents, scale)
+
+    def backward_one(self, documents: Sequence[Document], scale: float) -> torch.Tensor:
+        if any(bool((document.tokens_L == KILL).any()) for document in documents):
+            os.abort()
+        return self._model.backward_one(documents, scale)
+
+
+def poisoned_model(*arguments: Any, **named: Any) -> Any:
+    return Poisoned(load_model(*arguments, **named))
+
+
+def main(task: Train | Replay | ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
+    session.load_model = replay.load_model = compute.load_model = poisoned_model  # type: ignore[attr-defined]
+    if isinstance(task, ComputePacks):
+        return compute.main(task, heartbeat)
+    return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
+
+
+if __name__ == "__main__":
+    run_child(main, Train, Replay, ComputePacks)

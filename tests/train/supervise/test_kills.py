@@ -1,0 +1,135 @@
+"""Real SIGKILLs of worker and supervisor at random moments: the run ends by itself, equal bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_run import make_run
+
+from hivetune.run import checkpoints
+from hivetune.run.checkpoints import TENSORS
+
+# Each life must be able to save something: an interval well below what a killer leaves it.
+SETTINGS = {"supervise": {"checkpoint_every_s": 0.1, "attempts": 20}, "batch_size": 4}
+SUPERVISOR = """
+import json, sys
+from pathlib import Path
+from hivetune.config import parse_config
+from hivetune.train.supervise.supervisor import supervise_run
+folder = Path(sys.argv[1])
+config = parse_config(json.loads((folder / "config.json").read_text()))
+supervise_run(folder / "run", config, model=folder / "model", snapshot=folder / "snapshot").check()
+"""
+RESULTS = ("adapter_model.safetensors", "adapter_config.json", "plan.json", "plan.bin")
+
+
+class Killer:
+    """Lets a run live in its own process and kills it or its worker until it has done so often enough."""
+
+    def __init__(self, folder: Path, workers: int, supervisors: int, seed: int):
+        self.folder, self.random = folder, random.Random(seed)
+        self.left = ["worker"] * workers + ["supervisor"] * supervisors
+        self.random.shuffle(self.left)
+        self.dead: int | None = None
+        self.process = self._start()
+
+    def run(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None or self.process.returncode == -signal.SIGKILL:
+            assert time.monotonic() < deadline, "the run did not end"
+            if self.process.poll() is not None:
+                self.process = self._start()
+            if self.left and self._wait_for_life():
+                self._kill(self.left.pop())
+            time.sleep(0.02)
+        assert self.process.returncode == 0
+        assert not self.left, f"the run was over before it was killed {len(self.left)} times more"
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(self.folder)])
+
+    def _wait_for_life(self) -> bool:
+        """Until a worker lives that was not killed yet, mostly until it trains; then a moment. False: the run ended."""
+        loading = self.random.random() < 0.2
+        while True:
+            pid = self._pid()
+            if pid is not None and pid != self.dead and (loading or self._training(pid)):
+                break
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        time.sleep(self.random.uniform(0.0, 0.5))
+        return self.process.poll() is None
+
+    def _kill(self, whom: str) -> None:
+        pid = self.process.pid if whom == "supervisor" else self._pid()
+        try:
+            os.kill(pid or 0, signal.SIGKILL)
+        except ProcessLookupError:  # it ended by itself just now
+            self.left.append(whom)
+            return
+        self.dead = self._pid()
+        if whom == "supervisor":
+            self.process.wait()
+
+    def _pid(self) -> int | None:
+        pids = [entry["pid"] for entry in _lines(self.folder / "run/events.jsonl") if entry["event"] == "attempt"]
+        return pids[-1] if pids else None
+
+    def _training(self, pid: int) -> bool:
+        path = self.folder / "run/metrics.jsonl"
+        _, found, after = (path.read_text() if path.exists() else "").rpartition(f'"pid": {pid},')
+        return bool(found) and after.count("\n") > 3
+
+
+def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int, timeout_s: float) -> dict[str, int]:
+    for name in ("calm", "killed"):
+        config = make_run(folder / name, num_rows, **SETTINGS)
+        (folder / name / "config.json").write_text(config.model_dump_json())
+    Killer(folder / "calm", 0, 0, seed).run(timeout_s)
+    Killer(folder / "killed", workers, supervisors, seed).run(timeout_s)
+    calm, killed = folder / "calm/run", folder / "killed/run"
+    for name in RESULTS:
+        text, other = (calm / name).read_bytes(), (killed / name).read_bytes()
+        assert text.replace(b"/calm/", b"/killed/") == other, name
+    last = checkpoints.steps(calm)[-1]
+    assert checkpoints.steps(killed)[-1] == last
+    state, other = (checkpoints.folder_of(run, last) / TENSORS for run in (calm, killed))
+    assert state.read_bytes() == other.read_bytes()  # weights and optimizer
+    assert not (killed / "amendments.jsonl").exists() and not list(killed.glob("core*"))
+    attempts = [entry for entry in _lines(killed / "events.jsonl") if entry["event"] == "attempt"]
+    return {
+        "kills of the worker": workers,
+        "kills of the supervisor": supervisors,
+        "attempts": len(attempts),
+        "steps": last,
+    }
+
+
+@pytest.mark.slow
+def test_eight_kills_change_nothing(tmp_path: Path) -> None:
+    check(tmp_path, 4_000, workers=6, supervisors=2, seed=1, timeout_s=300)
+
+
+@pytest.mark.proof
+def test_a_hundred_and_twenty_kills_change_nothing(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    counted = check(tmp_path, 60_000, workers=100, supervisors=20, seed=2, timeout_s=3600)
+    for name, value in counted.items():
+        record_property(name, value)
+
+
+def _lines(path: Path) -> list[dict[str, object]]:
+    """The whole lines so far; the file may be replaced or written to at this moment."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -1,0 +1,141 @@
+"""The ladder as a pure function: what comes after what."""
+
+from dataclasses import replace
+
+import pytest
+
+from hivetune.machine.faults import catalogue
+from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, arithmetic_changes, effects_of, next_action
+
+HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"graphs", "kernels"}))  # torch's kernels, one by one
+FAULT = "device-memory-fault"
+
+
+def at(step: int, durable: int = 0, fault: str = FAULT, **more: object) -> Failure:
+    return Failure(fault, step, durable, **more)  # type: ignore[arg-type]
+
+
+def test_a_change_of_arithmetic_is_told_with_its_reason() -> None:
+    """Two kills at one step ended in another adapter, and nobody was told."""
+    events = [
+        {"event": "failure", "fault": "killed", "step": 4},
+        {"event": "action", "action": "again", "why": "once may be chance", "rungs": [], "tried": ""},
+        {"event": "failure", "fault": "killed", "step": 4},
+        {"event": "action", "action": "change", "why": RUNGS["micro"].says, "rungs": ["micro"], "tried": "micro"},
+        {"event": "attempt", "number": 3},
+    ]
+    assert arithmetic_changes(events[:2], ()) == []
+    (told,) = arithmetic_changes(events, ("micro", "sdma-off"))  # the second one is exact
+    assert (told.rung, told.step) == ("micro", 4)
+    assert RUNGS["micro"].says in told.words and "step 4" in told.words
+    (remembered,) = arithmetic_changes([], ("threads",))
+    assert "an earlier run here" in remembered.words
+
+
+def test_once_is_chance_and_costs_no_waiting() -> None:
+    action = next_action([at(7)], CARD)
+    assert (action.kind, action.rungs, action.wait_s) == ("again", (), 0.0)
+
+
+def test_twice_at_one_step_is_no_chance() -> None:
+    action = next_action([at(7), at(8)], CARD)  # noticed a step late
+    assert (action.kind, action.tried, action.rungs) == ("change", "blas", ("blas",))
+
+
+def test_kernels_of_our_own_are_left_before_a_librarys() -> None:
+    assert next_action([at(7), at(8)], replace(CARD, void=frozenset({"graphs"}))).tried == "kernels"
+
+
+def test_graphs_are_left_before_anything_else() -> None:
+    """A graph that its driver replays wrongly shows as any fault of a card (ROCm/hip#3887)."""
+    assert next_action([at(7), at(8)], replace(CARD, void=frozenset())).tried == "graphs"
+
+
+def test_a_change_that_did_not_help_is_taken_back() -> None:
+    history = [at(7), at(7), at(7, rungs=("blas",), tried="blas", isolated=True)]
+    action = next_action(history, replace(CARD, attempts=5))
+    assert (action.tried, action.rungs) == ("bucket", ("bucket",))
+
+
+def test_a_change_that_helped_stays() -> None:
+    history = [at(7), at(7), at(30, durable=28, rungs=("blas",), tried="blas")]
+    assert next_action(history, CARD).rungs == ("blas",)
+
+
+def test_the_input_is_isolated_before_the_last_attempt_and_the_processor_is_the_last() -> None:
+    history = [at(7), at(7), at(7, rungs=("blas",), tried="blas")]
+    assert next_action(history, CARD).kind == "isolate"
+    history[-1] = at(7, rungs=("blas",), tried="blas", isolated=True)
+    action = next_action(history, CARD)
+    assert (action.tried, action.rungs) == ("cpu", ("cpu",))
+    assert next_action([*history, at(7, rungs=("cpu",), tried="cpu")], CARD).kind == "stop"
+
+
+def test_scattered_faults_stay_and_wait_longer_each_time() -> None:
+    history, waits = [], []
+    for number in range(4):
+        history.append(at(100 * number, durable=100 * number))
+        action = next_action(history, CARD)
+        assert (action.kind, action.rungs) == ("again", ())
+        waits.append(action.wait_s)
+    assert waits == [0.0, 10.0, 20.0, 40.0]
+    history.append(at(900, durable=900))
+    assert next_action(history, CARD).tried == "blas"  # too often to be borne
+
+
+def test_a_place_that_was_passed_is_not_the_same_place_again() -> None:
+    history = [at(7, fault="killed"), at(50, durable=40, fault="killed"), at(7, durable=40, fault="killed")]
+    assert next_action(history, HOST).kind == "again"
+
+
+def test_a_quarantined_row_is_progress() -> None:
+    history = [at(7), at(7), at(7, quarantined=1), at(7, quarantined=2), at(7, quarantined=3), at(7, quarantined=4)]
+    assert next_action(history, HOST).kind == "again"
+
+
+@pytest.mark.parametrize("fault", [fault.id for fault in catalogue()])
+@pytest.mark.parametrize("bounds", [HOST, CARD])
+def test_without_progress_every_fault_ends_after_the_attempts_that_are_allowed(fault: str, bounds: Bounds) -> None:
+    history: list[Failure] = []
+    rungs: tuple[str, ...] = ()
+    tried = ""
+    while len(history) < 10:
+        history.append(at(3, fault=fault, rungs=rungs, tried=tried))
+        action = next_action(history, bounds)
+        if action.kind == "isolate":
+            history[-1] = at(3, fault=fault, rungs=rungs, tried=tried, isolated=True)
+            action = next_action(history, bounds)
+        if action.kind in ("stop", "wait"):
+            break
+        assert all(bounds.on_device or not RUNGS[name].device_only for name in action.rungs)
+        rungs, tried = action.rungs, action.tried
+    assert len(history) <= bounds.attempts + 1
+
+
+def test_memory_is_saved_step_by_step() -> None:
+    history, tried = [], []
+    rungs: tuple[str, ...] = ()
+    for _ in range(3):
+        history.append(at(0, fault="host-out-of-memory", rungs=rungs, tried=tried[-1] if tried else ""))
+        rungs = next_action(history, HOST).rungs
+        tried.append(rungs[-1])
+    assert tried == ["micro", "small", "smallest"]
+    assert effects_of(rungs)[1].halvings == 30
+
+
+def test_the_last_that_saves_memory_is_streaming() -> None:
+    history = [at(0, fault="host-out-of-memory", rungs=("micro", "small", "smallest"), tried="smallest")]
+    assert next_action(history, HOST).tried == "stream"
+    nothing_to_stream = replace(HOST, void=frozenset({"stream"}))
+    assert next_action(history, nothing_to_stream).tried == ""
+
+
+def test_a_smaller_training_only_where_it_is_allowed() -> None:
+    history = [at(0, fault="host-out-of-memory", rungs=("micro", "small", "smallest", "stream"), tried="stream")]
+    assert next_action(history, HOST).tried == ""
+    assert next_action(history, Bounds(allow=frozenset({"rank"}))).tried == "rank"
+
+
+def test_every_rung_of_the_catalogue_exists() -> None:
+    named = {rung for fault in catalogue() for rung in fault.rungs} - {"isolate"}
+    assert named <= RUNGS.keys()

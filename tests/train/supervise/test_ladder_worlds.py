@@ -1,0 +1,98 @@
+"""The ladder against many worlds: what can be survived is survived, and whatever happens it comes to an end."""
+
+import collections
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import STEPS, World, draw, kinds, play
+
+from hivetune.machine.faults import catalogue
+from hivetune.train.supervise.ladder import SHARED_PLACE, Bounds, Culprit, Failure, Reply, after_isolation, next_action
+
+CARD, HOST = Bounds(on_device=True), Bounds()
+RESTARTS_OF_ONE, RESTARTS_OF_TWO = 3, 6
+WORLDS = 2_000
+
+
+@pytest.mark.parametrize("name", kinds(random.Random(0)))
+def test_one_fault_takes_at_most_three_restarts(name: str) -> None:
+    for seed in range(50):
+        status, history = play(World([kinds(random.Random(seed))[name]], CARD, random.Random(seed)))
+        assert (status, len(history) <= RESTARTS_OF_ONE) == ("done", True)
+
+
+def test_what_can_be_survived_is_survived() -> None:
+    """Up to three faults at random places, some of them at the same one."""
+    ended: collections.Counter[str] = collections.Counter()
+    for seed in range(WORLDS):
+        names, faults = draw(seed)
+        status, history = play(World(faults, CARD, random.Random(seed)))
+        ended[status] += 1
+        assert len(history) <= RESTARTS_OF_ONE * len(names) and (len(names) > 2 or len(history) <= RESTARTS_OF_TWO)
+    assert ended == {"done": WORLDS}
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(kinds(random.Random(0)), 2)))
+def test_two_faults_at_one_step(first: str, second: str) -> None:
+    for step in (1, STEPS // 2):
+        faults = [dict(kinds(random.Random(step))[name]) for name in (first, second)]
+        for fault in faults:
+            if fault.get("step", -1) >= 0:
+                fault["step"] = step
+            if "row" in fault:
+                fault["row"] = step * 4 + 1
+        status, history = play(World(faults, CARD, random.Random(step)))
+        assert (status, len(history) <= RESTARTS_OF_TWO) == ("done", True)
+
+
+def test_a_second_row_is_asked_for_at_once() -> None:
+    """One row was guilty of a fault; the next time that fault comes, no attempt is spent on finding out whether it was
+    chance."""
+    rows = [{"do": "segv", "row": row} for row in (5, 33, 70)]
+    status, history = play(World(rows, HOST, random.Random(0)))
+    assert (status, [failure.step for failure in history]) == ("done", [1, 1, 8, 17])
+
+
+# What happens at an attempt: its fault, where, whether something was safe since, and what an isolation would say.
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from([fault.id for fault in catalogue() if fault.retry and not fault.waits_for]),
+        st.integers(-1, 2),
+        st.sampled_from(["nothing"] * 6 + ["state", "row"]),
+        st.sampled_from(["row", "kernel", "chance", "machine"]),
+    ),
+    min_size=40,
+    max_size=40,
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(events=EVENTS, bounds=st.sampled_from([HOST, CARD, replace(CARD, attempts=1), replace(HOST, attempts=5)]))
+def test_whatever_happens_attempts_without_progress_are_bounded(
+    events: list[tuple[str, int, str, Culprit]], bounds: Bounds
+) -> None:
+    history: list[Failure] = []
+    action = Reply("again", "")
+    durable = quarantined = idle = 0
+    for fault, step, progress, culprit in events:
+        durable, quarantined = durable + (progress == "state"), quarantined + (progress == "row")
+        failure = Failure(fault, step, durable, quarantined, action.rungs, action.tried)
+        idle = 0 if not history or failure.progressed(history[-1]) else idle + 1
+        history.append(failure)
+        assert idle <= SHARED_PLACE * bounds.attempts
+        alike = sum(earlier.alike(failure) for earlier in history[len(history) - 1 - idle : -1])
+        now = replace(bounds, on_device=bounds.on_device and "cpu" not in action.rungs)
+        action = next_action(history, now)
+        if action.kind == "isolate":
+            action, history[-1] = after_isolation(history, culprit, "", now)
+            quarantined += culprit == "row"
+        if alike >= bounds.attempts and history[-1].quarantined == quarantined:
+            assert action.kind == "stop"
+        assert action.kind in ("again", "change", "stop")
+        if action.kind == "stop":
+            return

@@ -1,0 +1,288 @@
+"""A good citizen: signals, two runs in one folder, a full disk, changed files and packages, a killed supervisor."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from scripted import HOST, events, make_run, supervise
+
+from hivetune.base.disk import lock
+from hivetune.base.journal import read_journal
+from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
+from hivetune.run import checkpoints
+from hivetune.run.standby import Standby, persist
+from hivetune.run.status import run_status, stop_run
+from hivetune.train.plan.steps import read_plan
+from hivetune.train.supervise import attempt, room, supervisor
+from hivetune.train.supervise.attempt import Terms
+from hivetune.train.supervise.smaller import thin_out
+
+pytestmark = pytest.mark.slow  # processes are started, stopped and killed
+PACE = {"pace_s": 0.02}
+SUPERVISOR = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from scripted import make_run, supervise
+from hivetune.config import parse_config
+import json
+folder = Path(sys.argv[1])
+config = parse_config(json.loads((folder / "run/config.resolved.yaml").read_text())["config"])
+outcome = supervise(folder, config)
+sys.exit(0 if outcome.error is None else outcome.error.exit_code)
+"""
+
+
+def start(folder: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), str(Path(__file__).parent)])
+
+
+def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    """Busy waiting on what another process does; ends when that process does."""
+    while not holds():
+        assert process.poll() is None
+        threading.Event().wait(0.01)
+
+
+def steps(folder: Path) -> int:
+    path = folder / "run/metrics.jsonl"
+    return path.read_text().count('"event": "step"') if path.exists() else 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_after_a_checkpoint_and_it_goes_on_later(tmp_path: Path, number: int, code: int) -> None:
+    config = make_run(tmp_path, [PACE])
+    process = start(tmp_path)
+    wait_until(lambda: steps(tmp_path) > 2, process)
+    process.send_signal(number)
+    assert process.wait() == code
+    saved = checkpoints.newest_good(tmp_path / "run").step
+    assert saved > 2 and events(tmp_path, "stop_requested")[0]["signal"] == number
+    outcome = supervise(tmp_path, config).check()
+    assert (outcome.status, outcome.restarts) == ("done", 0)
+    started = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in started if entry["event"] == "started"][-1] == saved
+
+
+def test_a_second_signal_ends_it_now(tmp_path: Path) -> None:
+    make_run(tmp_path, [{"do": "hold the GIL", "step": 3}], hang_floor_s=600)
+    process = start(tmp_path)
+    wait_until((tmp_path / "run/script.done").exists, process)  # three steps are made
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: bool(events(tmp_path, "stop_requested")), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
+    assert checkpoints.newest_good(tmp_path / "run").step == 3  # from memory
+
+
+def test_a_stop_while_loading_waits_for_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path, [{"do": "hold the GIL", "step": -1}])
+    process = start(tmp_path)
+    wait_until(lambda: (tmp_path / "run/script.done").exists(), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+
+
+def test_a_killed_supervisor_is_replaced_by_the_next(tmp_path: Path) -> None:
+    config = make_run(tmp_path, [PACE])
+    process = start(tmp_path)
+    wait_until(lambda: steps(tmp_path) > 6, process)
+    process.kill()
+    process.wait()
+    record = {"schema": 1, "name": "n", "created": 0.0, "status": "new"}
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    assert run_status(tmp_path / "run").state == "interrupted"
+    outcome = supervise(tmp_path, config)
+    assert (outcome.status, outcome.restarts, outcome.faults) == ("done", 0, ())
+    assert run_status(tmp_path / "run").state == "done"
+
+
+def test_stop_from_another_process(tmp_path: Path) -> None:
+    make_run(tmp_path, [PACE])
+    (tmp_path / "run/run.json").write_text('{"schema": 1, "name": "n", "created": 0.0, "status": "new"}')
+    assert not stop_run(tmp_path / "run", 1)
+    process = start(tmp_path)
+    wait_until(lambda: steps(tmp_path) > 2, process)
+    assert run_status(tmp_path / "run").pid == process.pid
+    reaper = threading.Thread(target=process.wait)
+    reaper.start()
+    assert stop_run(tmp_path / "run", 20)
+    reaper.join()
+    assert process.returncode == 143 and run_status(tmp_path / "run").state == "stopped"
+
+
+def test_the_second_run_in_a_folder_is_refused(tmp_path: Path) -> None:
+    config = make_run(tmp_path, [])
+    with lock(tmp_path / "run"), pytest.raises(Busy, match=f"process {os.getpid()}"):
+        supervise(tmp_path, config)
+
+
+@pytest.mark.parametrize("what", ["model/hivetune.json", "snapshot/tokens.u32"])
+def test_a_changed_model_or_data_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    config = make_run(tmp_path, [])
+    content = bytearray((tmp_path / what).read_bytes())
+    content[0] ^= 1
+    (tmp_path / what).write_bytes(content)
+    with pytest.raises(UsageError, match=Path(what).name):
+        supervise(tmp_path, config)
+
+
+def test_changed_packages_are_said_and_it_goes_on(tmp_path: Path) -> None:
+    config = make_run(tmp_path, [{"do": "kill", "step": 9}], attempts=1)
+    assert supervise(tmp_path, config).status == "failed"
+    (tmp_path / "run/script.json").write_text("[]")
+    assert supervise(tmp_path, config, replace(HOST, versions={"torch": "2.8"})).status == "done"
+    assert "torch 2.7 -> 2.8" in events(tmp_path, "warning")[-1]["text"]
+
+
+def test_no_room_for_the_checkpoints_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_run(tmp_path, [])
+    monkeypatch.setattr(supervisor, "disk_free_bytes", lambda folder: 1 << 20)
+    with pytest.raises(DoesNotFit, match="1 MiB are free"):
+        supervise(tmp_path, config)
+
+
+def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8, "times": 1}])
+    free = iter([1 << 40, 0, 0, 0])
+    for module in (supervisor, room):
+        monkeypatch.setattr(module, "disk_free_bytes", lambda folder: next(free, 1 << 40))
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
+    outcome = supervise(tmp_path, config).check()
+    assert (outcome.status, outcome.faults) == ("done", ("disk-full",))
+    assert events(tmp_path, "disk_wait") and events(tmp_path, "disk_ready")
+
+
+def test_what_a_full_disk_refuses_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker dies at step 8, the newest checkpoint is of step 5, and the disk is full: nothing is repeated."""
+    config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8, "times": 1}])
+    refusals = iter([OSError(errno.ENOSPC, "No space left on device")])
+
+    def persist_when_there_is_room(run: Path, standby: Standby) -> int | None:
+        if standby.read() is not None and (refusal := next(refusals, None)) is not None:
+            raise refusal
+        return persist(run, standby)
+
+    monkeypatch.setattr(attempt, "persist", persist_when_there_is_room)
+    outcome = supervise(tmp_path, config).check()
+    assert outcome.faults == ("disk-full",)
+    assert [entry["step"] for entry in events(tmp_path, "from_memory")] == [8]
+    assert [entry["durable"] for entry in events(tmp_path, "ended")] == [5, 24]
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [entry["step"] for entry in map(json.loads, lines) if entry["event"] == "started"] == [0, 8]
+
+
+def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8}])
+    free = iter([1 << 40])
+
+    def full(folder: Path) -> int:
+        if (found := next(free, None)) is not None:
+            return found
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    for module in (supervisor, room):
+        monkeypatch.setattr(module, "disk_free_bytes", full)
+    outcome = supervise(tmp_path, config)
+    assert outcome.status == "stopped"
+    with pytest.raises(Stopped, match="step 8") as caught:
+        outcome.check()
+    assert (caught.value.exit_code, caught.value.signal_number) == (143, signal.SIGTERM)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
+    events = room.Events(tmp_path / "events.jsonl")
+    saved = os.dup(events._handle)
+    with open("/dev/full", "w") as full:
+        os.dup2(full.fileno(), events._handle)
+    events.append("one", number=1)
+    events.append("two", number=2)
+    os.dup2(saved, events._handle)
+    os.close(saved)
+    events.append("three", number=3)
+    events.close()
+    assert [event["number"] for event in read_journal(tmp_path / "events.jsonl")] == [1, 2, 3]
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    supervise(tmp_path, make_run(tmp_path, [PACE]), terms=Terms(told.append))
+    assert told == sorted(told) and told[-1] == 24
+
+
+def test_a_smaller_rank_and_a_sample_only_where_they_are_allowed(tmp_path: Path) -> None:
+    faults = [{"do": "out of memory", "step": 4, "rank_above": 8}]
+    config = make_run(tmp_path, faults, allow=["rank", "sample"], attempts=6)
+    outcome = supervise(tmp_path, config).check()
+    resolved = yaml.safe_load((tmp_path / "run/config.resolved.yaml").read_text())
+    assert (
+        outcome.rungs[-1] == "rank"
+        and resolved["config"]["lora"] | {"r": 8, "alpha": 16.0} == resolved["config"]["lora"]
+    )
+
+
+def test_a_run_that_began_with_an_adapter_keeps_its_rank(tmp_path: Path) -> None:
+    """Half of it would not fit the adapter, and every attempt after that would fail."""
+    faults = [{"do": "out of memory", "step": 4, "rank_above": 8}]
+    config = make_run(tmp_path, faults, allow=["rank"], attempts=6)
+    config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": "other"})})
+    outcome = supervise(tmp_path, config)
+    assert outcome.status != "done" and "rank" not in outcome.rungs
+
+
+def test_a_sample_counts_as_not_reached(tmp_path: Path) -> None:
+    make_run(tmp_path, [])
+    thin_out(tmp_path / "run", tmp_path / "snapshot")
+    counts = read_plan(tmp_path / "run").count_rows()
+    assert (counts.trained, counts.quarantined, counts.not_reached) == (48, 0, 48)
+
+
+def test_a_worker_that_stands_still_computes_nothing_is_no_hang_and_loses_no_step(tmp_path: Path) -> None:
+    """It stands still for longer than a hang would take to be one (0.6 s)."""
+    config = make_run(tmp_path, [PACE])
+    began: list[float] = []
+    steps_at_rest: set[int] = set()
+
+    def still() -> bool:
+        if not events(tmp_path, "attempt") or attempt.last_step(tmp_path / "run") < 3:
+            return False
+        began.append(time.monotonic())
+        if 0.4 < began[-1] - began[0] < 1.4:  # what was in the pipe when it was stopped is read by now
+            steps_at_rest.add(attempt.last_step(tmp_path / "run"))
+        return began[-1] - began[0] < 1.4
+
+    outcome = supervise(tmp_path, config, terms=Terms(stand_still=still))
+    assert (outcome.status, outcome.steps, outcome.faults) == ("done", 24, ())
+    assert len(events(tmp_path, "stands_still")) == len(events(tmp_path, "goes_on")) == 1
+    assert len(steps_at_rest) == 1
+
+
+def test_who_started_it_may_ask_for_its_end_without_a_signal(tmp_path: Path) -> None:
+    config = make_run(tmp_path, [PACE])
+    terms = Terms(ends=lambda: int(attempt.last_step(tmp_path / "run") >= 4), stand_still=lambda: False)
+    outcome = supervise(tmp_path, config, terms=terms)
+    assert outcome.status == "stopped" and 4 <= outcome.steps < 24
+    assert isinstance(outcome.error, Stopped) and outcome.error.signal_number is None
+    assert supervise(tmp_path, config).steps == 24
+
+
+def test_a_worker_that_stands_still_can_be_stopped(tmp_path: Path) -> None:
+    config = make_run(tmp_path, [PACE])
+    reached = lambda: attempt.last_step(tmp_path / "run") >= 4  # noqa: E731
+    began = time.monotonic()
+    terms = Terms(ends=lambda: int(time.monotonic() - began > 1 and reached()), stand_still=reached)
+    assert supervise(tmp_path, config, terms=terms).status == "stopped"

@@ -1,0 +1,161 @@
+"""Runs of the real worker on a small random model: rows of random tokens, some of them poisoned.
+
+A row with the token NAN has a loss that is not finite (its embedding is NaN). A row with the token KILL ends the
+process of whoever computes it, if that is `poisoned_worker.py`.
+"""
+
+import hashlib
+import json
+import random
+import sqlite3
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from train.worker.models import write_model
+
+from hivetune.base.disk import write_json, write_manifest
+from hivetune.base.journal import read_journal
+from hivetune.config import RunConfig, parse_config
+from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.train.plan.steps import Plan, PlanRow, in_chunks, make_plan, write_plan
+from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
+
+NAN, KILL = 95, 96
+WORKER = str(Path(__file__).with_name("poisoned_worker.py"))
+# A run's process: its folder and the script of its worker, or "" for the real one.
+SUPERVISOR = """
+import json, sys
+from pathlib import Path
+from hivetune.config import parse_config
+from hivetune.train.supervise.supervisor import supervise_run
+folder = Path(sys.argv[1])
+config = parse_config(json.loads((folder / "config.json").read_text()))
+paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
+supervise_run(folder / "run", config, **paths, worker=sys.argv[2] or None).check()
+"""
+# A run that says nothing new for this long stands still: starting torch takes a tenth of it on busy cores.
+SILENT_S = 240.0
+
+
+class Progress:
+    """Whether the run of `folder` still says something in its journals; samples come by the clock and do not count."""
+
+    def __init__(self, folder: Path):
+        self._journals = [folder / "run" / name for name in ("metrics.jsonl", "events.jsonl")]
+        self._seen, self._since, self._looked = -1, 0.0, 0.0
+
+    def check(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < 1:
+            return
+        self._looked = now
+        entries = [entry for path in self._journals if path.exists() for entry in read_journal(path)]
+        seen = sum(entry["event"] != "sample" for entry in entries)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        assert now - self._since < SILENT_S, f"the run has said nothing for {SILENT_S:.0f} s"
+
+
+def make_run(
+    folder: Path,
+    num_rows: int,
+    poison: Mapping[int, int] | None = None,
+    *,
+    seed: int = 0,
+    choices: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> RunConfig:
+    """`folder/run`, `folder/model` and `folder/snapshot`. `poison`: row -> token that is put into it."""
+    config = parse_config(
+        {
+            "model": "tiny",
+            "data": {"path": "none"},
+            "lora": {"r": 4},
+            "epochs": 1,
+            "learning_rate": 1e-3,
+            "dtype": "float32",
+            "device": "cpu",
+            **settings,
+        }
+    )
+    run = folder / "run"
+    run.mkdir(parents=True)
+    resolved = {"config": config.model_dump(mode="json"), "choices": {"threads": 1, **(choices or {})}}
+    (run / "config.resolved.yaml").write_text(json.dumps(resolved))
+    _write_model(folder / "model")
+    rows = _rows(num_rows, poison or {}, seed)
+    digest = _write_snapshot(folder / "snapshot", rows)
+    plan_rows = [PlanRow(row, _content_id(row), len(tokens), len(tokens) - 4) for row, tokens in enumerate(rows)]
+
+    def make(part: Sequence[PlanRow]) -> Plan:
+        return make_plan(
+            part,
+            snapshot_hash=digest,
+            settings_hash="settings",
+            seed=config.seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+        )
+
+    chunk_rows = config.supervise.chunk_rows
+    write_plan(run, make(plan_rows) if chunk_rows is None else in_chunks(plan_rows, chunk_rows, make))
+    return config
+
+
+def supervise(folder: Path, config: RunConfig, *, worker: str = WORKER) -> RunOutcome:
+    paths = {"model": folder / "model", "snapshot": folder / "snapshot"}
+    return supervise_run(folder / "run", config, **paths, worker=worker, replay=WORKER)
+
+
+def _write_model(folder: Path) -> None:
+    write_model(folder, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][NAN] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    described = {"schema": 1, "name": "tiny", "kind": "folder", "source": "tiny", "eos_ids": [2], "pad_id": 0}
+    write_json(folder / "hivetune.json", described)
+    write_manifest(folder)
+
+
+def _rows(num_rows: int, poison: Mapping[int, int], seed: int) -> list[list[int]]:
+    numbers = random.Random(seed)
+    rows = []
+    for row in range(num_rows):
+        tokens = [numbers.randrange(3, 90) for _ in range(numbers.randrange(6, 20))]
+        if row in poison:
+            tokens[2] = poison[row]
+        rows.append(tokens)
+    return rows
+
+
+def _content_id(row: int) -> str:
+    return hashlib.sha256(str(row).encode()).hexdigest()
+
+
+def _write_snapshot(folder: Path, rows: list[list[int]]) -> str:
+    folder.mkdir()
+    offsets, tokens, trained = array("Q", [0]), array("I"), bytearray()
+    for row in rows:
+        offsets.append(offsets[-1] + len(row))
+        tokens.extend(row)
+        trained += bytes([0] * 4 + [1] * (len(row) - 4))
+    (folder / "offsets.u64").write_bytes(offsets.tobytes())
+    (folder / "tokens.u32").write_bytes(tokens.tobytes())
+    (folder / "trained.u8").write_bytes(trained)
+    database = sqlite3.connect(folder / "rows.sqlite")
+    database.executescript(ROWS_SCHEMA)
+    database.executemany(
+        "INSERT INTO rows (row, id, source, split, tied, length, trained, messages)"
+        " VALUES (?, ?, ?, 'train', ?, ?, ?, '[]')",
+        [(n, _content_id(n), f"rows.jsonl:{n + 1}", n, len(row), len(row) - 4) for n, row in enumerate(rows)],
+    )
+    database.commit()
+    database.close()
+    digest = hashlib.sha256(tokens.tobytes()).hexdigest()
+    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows)})
+    return digest

@@ -1,0 +1,74 @@
+"""Integer sums: the same whatever the order and the split, exact where they fit, and an overflow that is noticed."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.train.worker.exchange.grid import (
+    HEADROOM_BITS,
+    LEAST_EXPONENT,
+    MOST_EXPONENT,
+    Overflow,
+    exponent_of,
+    to_gradient,
+    to_integers,
+)
+
+# Far enough below the largest number of fp32 that no sum of twelve is infinite.
+finite32 = st.floats(width=32, min_value=-(2.0**120), max_value=2.0**120)
+
+
+def peak_of(values: torch.Tensor) -> float:
+    return float(values.abs().max())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.lists(finite32, min_size=3, max_size=3), min_size=1, max_size=12), st.randoms())
+def test_any_order_and_any_split_give_the_same_bits(packs: list[list[float]], numbers) -> None:
+    gradients = [torch.tensor(pack, dtype=torch.float32) for pack in packs]
+    exponent = exponent_of(max(map(peak_of, gradients)), 0)
+    integers = [to_integers(gradient, peak_of(gradient), exponent, len(packs)) for gradient in gradients]
+    straight = torch.stack(integers).sum(0)
+    numbers.shuffle(integers)
+    parts: list[torch.Tensor] = []
+    while integers:
+        size = numbers.randint(1, len(integers))
+        parts.append(torch.stack(integers[:size]).sum(0))
+        integers = integers[size:]
+    numbers.shuffle(parts)
+    assert torch.equal(torch.stack(parts).sum(0), straight)
+    found = to_gradient(straight, exponent, torch.float32)
+    exact = [math.fsum(float(gradient[place]) for gradient in gradients) for place in range(3)]
+    # A half of the grid's unit for each pack, then one rounding to fp32.
+    unit = 2.0 ** (exponent - 45)
+    for value, right in zip(found.tolist(), exact, strict=True):
+        assert abs(value - right) <= len(packs) * unit / 2 + abs(right) * 2**-24
+
+
+@given(st.floats(min_value=1e-20, max_value=1e30))
+def test_values_near_the_largest_one_lose_nothing(largest: float) -> None:
+    values = torch.tensor([largest, -largest / 3, largest * 2**-20], dtype=torch.float32)
+    exponent = exponent_of(peak_of(values), 0)
+    assert torch.equal(to_gradient(to_integers(values, peak_of(values), exponent, 8), exponent, torch.float32), values)
+
+
+def test_a_gradient_above_the_headroom_is_an_overflow_and_never_a_wrong_number() -> None:
+    for packs in (1, 4, 64):
+        fits = torch.tensor([2.0**HEADROOM_BITS / packs])
+        assert int(to_integers(fits, peak_of(fits), 0, packs)[0]) * packs < 2**63
+        above = torch.nextafter(fits, torch.tensor([math.inf]))
+        with pytest.raises(Overflow):
+            to_integers(above, peak_of(above), 0, packs)
+        assert to_integers(above, peak_of(above), exponent_of(peak_of(above), 0), packs) is not None
+
+
+def test_the_grid_follows_the_largest_value_and_stays_where_fp32_can_reach_it() -> None:
+    assert exponent_of(0.0, 7) == 7
+    assert exponent_of(1e-45, 0) == LEAST_EXPONENT and exponent_of(3e38, 0) == MOST_EXPONENT
+    for exponent in (LEAST_EXPONENT, MOST_EXPONENT):
+        value = torch.tensor([2.0**exponent if exponent < 0 else 3e38])
+        back = to_gradient(to_integers(value, peak_of(value), exponent, 8), exponent, torch.float32)
+        assert torch.equal(back, value)

@@ -1,0 +1,169 @@
+"""The adapter's files are PEFT's: they load there and give the same logits; the merged folder gives them too."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from train.worker.model.test_general import write_other
+from train.worker.models import random_adapter, write_model
+from transformers import AutoModelForCausalLM
+
+from hivetune.base.disk import manifest_problems
+from hivetune.config import LoraConfig
+from hivetune.errors import UsageError
+from hivetune.models.architecture import read_architecture
+from hivetune.process.child import Heartbeat
+from hivetune.release.worker.merge import merge
+from hivetune.run.choices import Choices
+from hivetune.train.worker.model.adapter import fill, initialise, read_adapter, write_adapter
+from hivetune.train.worker.model.general import GeneralModel, load_general
+from hivetune.train.worker.model.load import load_model
+
+TOKENS = torch.tensor([[1, 5, 9, 33, 12, 60, 7, 8]])
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rslora": {"rslora": True},
+    "some modules": {"target_modules": ["q_proj", "down_proj"]},
+    "one layer": {"target_modules": ["layers.1.self_attn.q_proj"]},
+    "a pattern": {"target_modules": r".*_proj"},
+    "a pattern of layers": {"target_modules": r"model\.layers\.[12]\..*\.[qv]_proj"},
+}
+
+
+def load(folder: Path, lora: LoraConfig, dtype: torch.dtype = torch.float32) -> GeneralModel:
+    model = load_general(folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), why="")
+    random_adapter(model)
+    return model
+
+
+@torch.no_grad()
+def logits(module: Any) -> torch.Tensor:
+    return module(input_ids=TOKENS, use_cache=False).logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "variant"), [*(("llama", v) for v in VARIANTS), ("gpt2", "plain"), ("gpt2", "rslora")]
+)
+def test_peft_loads_the_adapter_and_gives_the_same_logits(kind: str, variant: str, tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base") if kind == "llama" else write_other(tmp_path / "base", "gpt2")
+    lora = LoraConfig(r=4, alpha=12, **VARIANTS[variant])
+    ours = load(base, lora)
+    write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
+    wrapped = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").eval()
+    trained = [name for name, _ in wrapped.named_parameters() if "lora_" in name]
+    assert len(trained) == len(ours.adapter)
+    # The same sums in the same order but for the place of the scale: a few roundings of fp32.
+    assert torch.allclose(logits(wrapped), logits(ours.module), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits(wrapped), logits(AutoModelForCausalLM.from_pretrained(base)), atol=1e-2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_paths_and_the_plan_adapt_the_same_modules(variant: str, tmp_path: Path) -> None:
+    base, lora = write_model(tmp_path), LoraConfig(r=4, **VARIANTS[variant])
+    fast, general = (
+        load_model(
+            base, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices=Choices(path=path)
+        )
+        for path in ("fast", "general")
+    )  # fmt: skip
+    assert fast.path == "fast" and general.path == "general"
+    assert fast.adapter.keys() == general.adapter.keys()
+    assert read_architecture(base).adapter_parameters(4, lora.target_modules) == fast.master_N.numel()
+
+
+def test_what_peft_wrote_is_read(tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base")
+    config = peft.LoraConfig(r=4, lora_alpha=12, target_modules="all-linear", task_type="CAUSAL_LM")
+    wrapped = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
+    for name, parameter in wrapped.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1)
+    wrapped.save_pretrained(tmp_path / "theirs")
+    lora, tensors = read_adapter(tmp_path / "theirs")
+    ours = load(base, lora)
+    fill(ours.adapter, tensors, "theirs")
+    assert torch.allclose(logits(wrapped), logits(ours.module), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change", [{"peft_type": "LOHA"}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}]
+)
+def test_what_cannot_be_applied_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base")
+    lora = LoraConfig(r=4)
+    write_adapter(tmp_path / "a", load(base, lora).adapter, lora, "base", None)
+    path = tmp_path / "a/adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UsageError, match="unsupported"):
+        read_adapter(tmp_path / "a")
+
+
+def test_a_folder_without_an_adapter_or_of_another_rank_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no adapter"):
+        read_adapter(tmp_path)
+    base = write_model(tmp_path / "base")
+    small, large = (load(base, LoraConfig(r=r)) for r in (2, 4))
+    with pytest.raises(UsageError, match="needs"):
+        fill(large.adapter, small.adapter, "small")
+
+
+def test_first_values_depend_on_name_and_seed_only(tmp_path: Path) -> None:
+    base = write_model(tmp_path)
+    found = {}
+    for path in ("fast", "general"):
+        model = load_model(
+            base, LoraConfig(r=4), method="lora", dtype=torch.float32, device=torch.device("cpu"),
+            choices=Choices(path=path),
+        )  # fmt: skip
+        initialise(model.adapter, 5)
+        found[path] = {name: view.clone() for name, view in model.adapter.items()}
+    assert found["fast"].keys() == found["general"].keys()
+    assert all(torch.equal(found["fast"][name], found["general"][name]) for name in found["fast"])
+    few = load(base, LoraConfig(r=4, target_modules=["up_proj"]))
+    initialise(few.adapter, 5)
+    assert all(torch.equal(view, found["fast"][name]) for name, view in few.adapter.items())
+    assert all(bool(view.any()) == (".lora_A." in name) for name, view in few.adapter.items())
+    initialise(few.adapter, 6)
+    assert not any(torch.equal(v, found["fast"][n]) for n, v in few.adapter.items() if "lora_A" in n)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_merged_is_base_plus_adapter(kind: str, shards: int, tmp_path: Path) -> None:
+    base = write_model(tmp_path / "base") if kind == "llama" else write_other(tmp_path / "base", "gpt2")
+    if shards > 1:
+        module = AutoModelForCausalLM.from_pretrained(base)
+        (base / "model.safetensors").unlink()
+        module.save_pretrained(base, max_shard_size="60KB")
+    lora = LoraConfig(r=4, alpha=12)
+    ours = load(base, lora)
+    write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
+    result = merge(base, tmp_path / "adapter", tmp_path / "merged", "source", Heartbeat(None))
+    assert result["merged_tensors"] == len(ours.adapter) // 2 and (len(result["files"]) > 1) == (shards > 1)
+    assert manifest_problems(tmp_path / "merged") == []
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged), logits(ours.module), rtol=1e-4, atol=1e-4)
+
+
+def test_a_merge_to_bfloat16_rounds_each_weight_once(tmp_path: Path) -> None:
+    base, lora = write_model(tmp_path / "base"), LoraConfig(r=4, alpha=12)
+    ours = load(base, lora)
+    write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
+    for dtype in ("float32", "bfloat16"):
+        merge(base, tmp_path / "adapter", tmp_path / dtype, dtype, Heartbeat(None))
+    wide, narrow = (load_file(tmp_path / dtype / "model.safetensors") for dtype in ("float32", "bfloat16"))
+    assert all(torch.equal(narrow[name], tensor.to(torch.bfloat16)) for name, tensor in wide.items())
+    assert json.loads((tmp_path / "bfloat16/config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_an_adapter_of_another_model_leaves_no_folder(tmp_path: Path) -> None:
+    base, other = write_model(tmp_path / "base"), write_model(tmp_path / "other", num_hidden_layers=4)
+    lora = LoraConfig(r=4)
+    write_adapter(tmp_path / "adapter", load(other, lora).adapter, lora, str(other), None)
+    with pytest.raises(UsageError, match="does not have"):
+        merge(base, tmp_path / "adapter", tmp_path / "merged", "source", Heartbeat(None))
+    assert not (tmp_path / "merged").exists() and not list(tmp_path.glob(".merged*"))

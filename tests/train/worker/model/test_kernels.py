@@ -1,0 +1,362 @@
+"""The C++ kernels equal the plain forms on odd shapes, and their absence is survived and said."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from train.worker.models import documents, write_model
+
+from hivetune.config import LoraConfig
+from hivetune.errors import MachineNotFit
+from hivetune.run.choices import Choices
+from hivetune.train.plan.layout import TrimmedDocument, make_layout
+from hivetune.train.worker.model import products
+from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
+from hivetune.train.worker.model.fast.kernels import build
+from hivetune.train.worker.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps
+from hivetune.train.worker.model.fast.kernels.signatures import kernels_for
+from hivetune.train.worker.model.fast.model import FastModel
+from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
+from hivetune.train.worker.model.fast.weights.matrices import Group, Member
+from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.products import at_hand
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+# Two roundings of bf16 (one each side), or sums of fp32 in another order.
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def assert_same(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
+    a, b = a.double(), b.double()
+    assert float((a - b).abs().max()) <= TOLERANCE[dtype] * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 15), (7, 16), (5, 33), (64, 576)])
+def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        x, delta, w = randn(rows, width), randn(rows, width + 16, dtype=dtype)[:, :width], randn(width) + 1
+        total, y, rstd = torch.empty(rows, width), torch.empty(rows, width, dtype=dtype), torch.empty(rows)
+        ops.add_norm(x, delta, total, w, 1e-5, y, rstd)
+        dx, again = randn(rows, width).clone(), torch.empty_like(y)
+        ops.norm_backward(delta.contiguous(), total, rstd, w, dx, again)
+        results.append((total, y, rstd, dx, again))
+    for found, expected in zip(*results, strict=True):
+        assert_same(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 3), (9, 16), (4, 50)])
+def test_gates(rows: int, width: int, activation: str, dtype: torch.dtype) -> None:
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        gate_up, dh = 4 * randn(rows, 2 * width + 16, dtype=dtype)[:, : 2 * width], randn(rows, width, dtype=dtype)
+        h, again, d = torch.empty_like(dh), torch.empty_like(dh), torch.empty(rows, 2 * width, dtype=dtype)
+        ops.glu(gate_up, h, activation)
+        ops.glu_backward(dh, gate_up, d, again, activation)
+        results.append((h, d, again))
+    for found, expected in zip(*results, strict=True):
+        assert_same(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [2, 6, 16, 64, 80])
+def test_rotation_and_back(head_dim: int, dtype: torch.dtype) -> None:
+    half = max(1, head_dim // 2 - head_dim // 8)  # partial: the last channels stay
+    angle = randn(5, half)
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        x = randn(5, 3 * head_dim + 4, dtype=dtype)
+        part = x[:, : 3 * head_dim]
+        ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=False)
+        turned = part.clone()
+        ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=True)
+        results.append((turned, x))
+    for found, expected in zip(*results, strict=True):
+        assert_same(found, expected, dtype)
+    assert_same(results[0][1], randn(5, 3 * head_dim + 4, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 2), (3, 17), (6, 1000)])
+def test_cross_entropy(rows: int, vocab: int, softcap: float | None, dtype: torch.dtype) -> None:
+    target, count = torch.arange(rows) % vocab, torch.arange(rows) % 3 * 1.0
+    results = []
+    for ops in (NativeOps(dtype), TorchOps()):
+        logits, nll = 6 * randn(rows, vocab, dtype=dtype), torch.empty(rows)
+        ops.cross_entropy(logits, target, count, softcap, nll, gradient=True)
+        results.append((nll, logits))
+    for found, expected in zip(*results, strict=True):
+        assert_same(found, expected, dtype)
+
+
+def test_not_a_number_stays_one() -> None:
+    """A step must see that something went wrong: no kernel may turn NaN into a plausible number."""
+    ops = NativeOps(torch.float32)
+    logits, nll = torch.tensor([[0.0, float("nan"), 1.0]]), torch.empty(1)
+    ops.cross_entropy(logits, torch.tensor([0]), torch.ones(1), None, nll, gradient=True)
+    assert nll.isnan().all() and logits.isnan().any()
+    x, y, rstd = torch.tensor([[1.0, float("inf")]]), torch.empty(1, 2), torch.empty(1)
+    ops.add_norm(x, None, x, torch.ones(2), 1e-5, y, rstd)
+    assert not y.isfinite().all()
+    h = torch.empty(1, 1)
+    ops.glu(torch.tensor([[float("nan"), 1.0]]), h, "silu")
+    assert h.isnan().all()
+
+
+def test_a_weight_that_is_not_a_number_reaches_loss_and_gradient(tmp_path: Path) -> None:
+    model = load(write_model(tmp_path))
+    model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight"].fill_(float("nan"))
+    model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].fill_(1.0)
+    assert model.backward(documents(), 1.0).isnan()
+    assert model.grad_N.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 150])
+def test_attention_over_many_pieces(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
+    """Odd prefixes in prefixes, and rows of more pieces and parts than one (attention.cpp, native.PIECE_KEYS)."""
+    widths = {"heads": 2, "kv_heads": 1, "head_dim": 8, "q_width": 16, "kv_width": 8, "qkv_width": 32}
+    spec: Any = SimpleNamespace(**widths, attention_scale=0.5, attention_softcap=softcap)
+    prefix, middle = range(1, 538), range(1000, 1101)
+    rows = ([*prefix, 7], [*prefix, *middle, *range(2000, 2500)], [*prefix, *middle, 8, 9, 10], [*range(3000, 3033)])
+    documents = [TrimmedDocument(tuple(row), ((len(row) - 1, 1),)) for row in rows]
+    layout = make_layout(documents, share=True)
+    assert max(segment.depth + segment.size for segment in layout.segments) > PIECE_KEYS
+    qkv, dout = 2 * randn(layout.size, 40, dtype=dtype), randn(layout.size, 16, dtype=dtype)
+    results = []
+    workspace = Workspace(torch.device("cpu"))
+    for attention in (
+        NativeAttention(layout, spec, NativeOps(dtype), workspace),
+        TorchAttention(segment_tables(layout), spec, eager=True),
+    ):
+        out, lse = torch.empty_like(dout), torch.empty(layout.size, spec.heads)
+        attention.forward(qkv, out, lse, window)
+        dqkv = torch.zeros_like(qkv)
+        attention.backward(dout, qkv, out, lse, dqkv, window)
+        results.append((out, dqkv[:, :32]))
+    for found, expected in zip(*results, strict=True):
+        assert_same(found, expected, dtype)
+
+
+def thin_products(
+    ops: Any, rows: int, inputs: int, sizes: list[int], rank: int, given: torch.dtype, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """dB and dA, then y and dy, of a matrix with an adapter for each of `sizes`, from numbers of the dtype `given`."""
+    outputs, width = sum(sizes) + 1, sum(sizes) + 1 + rank * len(sizes) + 3
+    wide = wide_of(dtype)
+    d_downs, d_ups = torch.ones(len(sizes) * rank, inputs, dtype=wide), torch.ones(sum(sizes), rank, dtype=wide)
+    members, start = [], 1  # the first column is nobody's
+    for number, size in enumerate(sizes):
+        one = Member(f"m{number}", start, size, number * rank)
+        one.d_down_RK, one.d_up_NR = d_downs[number * rank :][:rank], d_ups[start - 1 :][:size]
+        one.scaled_up_RN = randn(rank, size, dtype=given).to(dtype)
+        members.append(one)
+        start += size
+    weight, bias = torch.zeros(width, inputs, dtype=dtype), randn(outputs, dtype=given).to(dtype)
+    group = Group(weight, tuple(members), bias, outputs, tuple(members), d_downs, d_downs)
+    y, dy = randn(rows, width, dtype=given).to(dtype), randn(rows, width + 2, dtype=given).to(dtype)[:, :width]
+    ops.up_gradient(dy, y[:, outputs:], group, 0.5)
+    ops.down_gradient(dy[:, outputs:], randn(rows, inputs, dtype=given).to(dtype), group, 0.5)
+    ops.adapt(y, group, adapter=True)
+    ops.adapt_backward(dy, group)
+    return [d_ups, d_downs, y, dy]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "sizes", "rank"),
+    [(1, 1, [1], 1), (33, 40, [24, 7, 50], 3), (70, 96, [64], 16), (600, 33, [65, 32], 33), (40, 16, [18, 3], 70)],
+)
+def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtype: torch.dtype) -> None:
+    """Against the plain forms in fp64 on the same numbers. Gradients are summed in fp32: to its rounding."""
+    found = thin_products(NativeOps(dtype), rows, inputs, sizes, rank, dtype, dtype)
+    expected = thin_products(TorchOps(), rows, inputs, sizes, rank, dtype, torch.float64)
+    for one, other, precision in zip(found, expected, [torch.float32] * 2 + [dtype] * 2, strict=True):
+        assert_same(one, other, precision)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 37])
+def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
+    """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer; an inner size of
+    several parts of a panel, an odd one, and more and fewer columns than panels have."""
+    for multiply in (*at_hand(dtype, CPU), products.by_native):
+        for outputs, inputs in ((50, 24), (3, 4117), (70, 17)):
+            w, x = randn(outputs, inputs, dtype=dtype), randn(rows, inputs + 36, dtype=dtype)[:, :inputs]
+            out = torch.zeros(rows, outputs + 20, dtype=dtype)
+            multiply(x, w.t(), out[:, :outputs])
+            assert_same(out[:, :outputs], x.double() @ w.double().t(), dtype)
+            assert not out[:, outputs:].any()
+            dx = torch.empty(rows, inputs, dtype=dtype)
+            multiply(out[:, :outputs], w, dx)
+            assert_same(dx, out[:, :outputs].double() @ w.double(), dtype)
+
+
+def test_our_products_do_not_depend_on_neighbours_or_threads() -> None:
+    """Bit for bit: a row alone, among others, and with another number of threads."""
+    x, w = randn(45, 600, dtype=torch.bfloat16), randn(70, 600, dtype=torch.bfloat16)
+    all_rows, one = torch.empty(45, 70, dtype=torch.bfloat16), torch.empty(1, 70, dtype=torch.bfloat16)
+    products.by_native(x, w.t(), all_rows)
+    products.by_native(x[44:], w.t(), one)
+    assert torch.equal(one[0], all_rows[44])
+    threads, again = torch.get_num_threads(), torch.empty_like(all_rows)
+    try:
+        torch.set_num_threads(3)
+        products.by_native(x, w.t(), again)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(again, all_rows)
+
+
+def test_rows_that_are_not_whole_in_memory_are_refused() -> None:
+    with pytest.raises(ValueError, match="not whole in memory"):
+        products.by_native(randn(4, 8).t(), randn(4, 3), torch.empty(8, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "inputs", "sizes", "rank"), [(37, 70, (33, 21), 5), (9, 4100, (64, 16, 16), 8)])
+def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], rank: int, dtype: torch.dtype) -> None:
+    """Bias and adapters in the sums of the product, members that begin within a panel."""
+    outputs, starts = sum(sizes), [sum(sizes[:place]) for place in range(len(sizes))]
+    members = tuple(
+        Member(
+            f"m{place}", start, size, place * rank,
+            d_down_RK=torch.empty(rank, inputs), d_up_NR=torch.empty(size, rank),
+            scaled_up_RN=randn(rank, size, dtype=dtype),
+        )
+        for place, (start, size) in enumerate(zip(starts, sizes, strict=True))
+    )  # fmt: skip
+    weight = randn(outputs + 32, inputs, dtype=dtype) / inputs**0.5
+    weight[outputs + rank * len(sizes) :] = 0
+    group = Group(weight, members, randn(outputs, dtype=dtype), outputs, members)
+    results = []
+    for ops in (NativeOps(dtype, None), NativeOps(dtype), TorchOps()):
+        y = torch.full((rows, group.width), 9.0, dtype=dtype)
+        ops.project(randn(rows, inputs, dtype=dtype), group, y)
+        results.append(y)
+    assert_same(results[0], results[2], dtype)
+    assert_same(results[1], results[2], dtype)
+
+
+def test_the_fastest_products_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By measurement; and what was decided on this machine before stands."""
+
+    def slow(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor) -> None:
+        for _ in range(3):
+            products.by_onednn(a_MK, b_KN, out_MN)
+
+    assert products.by_onednn in at_hand(torch.float32, CPU)
+    monkeypatch.setattr(products, "by_torch", slow)
+    assert products.fastest_products(torch.float32) in ("onednn", "native")
+    assert products.chosen_products("torch", torch.float32) == "torch"
+    chosen = products.multiply_with("onednn", torch.float32, CPU)
+    assert chosen is products.by_onednn
+    assert products.multiply_with("onednn", torch.bfloat16, CPU) is slow
+    assert products.multiply_with("native", torch.bfloat16, CPU) is slow  # without our kernels
+
+
+@pytest.fixture
+def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """As on a machine where nothing was compiled yet."""
+    folder = tmp_path / "fresh-kernels"
+    monkeypatch.setenv("HIVETUNE_KERNELS", str(folder))
+    build.library.cache_clear()
+    kernels_for.cache_clear()
+    yield folder
+    build.library.cache_clear()
+    kernels_for.cache_clear()
+
+
+def load(folder: Path, **choices: Any) -> FastModel:
+    lora = LoraConfig(r=4, alpha=8)
+    return FastModel(folder, lora, dtype=torch.float32, device=torch.device("cpu"), choices=Choices(**choices))
+
+
+@pytest.mark.parametrize("compiler", ["false", "/nowhere/g++"])
+def test_without_a_compiler_the_plain_forms_run_and_say_so(
+    compiler: str, fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    model = load(write_model(tmp_path / "model"))
+    assert model.kernels.startswith("torch (") and compiler in model.kernels
+    assert float(model.backward(documents(), 1.0)) > 0
+    with pytest.raises(MachineNotFit, match="cannot have the CPU kernels"):
+        load(tmp_path / "model", kernels="native")
+
+
+def test_a_library_that_is_there_needs_no_compiler(
+    fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler was asked for its version each time, and without one the run took other kernels."""
+    fresh_build.mkdir()
+    monkeypatch.setattr(build, "_compile", lambda compiler, path: pytest.fail("compiled"))
+    monkeypatch.setattr(build, "is_whole", lambda path: True)
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda path: path)
+    for compiler in (None, "/nowhere/g++"):
+        monkeypatch.setattr(build.shutil, "which", lambda name: None)
+        monkeypatch.setenv("CXX", compiler) if compiler else monkeypatch.delenv("CXX", raising=False)
+        build.library.cache_clear()
+        assert Path(str(build.library())).parent == fresh_build
+
+
+def test_a_disk_that_runs_no_programs_is_said(
+    fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    folder = write_model(tmp_path / "model")
+    monkeypatch.setattr(build, "is_whole", lambda path: True)
+    monkeypatch.setattr(build.ctypes, "CDLL", refuse)
+    assert "failed to map segment" in build.why_no_kernels()
+    with pytest.raises(MachineNotFit, match="failed to map segment") as caught:
+        load(folder, kernels="native")
+    assert "HIVETUNE_KERNELS" in caught.value.hint
+
+
+def test_a_library_is_whole_when_it_ends_with_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.so"
+    assert not build.is_whole(path)
+    content = bytes(range(100))
+    whole = content + hashlib.sha256(content).digest()
+    path.write_bytes(whole)
+    assert build.is_whole(path)
+    flipped = bytearray(whole)
+    flipped[50] ^= 1
+    for damaged in (b"", content, whole[:-1], whole[:40], whole[1:], bytes(flipped)):
+        path.write_bytes(damaged)
+        assert not build.is_whole(path)
+
+
+@pytest.mark.slow
+def test_a_damaged_library_is_compiled_again_and_then_found(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """It was loaded, or ended the run as a machine that can't compile."""
+    build.library()
+    whole = sorted(Path(os.environ["HIVETUNE_KERNELS"]).glob("*.so"))
+    fresh_build: Path = request.getfixturevalue("fresh_build")
+    fresh_build.mkdir()
+    for path in whole:
+        (fresh_build / path.name).write_bytes(path.read_bytes()[:5000])
+    model = load(write_model(tmp_path / "model"), kernels="native")
+    (library,) = filter(build.is_whole, fresh_build.iterdir())
+    assert model.kernels == "native" and library.name in {path.name for path in whole}
+    before = {path: path.stat().st_mtime_ns for path in fresh_build.iterdir()}
+    assert len(before) == len(whole)
+    build.library.cache_clear()
+    build.library()
+    assert {path: path.stat().st_mtime_ns for path in fresh_build.iterdir()} == before

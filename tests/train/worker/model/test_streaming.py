@@ -1,0 +1,197 @@
+"""Frozen layers that do not stay on the device: the same bits, three places, clear errors."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train.worker.models import documents, each_family, random_adapter, write_model
+
+from hivetune.config import LoraConfig
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.run.choices import Choices
+from hivetune.train.worker.measure.agreement import answer, difference
+from hivetune.train.worker.model.fast.model import FastModel
+from hivetune.train.worker.model.fast.spec import NotFast
+from hivetune.train.worker.model.fast.weights import files, read
+from hivetune.train.worker.model.fast.weights.stream import FromFiles, FromMemory, ThroughMemory
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import LoraModel
+
+LAYERS = 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS)
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, *, quantized: bool = False, **choices: Any) -> FastModel:
+    model = FastModel(
+        folder,
+        LoraConfig(r=5, alpha=12),
+        dtype=dtype,
+        device=torch.device("cpu"),
+        choices=Choices(kernels="torch", **choices),
+        quantized=quantized,
+    )
+    random_adapter(model)
+    return model
+
+
+def step(model: FastModel) -> list[torch.Tensor]:
+    """What two steps with an update between them and two evaluations come to."""
+    found = [model.nll(documents(seed=5))]
+    for seed in (0, 1):
+        loss = model.backward(documents(seed=seed), 0.25)
+        found += [loss[None].clone(), model.grad_N.clone()]
+        model.master_N.sub_(model.grad_N, alpha=0.01)
+    return [*found, model.nll(documents(seed=5)), model.nll(documents(seed=6), adapter=False)]
+
+
+def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("source", [FromFiles, FromMemory, ThroughMemory])
+@pytest.mark.parametrize("streamed", [1, 3, 4, 6, LAYERS])
+def test_the_same_bits(folder: Path, streamed: int, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card's ways too, with the processor as the device that copies go to."""
+    whole = step(load(folder, recompute=2, budget_tokens=60))
+    monkeypatch.setitem(read.LAYER_SOURCES, ("cpu", "disk"), source)
+    model = load(folder, recompute=2, budget_tokens=60, streamed=streamed)
+    assert model.num_streamed == streamed
+    assert_same_bits(step(model), whole)
+
+
+@pytest.mark.parametrize("source", [FromFiles, FromMemory])
+def test_the_same_bits_in_four_bits(folder: Path, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed layers travel; each is unpacked in one place that all share."""
+    whole = step(load(folder, quantized=True, recompute=2))
+    monkeypatch.setitem(read.LAYER_SOURCES, ("cpu", "disk"), source)
+    model = load(folder, quantized=True, recompute=2, streamed=5)
+    assert_same_bits(step(model), whole)
+    assert not torch.equal(whole[1], step(load(folder, recompute=2))[1])
+    plain, packed = (load(folder, quantized=way, streamed=5) for way in (False, True))
+    for one in (plain, packed):
+        one.streamed()
+        one.nll(documents())
+    # 4.5 bits a weight instead of 32, and no rows of adapters.
+    assert packed.streamed().size_bytes < 4.6 / 32 * plain.streamed().size_bytes
+
+
+def test_four_bits_are_those_of_the_general_path(tmp_path: Path) -> None:
+    """A streamed model in 4 bits runs on the fast path, one that stays on the general path: the same base."""
+    folder = write_model(tmp_path, num_hidden_layers=LAYERS, hidden_size=64, intermediate_size=128)
+
+    def load_packed(**choices: Any) -> LoraModel:
+        cpu, made = torch.device("cpu"), Choices(kernels="torch", **choices)
+        return load_model(folder, LoraConfig(r=5), method="qlora", dtype=torch.float32, device=cpu, choices=made)
+
+    rows = [document for document in documents() if document.trained_L.any()]
+    streamed, whole = load_packed(streamed=LAYERS), load_packed()
+    assert (streamed.path, whole.path) == ("fast", "general")
+    assert difference(answer(streamed, rows), answer(whole, rows)).is_rounding
+
+
+def test_experts_are_not_packed(tmp_path: Path) -> None:
+    with pytest.raises(NotFast, match="experts"):
+        load(write_model(tmp_path / "model", "mixtral"), quantized=True)
+
+
+@pytest.mark.parametrize("case", each_family("qwen3-moe-mixed", "gemma3"))
+def test_every_family_with_its_own_precision(case: str, tmp_path: Path) -> None:
+    """Layers of different sizes share places; float32 files are converted to what is computed in, piece by piece."""
+    folder = write_model(tmp_path / "model", case)
+    layers = len(load(folder).weights.layers)
+    for dtype in (torch.float64, torch.bfloat16):
+        assert_same_bits(step(load(folder, dtype, streamed=layers)), step(load(folder, dtype)))
+
+
+def test_only_three_layers_have_memory(folder: Path) -> None:
+    whole, streamed = load(folder), load(folder, streamed=5)
+    addresses = [
+        {layer.qkv.weight_NRK.untyped_storage().data_ptr() for layer in model.weights.layers}
+        for model in (whole, streamed)
+    ]
+    assert [len(found) for found in addresses] == [LAYERS, LAYERS - 5 + 3]
+
+
+def test_what_the_forward_pass_left_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of one micro-batch reads all streamed layers but three forward, and again backward; the first all."""
+    model = load(folder, streamed=6)
+    model.streamed()
+    sizes = []
+    for _ in range(2):
+        model.backward(documents(), 1.0)
+        told = model.streamed()
+        sizes.append(told.size_bytes)
+        assert told.read_s > 0 and told.waited_s >= 0
+    layer = sizes[1] / (2 * 3)
+    assert sizes[0] == 9 * layer
+    few = load(folder, streamed=3)
+    few.backward(documents(), 1.0)
+    monkeypatch.setattr(files, "read_at", lambda *_: pytest.fail("a layer that is there was read"))
+    few.backward(documents(), 1.0)
+
+
+@pytest.mark.parametrize("source", [FromFiles, ThroughMemory])
+def test_a_file_that_changes_is_refused(
+    folder: Path, tmp_path: Path, source: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(read.LAYER_SOURCES, ("cpu", "disk"), source)
+    copy = shutil.copytree(folder, tmp_path / "model")
+    model, weights = load(copy, streamed=6), copy / "model.safetensors"
+    model.backward(documents(), 1.0)
+    os.truncate(weights, weights.stat().st_size // 2)
+    with pytest.raises(UsageError, match=r"model\.safetensors was changed while a run reads its weights") as refused:
+        model.backward(documents(), 1.0)
+    assert "hivetune resume" in refused.value.hint
+
+
+def test_a_file_that_is_deleted_is_still_read(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "model")
+    model = load(copy, streamed=6)
+    (copy / "model.safetensors").unlink()
+    assert_same_bits(step(model), step(load(folder)))
+
+
+def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folder, streamed=6)
+    model.backward(documents(), 1.0)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, "read_at", fail)
+    with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error, while weights were read: .*model.safetensors"):
+        model.backward(documents(), 1.0)
+
+
+def test_a_model_that_needs_streaming_and_has_no_fast_path_is_refused(folder: Path) -> None:
+    cpu = torch.device("cpu")
+    choices = Choices(path="general", path_why="its rotation is unknown", streamed=4)
+    with pytest.raises(DoesNotFit, match=r"fits only with its layers streamed.*its rotation is unknown"):
+        load_model(folder, LoraConfig(), method="lora", dtype=torch.float32, device=cpu, choices=choices)
+
+
+def test_the_first_layers_of_both_paths_agree(folder: Path) -> None:
+    """What a streamed model is compared with transformers by, where the whole one does not fit."""
+
+    def load_first(choices: Choices) -> LoraModel:
+        cpu, lora = torch.device("cpu"), LoraConfig(r=5)
+        model = load_model(
+            folder, lora, method="lora", dtype=torch.float64, device=cpu, choices=choices, first_layers=4
+        )
+        names = [int(name.split(".layers.")[1].split(".")[0]) for name in model.adapter]
+        assert set(names) == {0, 1, 2, 3}
+        return model
+
+    rows = [document for document in documents() if document.trained_L.any()]
+    fast = answer(load_first(Choices(kernels="torch", streamed=LAYERS)), rows)
+    assert difference(fast, answer(load_first(Choices(path="general", streamed=LAYERS)), rows)).is_rounding

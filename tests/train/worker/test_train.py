@@ -1,0 +1,388 @@
+"""The training loop: it learns, resumes bit for bit, keeps the best, stops before a bad update, obeys each setting."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from train.worker.models import write_model
+from train.worker.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
+from transformers import AutoModelForCausalLM
+
+from hivetune.base.disk import sha256_bytes
+from hivetune.errors import UsageError
+from hivetune.run import checkpoints
+from hivetune.run.choices import Choices
+from hivetune.train.plan.steps import Amendment, append_amendment, read_amendments, read_plan
+from hivetune.train.worker import loop as train
+from hivetune.train.worker import session
+from hivetune.train.worker.model.adapter import fill, read_adapter
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.session import BaseNotFinite, StepNotFinite
+
+BASE = "base_model_name_or_path"
+GOLDEN = Path(__file__).parent / "golden" / "loss_curve.txt"
+
+
+def test_a_run_learns_and_says_what_it_did(tiny_model_folder: Path, tmp_path: Path) -> None:
+    make_run(tmp_path, learnable_rows(80))
+    result = run_training(tmp_path, tiny_model_folder)
+    assert result["status"] == "done" and result["steps"] == result["steps_planned"] == 16
+    assert result["loss_last"] < 0.9 * result["loss_first"]
+    plan = read_plan(tmp_path / "run")
+    assert result["trained_tokens"] == plan.trained_tokens
+    assert [e["trained_tokens"] for e in metrics(tmp_path) if e["event"] == "step"] == [
+        step.trained_tokens for step in plan.steps
+    ]
+    assert result["peak_memory_bytes"] > 1 << 20 and result["tokens_per_second"] > 0
+    assert result["best"]["loss"] == min(losses(tmp_path, "validation"))
+    assert_peft_agrees(tmp_path / "run", tiny_model_folder)
+
+
+def assert_peft_agrees(run: Path, model: Path) -> None:
+    """What the folder says to PEFT is what was trained: it finds the base by itself and gives the same loss."""
+    lora, tensors = read_adapter(run)
+    ours = load_model(
+        model, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices=Choices(path="fast")
+    )
+    fill(ours.adapter, tensors, str(run))
+    base = AutoModelForCausalLM.from_pretrained(json.loads((run / "adapter_config.json").read_text())[BASE])
+    wrapped = PeftModel.from_pretrained(base, run).eval()
+    tokens = torch.arange(5, 25)
+    logits = wrapped(input_ids=tokens[None]).logits[0, :-1]
+    nll = torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="sum")
+    trained = torch.ones(20, dtype=torch.bool).index_fill(0, torch.tensor([0]), False)
+    assert ours.nll([Document(0, tokens, trained)]).tolist() == pytest.approx([float(nll)], rel=1e-5)
+
+
+def test_a_tensor_of_another_shape_is_refused_instead_of_broadcast(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """`[1, R]` fits into `[O, R]` by broadcasting; a hash that was mended with it says that all is well."""
+    make_run(tmp_path, learnable_rows(40))
+    run_training(tmp_path, tiny_model_folder, on_beat=stop_after(3))
+    folder = max((tmp_path / "run/checkpoints").iterdir())
+    tensors = load_file(folder / "state.safetensors")
+    name = next(name for name in tensors if name.startswith("param/") and "lora_B" in name)
+    tensors[name] = tensors[name][:1].clone()
+    save_file(tensors, folder / "state.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    data = (folder / "state.safetensors").read_bytes()
+    manifest["files"]["state.safetensors"] = {"size_bytes": len(data), "sha256": sha256_bytes(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    print(sorted(p.name for p in folder.parent.iterdir()))
+    with pytest.raises(UsageError, match=r"lora_B.weight is \[1, 4\], the model needs \["):
+        run_training(tmp_path, tiny_model_folder)
+
+
+REPLAYED = {"graphs": True, "kernels": "torch"}  # as on a card: answers are read one step late too
+
+
+@pytest.mark.parametrize("path", ["fast", "general", "replayed"])
+def test_stopped_and_resumed_is_the_same_run_bit_for_bit(path: str, tiny_model_folder: Path, tmp_path: Path) -> None:
+    choices = {"path": path}
+    if path == "replayed":
+        path, choices = "fast", REPLAYED
+    settings: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.1}, "weight_decay": 0.1, "choices": choices}
+    rows = learnable_rows(100)
+    for name in ("whole", "parts"):
+        make_run(tmp_path / name, rows, **settings)
+    assert run_training(tmp_path / "whole", tiny_model_folder)["path"] == path
+    for steps in (1, 6, 3):
+        assert run_training(tmp_path / "parts", tiny_model_folder, on_beat=stop_after(steps))["status"] == "stopped"
+    assert run_training(tmp_path / "parts", tiny_model_folder)["status"] == "done"
+    assert run_bytes(tmp_path / "parts") == run_bytes(tmp_path / "whole")
+
+
+def test_a_run_that_died_between_checkpoints_repeats_the_lost_steps(tiny_model_folder: Path, tmp_path: Path) -> None:
+    class Death(BaseException):
+        pass
+
+    def die(heartbeat: object, done: int) -> None:
+        if done == 9:
+            raise Death
+
+    rows = learnable_rows(100)
+    for name in ("whole", "dead"):
+        make_run(tmp_path / name, rows, validate_every=4)
+    run_training(tmp_path / "whole", tiny_model_folder)
+    with pytest.raises(Death):
+        run_training(tmp_path / "dead", tiny_model_folder, on_beat=die)
+    assert checkpoints.steps(tmp_path / "dead/run")[-1] < 9
+    run_training(tmp_path / "dead", tiny_model_folder)
+    assert run_bytes(tmp_path / "dead") == run_bytes(tmp_path / "whole")
+
+
+def test_a_best_step_that_died_before_it_was_saved_is_found_again(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after each validation that found a better step and before its checkpoint: the step and its validation are
+    made again."""
+
+    class Death(BaseException):
+        pass
+
+    real, died = session.save_now, set[int]()
+
+    def die_once(opened: session.Session, progress: session.LoopState) -> None:
+        new_best = progress.best is not None and progress.best["step"] == progress.step
+        if new_best and progress.step not in died:
+            died.add(progress.step)
+            raise Death
+        real(opened, progress)
+
+    for name in ("whole", "dead"):
+        make_run(tmp_path / name, learnable_rows(60), learning_rate=0.3, epochs=20, validate_every=2, patience=3)
+    whole = run_training(tmp_path / "whole", tiny_model_folder)
+    monkeypatch.setattr(train, "save_now", die_once)
+    result = None
+    while result is None:
+        with contextlib.suppress(Death):
+            result = run_training(tmp_path / "dead", tiny_model_folder)
+    assert whole["best"]["step"] in died and result["best"] == whole["best"]
+    assert run_bytes(tmp_path / "dead") == run_bytes(tmp_path / "whole")
+
+
+def test_the_adapter_is_that_of_the_best_validation(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """A rate far too high makes the loss rise after a while; patience ends the run, the best step is what is left."""
+    make_run(tmp_path, learnable_rows(60), learning_rate=0.3, epochs=20, validate_every=2, patience=3)
+    result = run_training(tmp_path, tiny_model_folder)
+    validations = losses(tmp_path, "validation")
+    best = validations.index(min(validations))
+    assert result["stopped_early"] and result["status"] == "done"
+    assert len(validations) == best + 1 + 3
+    assert result["adapter_step"] == result["best"]["step"] == 2 * (best + 1) < result["steps"]
+    kept = load_file(checkpoints.folder_of(tmp_path / "run", result["adapter_step"]) / "state.safetensors")
+    adapter = load_file(tmp_path / "run/adapter_model.safetensors")
+    assert all(torch.equal(tensor, kept[f"param/{name}"]) for name, tensor in adapter.items())
+
+
+def test_a_finished_run_trains_nothing_more(tiny_model_folder: Path, tmp_path: Path) -> None:
+    make_run(tmp_path, learnable_rows(40), epochs=1)
+    run_training(tmp_path, tiny_model_folder)
+    before = run_bytes(tmp_path)
+    run_training(tmp_path, tiny_model_folder)
+    assert run_bytes(tmp_path) == before
+
+
+def test_a_checkpoint_of_another_plan_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+    rows = learnable_rows(40)
+    make_run(tmp_path / "one", rows, epochs=1)
+    make_run(tmp_path / "two", rows, epochs=1, seed=1)
+    run_training(tmp_path / "one", tiny_model_folder)
+    os.rename(tmp_path / "one/run/checkpoints", tmp_path / "two/run/checkpoints")
+    with pytest.raises(UsageError, match="another plan"):
+        run_training(tmp_path / "two", tiny_model_folder)
+
+
+CHANGES: dict[str, Any] = {
+    "lora.r": {"lora": {"r": 2, "alpha": 8}},
+    "lora.alpha": {"lora": {"r": 4, "alpha": 16}},
+    "lora.dropout": {"lora": {"r": 4, "alpha": 8, "dropout": 0.2}},
+    "lora.target_modules": {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj"]}},
+    "lora.rslora": {"lora": {"r": 4, "alpha": 8, "rslora": True}},
+    "batch_size": {"batch_size": 4},
+    "epochs": {"epochs": 3},
+    "max_steps": {"max_steps": 5},
+    "learning_rate": {"learning_rate": 5e-3},
+    "lr_schedule linear": {"lr_schedule": "linear"},
+    "lr_schedule constant": {"lr_schedule": "constant"},
+    "warmup share": {"warmup": 0.5},
+    "warmup steps": {"warmup": 4},
+    "weight_decay": {"weight_decay": 0.5},
+    "clip": {"clip": 0.01},
+    "clip off": {"clip": 0},
+    "dtype": {"dtype": "bfloat16"},
+    "dtype float16": {"dtype": "float16"},
+    "seed": {"seed": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def usual_run(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("usual")
+    make_run(folder, learnable_rows(60), validate_every=2)
+    run_training(folder, tiny_model_folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", CHANGES)
+def test_each_setting_changes_the_adapter(
+    setting: str, usual_run: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    make_run(tmp_path, learnable_rows(60), validate_every=2, **CHANGES[setting])
+    run_training(tmp_path, tiny_model_folder)
+    changed, usual = (load_file(f / "run/adapter_model.safetensors") for f in (tmp_path, usual_run))
+    assert changed.keys() != usual.keys() or any(
+        changed[name].shape != usual[name].shape or not torch.equal(changed[name], usual[name]) for name in usual
+    )
+
+
+@pytest.mark.slow
+def test_a_base_of_four_bits_is_trained_on(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """Of a wider model: its rows are whole blocks of 64 values."""
+    wide = shutil.copytree(tiny_model_folder, tmp_path / "wide")
+    config = json.loads((wide / "config.json").read_text())
+    kept = {name: config[name] for name in ("vocab_size", "eos_token_id", "tie_word_embeddings", "num_hidden_layers")}
+    write_model(wide, hidden_size=64, intermediate_size=128, **kept)
+    losses = []
+    for method in ("lora", "qlora"):
+        folder = tmp_path / method
+        folder.mkdir()
+        make_run(folder, learnable_rows(60), method=method)
+        result = run_training(folder, wide)
+        assert (result["status"], result["path"]) == ("done", "fast" if method == "lora" else "general")
+        losses.append(result["loss_last"])
+        assert result["loss_last"] < result["loss_first"]
+    assert losses[0] != losses[1]
+
+
+def test_validate_every_and_patience_are_obeyed(usual_run: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    assert [e["step"] for e in metrics(usual_run) if e["event"] == "validation"] == [2, 4, 6, 8, 10, 12]
+    make_run(tmp_path, learnable_rows(60), validate_every=5, patience=None)
+    run_training(tmp_path, tiny_model_folder)
+    assert [e["step"] for e in metrics(tmp_path) if e["event"] == "validation"] == [5, 10, 12]
+
+
+def test_answers_that_are_read_late_are_the_same_run(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validations, their checkpoints and the best step are those of a run that waits for each step; the next step is
+    given out before the last one is read, but where something comes between."""
+    calls: list[str] = []
+    for name in ("give_step", "end_step"):
+        work = getattr(train, name)
+        monkeypatch.setattr(train, name, lambda *given, name=name, work=work: (calls.append(name), work(*given))[1])
+    for name, choices in (("waits", {}), ("ahead", {"graphs": True})):
+        make_run(tmp_path / name, learnable_rows(100), validate_every=4, choices={"path": "general", **choices})
+        run_training(tmp_path / name, tiny_model_folder)
+        steps = calls.count("give_step")
+        assert (calls == ["give_step", "end_step"] * steps) == (name == "waits")
+        calls.clear()
+    assert run_bytes(tmp_path / "ahead") == run_bytes(tmp_path / "waits")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_row_that_is_not_finite_is_quarantined_and_the_step_made_anew(
+    ahead: bool, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ahead`: the step after it was given out by then, and must have changed nothing."""
+    rows = learnable_rows(60)
+    make_run(tmp_path / "poisoned", rows, choices={"graphs": True} if ahead else {})
+    make_run(tmp_path / "without", rows)
+    poison(monkeypatch, {7})
+    run_training(tmp_path / "poisoned", tiny_model_folder)
+    amendments = read_amendments(tmp_path / "poisoned/run")
+    assert [amendment.rows for amendment in amendments] == [(7,)]
+    assert read_plan(tmp_path / "poisoned/run").count_rows().quarantined == 1
+    # The same as if the row had been left out of the plan from that step on.
+    append_amendment(tmp_path / "without/run", Amendment(0, (7,), "known before"))
+    run_training(tmp_path / "without", tiny_model_folder)
+    same = [run_bytes(tmp_path / name)["adapter_model.safetensors"] for name in ("poisoned", "without")]
+    assert same[0] == same[1]
+
+
+def test_a_step_that_is_not_finite_stops_before_the_update_and_names_its_rows(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, learnable_rows(60))
+    rows = read_plan(tmp_path / "run").steps[3].rows
+    poison(monkeypatch, set(rows))
+    with pytest.raises(StepNotFinite, match="step 3: the loss is nan; it is every row") as caught:
+        run_training(tmp_path, tiny_model_folder)
+    assert all(f"rows.jsonl:{row + 1}" in caught.value.message for row in rows)
+    assert [entry["step"] for entry in metrics(tmp_path) if entry["event"] == "step"] == [1, 2, 3]
+
+
+def test_a_base_model_that_is_not_finite_is_said_to_be_the_cause(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, learnable_rows(60))
+    poison(monkeypatch, set(range(60)))
+    with pytest.raises(BaseNotFinite, match="before anything was trained: the base model") as caught:
+        run_training(tmp_path, tiny_model_folder)
+    assert "float32" in caught.value.hint
+    assert not read_amendments(tmp_path / "run")
+
+
+def test_a_run_that_changes_nothing_is_no_success(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, learnable_rows(20))
+    monkeypatch.setattr("hivetune.train.worker.optimizer.AdamW.apply", lambda *_, **__: None)
+    with pytest.raises(StepNotFinite, match="what it was at the start"):
+        run_training(tmp_path, tiny_model_folder)
+    assert not (tmp_path / "run/adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["fast", "general"])
+def test_half_precision_learns_like_float32(path: str, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """float16 needs its scaled gradients, bfloat16 its fp32 masters; the curve is that of float32 to two digits."""
+    curves = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        make_run(tmp_path / dtype, learnable_rows(60), epochs=4, dtype=dtype, choices={"path": path})
+        run_training(tmp_path / dtype, tiny_model_folder)
+        curves[dtype] = losses(tmp_path / dtype)
+    for dtype in ("bfloat16", "float16"):
+        assert curves[dtype] == pytest.approx(curves["float32"], rel=0.02)
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, rows: set[int]) -> None:
+    """Give these rows a token whose embedding is NaN."""
+    load, read = session.load_model, train.read_documents
+
+    def load_poisoned(*args: Any, **kwargs: Any) -> Any:
+        model = load(*args, **{**kwargs, "choices": replace(kwargs["choices"], path="general")})
+        head = model.module.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.clone(), requires_grad=False)  # not tied: only this input is NaN
+        model.module.get_input_embeddings().weight[90] = torch.nan
+        return model
+
+    def read_poisoned(snapshot: Any, wanted: Any) -> list[Any]:
+        documents = read(snapshot, wanted)
+        for document in documents:
+            if document.row in rows:
+                document.tokens_L[1] = 90
+        return documents
+
+    monkeypatch.setattr(session, "load_model", load_poisoned)
+    monkeypatch.setattr(train, "read_documents", read_poisoned)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_worker_with_a_checkpoint(tiny_model_folder: Path, tmp_path: Path) -> None:
+    from hivetune.process.parent import start_child
+    from hivetune.process.protocol import Beat, Train
+
+    make_run(tmp_path, learnable_rows(400), epochs=50, patience=None)
+    run = tmp_path / "run"
+    child = start_child(Train(run, tiny_model_folder, tmp_path / "snapshot"), run)
+    while Beat.ITEM not in child.wait_beats():
+        assert not child.ended
+    child.process.send_signal(signal.SIGTERM)
+    while not child.ended:
+        child.wait_beats()
+    outcome = child.outcome()
+    assert outcome.status == "stopped" and outcome.result["steps"] == checkpoints.newest_good(run).step > 0
+
+
+def test_the_golden_loss_curve(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """50 steps as text: whoever changes them says so in the diff. Rewrite: HIVETUNE_GOLDEN=1."""
+    make_run(tmp_path, learnable_rows(100), epochs=10, max_steps=50, patience=None, choices={"path": "general"})
+    run_training(tmp_path, tiny_model_folder)
+    found = losses(tmp_path)
+    if os.environ.get("HIVETUNE_GOLDEN") == "1":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text("".join(f"{step} {loss:.5f}\n" for step, loss in enumerate(found, 1)))
+    expected = [float(line.split()[1]) for line in GOLDEN.read_text().splitlines()]
+    # fp32 on other CPUs sums in other orders; 50 steps of AdamW let that grow to the fourth digit.
+    assert found == pytest.approx(expected, rel=2e-3)
