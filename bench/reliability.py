@@ -5,7 +5,7 @@
     python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
 
 completion: runs of the scripted worker (tests/supervise), each with one to three random faults of the kinds that a run
-can survive, at random steps and rows. ladder: the same runs played in memory (tests/train/supervise/worlds.py). useful: the
+can survive, at random steps and rows. ladder: the same runs played in memory (supervise/worlds.py). useful: the
 real worker on SmolLM2-135M, killed again and again; what one kill costs (noticing, loading, steps made twice) gives
 the share at one fault per ten minutes.
 """

@@ -44,7 +44,7 @@ def advise(
     contradictory: Sequence[str],
     metrics: Sequence[Metric],
 ) -> tuple[Advice, ...]:
-    """Advice in the order of what helps most. `rank`: of train/worker/measure/rank.py; `contradictory`: places of trained
+    """Advice in the order of what helps most. `rank`: of measure/rank.py; `contradictory`: places of trained
     rows that answer one question differently."""
     found = [
         _rate(curve),

@@ -131,7 +131,7 @@ def _published_table() -> list[str]:
         "## Published faults of cards",
         "",
         "What Hivetune makes of faults that others published, none of which was seen here: a test gives the machine to",
-        "the doctor, the words to the diagnosis, and the fault to the ladder (`tests/train/supervise/test_published.py`).",
+        "the doctor, the words to the diagnosis, and the fault to the ladder (`test_published.py`).",
         "The first changes are those of the threads, in their order; what is in effect already is passed over.",
         "",
         "| thread | what happened | the doctor says | fault | first changes | tested without a card |",

@@ -46,7 +46,7 @@ class Profile:
     """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
     `choices`: what a run should start with here: `rungs` that helped a recovery, `dtypes`, what `dtype: auto` was, and
     `products`, what multiplies matrices of a dtype.
-    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (train/worker/measure/rates.py), and under "disk" the
+    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (measure/rates.py), and under "disk" the
     bytes a second that it takes. `proofs`: device -> Proof, as plain values.
     """
 

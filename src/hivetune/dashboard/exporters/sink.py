@@ -31,7 +31,7 @@ class Subject:
 
 
 class Sink(Protocol):
-    """A tool, opened for one run. Only one process at a time has it open (dashboard/exporters/follow.py holds the lock)."""
+    """A tool, opened for one run. Only one process at a time has it open (follow.py holds the lock)."""
 
     def held(self) -> Held:
         """What the tool has of this run, also of an exporter that was killed."""
