@@ -4,10 +4,11 @@ No torch here. Everything that happens is an event in RUN/events.jsonl, written 
 that is killed itself is replaced by the next one, which goes on from what is on disk.
 """
 
+import collections
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,26 +18,30 @@ from hivetune import __version__, errors
 from hivetune.base.disk import FULL_DISK, boot_id, manifest_problems
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
+from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
+from hivetune.machine.faults import fault as fault_of
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
+from hivetune.machine.knowledge.facts import facts, is_met
+from hivetune.machine.profile import read_profile, write_profile
 from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, Outcome, Salvage
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
-from hivetune.run.choices import Choices, read_resolved
+from hivetune.run.choices import Choices, read_resolved, write_resolved
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
 from hivetune.run.status import hold_run, quarantined
-from hivetune.train.plan.steps import most_quarantined, read_plan
-from hivetune.train.supervise.adopt import drift, last_rungs, open_failures, union
+from hivetune.train.plan.steps import Amendment, append_amendment, most_quarantined, read_plan
 from hivetune.train.supervise.attempt import Ended, Job, Terms, Told, newest_step, run_attempt, state_to_disk
 from hivetune.train.supervise.isolate import amend_plan, isolate, replay_in_children, within
 from hivetune.train.supervise.ladder import (
     RANK_MULTIPLE,
+    RUNGS,
     Bounds,
     Failure,
     Reply,
@@ -44,11 +49,135 @@ from hivetune.train.supervise.ladder import (
     next_action,
     void_rungs,
 )
-from hivetune.train.supervise.remember import published_remedies, remember_rungs, remembered_rungs
 from hivetune.train.supervise.room import LOOK_S, Events, has_room
-from hivetune.train.supervise.smaller import lower_rank, thin_out
 from hivetune.train.supervise.variables import worker_effects
 from hivetune.train.supervise.workers.local import devices_beside
+
+# Which rungs of the ladder got a run through on this machine, or on others with its card.
+#
+# What helped here is where the next run begins. It is kept in the machine's profile (one per fingerprint: another
+# driver,
+# card or torch starts anew), per model.
+
+# Tried again without them after this long: what filled the memory or broke the card may be gone.
+FORGET_S = 30 * 86_400.0
+# Isolation, rank and sample concern one run's data, not the machine.
+OF_THE_RUN = frozenset({"rank", "sample"})
+KEY = "rungs"
+
+
+def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
+    """By fault, the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
+    seen = [{"gfx": card.architecture} for card in machine.cards if card.kind == "rocm"]
+    known: dict[str, dict[str, str]] = {}
+    for fact in facts("remedy"):
+        if any(is_met(fact.when, one) for one in seen):
+            for fault in fact.more["faults"]:
+                known.setdefault(fault, {}).setdefault(fact.more["rung"], f"as in {fact.source[0]}")
+    return known
+
+
+def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -> tuple[str, ...]:
+    """The rungs that a run of `model` begins with here."""
+    entry = read_profile(fingerprint).choices.get(KEY, {}).get(model, {})
+    age_s = (time.time() if now_s is None else now_s) - entry.get("time", 0.0)
+    return tuple(name for name in entry.get(KEY, ()) if name in RUNGS) if age_s < FORGET_S else ()
+
+
+def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str]) -> None:
+    """These rungs were in effect when a run of `model` got on here."""
+    profile = read_profile(fingerprint)
+    kept = [name for name in rungs if name not in OF_THE_RUN]
+    known = {**profile.choices.get(KEY, {}), model: {KEY: kept, "time": round(time.time())}}
+    write_profile(replace(profile, choices={**profile.choices, KEY: known}))
+
+
+# What recovery may change of the training itself, only where `supervise.allow` names it: a lower rank, fewer rows.
+
+
+def lower_rank(run: Path) -> str:
+    """Halve rank and alpha (the scale stays) and begin anew; the checkpoints of the old rank are set aside."""
+    config, choices = read_resolved(run)
+    before, rank = config.lora.r, max(1, config.lora.r // 2)
+    lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})
+    write_resolved(run, config.model_copy(update={"lora": lora}), choices)
+    checkpoints.distrust_after(run, 0)
+    return f"rank {before} -> {rank}, from step 0"
+
+
+def thin_out(run: Path, snapshot: Path) -> str:
+    """Leave out every second row of what is still to come, evenly over agents and categories.
+
+    The amendment ends with the plan's last step, so the rows count as not reached, not as quarantined.
+    """
+    plan, data = read_plan(run), open_snapshot(snapshot)
+    steps = plan.steps
+    done = checkpoints.newest_good(run).step
+    trained = {row for i in range(done) for row in steps[i].rows}
+    coming = sorted({row for i in range(done, len(steps)) for row in steps[i].rows} - trained)
+    seen: collections.Counter[tuple[str | None, str | None]] = collections.Counter()
+    left_out = []
+    for row in coming:
+        info = data.info(row)
+        seen[info.agent, info.category] += 1
+        if seen[info.agent, info.category] % 2 == 0:
+            left_out.append(row)
+    reason = "sample: every second row, as supervise.allow permits"
+    append_amendment(run, Amendment(done, tuple(left_out), reason, len(steps)))
+    return f"{len(left_out)} of {len(coming)} coming rows left out from step {done}"
+
+
+# What an earlier supervisor of a run left in its events: rungs, failures that still count, another machine.
+
+_WITH_RUNGS = ("attempt", "action", "supervisor_ended")
+
+
+def union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic.
+
+    A rung of an older Hivetune that is gone (rank16) is left out; what it padded changes rounding alone."""
+    of = [entry["rungs"] for entry in events if entry["event"] in _WITH_RUNGS and "rungs" in entry]
+    return tuple(name for name in of[-1] if name in RUNGS) if of else ()
+
+
+def open_failures(events: list[dict[str, Any]]) -> list[Failure]:
+    """The failures since the last clean end: a killed supervisor's count goes on, a person's new start begins anew."""
+    failures: list[Failure] = []
+    names = Failure.__dataclass_fields__.keys()
+    for entry in events:
+        if entry["event"] == "supervisor_ended":
+            failures = []
+        elif entry["event"] == "failure" and names <= entry.keys():
+            failures.append(from_plain(Failure, {name: entry[name] for name in names}))
+    return [failure for failure in failures if _is_known(failure.fault)]
+
+
+def _is_known(identifier: str) -> bool:
+    try:
+        fault_of(identifier)
+    except KeyError:
+        return False
+    return True
+
+
+def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
+    """What differs from the machine and packages that the run began with; it goes on, but a reader must know."""
+    started = (entry for entry in events if entry["event"] == "supervisor_started")
+    first = next((entry for entry in started if {"versions", "fingerprint"} <= entry.keys()), None)
+    if first is None:
+        return []
+    now, then = dict(machine.versions), first["versions"]
+    changed = [
+        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+    ]
+    if first["fingerprint"] != machine.fingerprint and not changed:
+        changed = ["the processor, the card or its driver"]
+    return [f"changed since this run began: {', '.join(changed)}; rounding may differ"] if changed else []
+
 
 SMALLER = ("rank", "sample")
 # Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
