@@ -1,6 +1,5 @@
 """The dashboard in a real browser: Debian's Chromium, driven by Playwright, against the real server."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +14,6 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from programs import require_program
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import write_atomic
 from hivetune.base.journal import Journal, read_journal
 from hivetune.dashboard.series import MOST_BUCKETS
 from hivetune.dashboard.watched import run_id
@@ -218,7 +216,8 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             page.reload()
             assert points(page) == 60
             kept = [entry for entry in read_journal(going / METRICS) if entry["step"] <= 45]
-            write_atomic(going / METRICS, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+            with Journal(going / METRICS) as journal:  # as a worker that resumes from step 45 does
+                journal.replace(kept)
             grow(going, 46, 50)
             until(lambda: points(page) == 50)
             port = shown.port

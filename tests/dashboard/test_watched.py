@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from dashboard.shown import add_events, add_step, end_run, make_run, supervisor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.base.journal import Journal, JournalPlace, read_after, read_journal
+from hivetune.base.journal import Followed, Journal, JournalPlace, read_after, read_journal
+from hivetune.dashboard import watched
 from hivetune.dashboard.watched import WatchedRun, Watcher
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve, run_status
@@ -90,6 +92,34 @@ def test_repeated_steps_of_an_older_journal_count_once(own_home: Path) -> None:
         run.refresh()
         assert [bucket.step for bucket in run.read.curves["loss"].buckets] == list(range(1, 31))
         assert [bucket.step for bucket in run.read.curves["validation"].buckets] == [10, 20, 30]
+
+
+def test_a_journal_that_is_rewritten_while_it_is_read_leaves_no_old_steps(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run("old", steps=100, done=30)
+    with Journal(folder / METRICS) as journal:
+        for step in range(21, 41):  # repeated steps: the reader that keeps the newest line of each
+            add_step(journal, step)
+    beginnings: list[Path] = []
+
+    def read_in_parts(path: Path, place: JournalPlace) -> Followed:
+        part = read_after(path, place, 1000)
+        if path.name == METRICS and place == JournalPlace():
+            beginnings.append(path)
+        if len(beginnings) == 3 and place.offset > 0:  # both attempts before met the repeated step
+            beginnings.clear()
+            kept = [entry for entry in read_journal(path) if entry["step"] <= 3]
+            with Journal(path) as journal:
+                journal.replace(kept)
+        return part
+
+    monkeypatch.setattr(watched, "read_after", read_in_parts)
+    run = WatchedRun(folder)
+    for _ in range(3):
+        run.refresh()
+    assert not beginnings
+    assert [bucket.step for bucket in run.read.curves["loss"].buckets] == list(range(1, 4))
 
 
 def test_a_supervisor_that_dies_is_seen_at_the_next_look(own_home: Path) -> None:

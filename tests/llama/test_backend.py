@@ -17,7 +17,7 @@ from data.intake.collecting import wait_for
 from gguf_families import write_model
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend
+from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
 from hivetune.llama.child import SocketConnection
 from hivetune.process.environment import child_environment
 from hivetune.process.sandbox import available
@@ -192,8 +192,10 @@ def test_a_build_with_known_holes_is_not_used(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     if problem is None:
         assert find_engine("auto") == find_engine("llama-server") == str(program)
+        assert unused_program() == ""
         return
     assert find_engine("auto") is None  # the wheel's own
+    assert problem in unused_program() and str(program) in unused_program()
     with pytest.raises(MachineNotFit, match=problem):
         find_engine("llama-server")
 

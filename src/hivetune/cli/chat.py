@@ -12,7 +12,7 @@ import typer
 
 from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
-from hivetune.llama.backend import Backend
+from hivetune.llama.backend import Backend, unused_program
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.release.station import check_prompts
 from hivetune.serve.chat import Chat, Talk, Voice, open_voices
@@ -52,6 +52,8 @@ def chat(
         else:
             *voices, run = find_pair(name, beside, quant, report)
     system = _system_prompt(name, run, None if system is None else _as_text(system), agent)
+    if unused := unused_program():
+        say(unused)
     with open_voices(voices, threads) as opened:
         _compare_prompts(run if beside is None else None, opened[0][0])
         sides = [

@@ -14,6 +14,7 @@ from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
 from hivetune.errors import UsageError
+from hivetune.llama.backend import unused_program
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import desired
 from hivetune.serve.gateway.clients import Client, clients, make_client
@@ -68,6 +69,8 @@ def serve(
         refuse_open(settings, len(_clients_with_tokens(database)))
     if not names and not _is_promoted():
         say("nothing is promoted, so nothing is served yet: hivetune register RUN --as NAME, hivetune promote NAME@1")
+    if unused := unused_program():
+        say(unused)
     run_gateway(settings, _tell, [HomeCollector()], dashboard_addition)
 
 

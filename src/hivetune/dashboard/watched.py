@@ -121,6 +121,8 @@ class WatchedRun:
         place = JournalPlace()
         while (found := read_after(self.path / METRICS, place)).entries:
             place = found.place
+            if found.anew:  # rewritten while it was read: the lines before are those of the old file
+                newest.clear()
             newest |= {(entry["event"], entry.get("step", 0)): entry for entry in found.entries}
         self.read, self.place, self._events = _Read(), place, JournalPlace()
         for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):

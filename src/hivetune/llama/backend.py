@@ -150,6 +150,13 @@ def find_engine(engine: Engine) -> str | None:
     raise MachineNotFit("llama.cpp is not installed", hint="pip install xllamacpp, or put llama-server on PATH")
 
 
+def unused_program() -> str:
+    """Return why `auto` does not use the `llama-server` on PATH, in words; empty where it does, or there is none."""
+    program = shutil.which("llama-server")
+    problem = None if program is None else build_problem(program, os.stat(program).st_mtime_ns)
+    return "" if problem is None else f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one"
+
+
 @functools.lru_cache(maxsize=8)
 def build_problem(program: str, _changed_ns: int) -> str | None:
     """Why a `llama-server` is not used: it is older than `LEAST_BUILD`, or does not tell its build."""

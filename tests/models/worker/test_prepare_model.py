@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import socket
 import time
@@ -17,13 +18,14 @@ import torch
 from models.worker.hub_server import COMMIT, serve_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations import hub_kernels
 
 from hivetune.base.disk import manifest_problems, read_json
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models import prepared as models
 from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
 from hivetune.models.worker.gguf_model import packaged_file, take_gguf
-from hivetune.models.worker.prepare_model import prepare_model
+from hivetune.models.worker.prepare_model import PICKLES, prepare_model
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Outcome, PrepareModel
 
@@ -126,6 +128,49 @@ def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Pat
     (source / "modeling_llama.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Llama: pass\n")
     prepare_model(str(source), tmp_path / "prepared")
     assert (tmp_path / "prepared/model.safetensors").exists() and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("field", ["_attn_implementation_internal", "_attn_implementation", "text_config"])
+def test_no_code_is_loaded_that_a_config_names(
+    field: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CVE-2026-4372: transformers before 5.3 loaded the attention kernel, a repository of Python, that this named."""
+    loaded: list[str] = []
+
+    def load_kernel(name: str, *_: Any, **__: Any) -> None:
+        loaded.append(name)
+        raise ImportError
+
+    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", load_kernel)
+    monkeypatch.setattr(hub_kernels, "get_kernel", load_kernel)
+    inner = {"_attn_implementation": "evil/kernels"}
+    edit(source / "config.json", **{field: inner if field == "text_config" else "evil/kernels"})
+    with pytest.raises(UsageError, match="evil/kernels"):
+        prepare_model(str(source), tmp_path / "prepared")
+    assert loaded == []
+    with pytest.raises(ImportError):  # and this is how it would have been loaded
+        AutoModelForCausalLM.from_pretrained(source, attn_implementation="evil/kernels")
+    assert loaded
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_pickle_is_never_opened(alone: bool, source: Path, tmp_path: Path) -> None:
+    """CVE-2025-32434, CVE-2026-1839 and their kin: loading one runs what it holds, `weights_only` or not."""
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    for name in ("pytorch_model.bin", "adapter_model.bin", "rng_state.pth", "optimizer.pt", "training_args.bin"):
+        (source / name).write_bytes(pickle.dumps(Payload()))
+    if alone:
+        (source / "model.safetensors").unlink()
+        with pytest.raises(UsageError, match="pickled weights"):
+            prepare_model(str(source), tmp_path / "prepared")
+    else:
+        prepare_model(str(source), tmp_path / "prepared")
+        assert not [path.name for path in (tmp_path / "prepared").iterdir() if path.suffix in PICKLES]
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("template", ["jinja file", "in the settings", "named"])

@@ -98,5 +98,7 @@ def test_each_request_finds_its_expert_and_is_told_why(own_home: Path, tmp_path:
 def test_two_hundred_interleaved_requests(own_home: Path, tmp_path: Path, record_property: Any) -> None:
     make_family(tmp_path)
     with gateway(tmp_path / "log") as running:
-        for label, count in interleaved(running, 200).items():
+        counts = interleaved(running, 200)  # raises for an answer that differs from the same question asked alone
+        assert sum(counts.values()) == 200 and counts.keys() == {"team@1", "team-coder@1", "team-tester@1"}
+        for label, count in counts.items():
             record_property(f"answers of {label}", count)

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,22 @@ def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> Non
             f"model {name} needs its own Python code (auto_map), which is never run",
             hint="use a model whose architecture transformers knows",
         )
+    # CVE-2026-4372: a repository named here is downloaded and imported where the package `kernels` is installed.
+    kernels = [f"{key}: {value}" for key, value in _implementations(config) if "/" in value]
+    if kernels:
+        raise UsageError(
+            f"model {name} names code of a repository ({kernels[0]}), which is never run",
+            hint="remove the field from a copy of its config.json",
+        )
+
+
+def _implementations(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each field that chooses how attention or experts are computed, those of inner configs included."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _implementations(value)
+        elif isinstance(value, str) and "_implementation" in key:
+            yield key, value
 
 
 def _known_types() -> set[str]:
