@@ -27,7 +27,7 @@ from hivetune.config import load_config
 from hivetune.cycle.ledger import cycles_of, suspect_rows
 from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.observe import champion_of
-from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import DESCRIPTION

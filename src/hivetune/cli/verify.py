@@ -6,7 +6,7 @@ from hivetune.base.disk import home, scratch_folder
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, say, show, table
-from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.train.supervise.verify import verify_resume as verify
 
 

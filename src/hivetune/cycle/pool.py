@@ -17,7 +17,7 @@ from hivetune.cycle.ledger import suspect_rows, trained_rows
 from hivetune.cycle.rows import Wishes, new_groups
 from hivetune.data.identity import settings_of
 from hivetune.data.intake.files import find_sources
-from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.fetch import fetch_model

@@ -10,7 +10,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
-from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import UsageError
 from hivetune.models.fetch import fetch_model

@@ -16,7 +16,7 @@ from hivetune.base.whole import problems_once
 from hivetune.checkers.find import find_checker
 from hivetune.config import EvalConfig, RunConfig
 from hivetune.data.identity import identity_hash, identity_of, refuse_changed, refuse_other
-from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, UsageError
 from hivetune.models.fetch import fetch_model

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hivetune.data.checks.mojibake import mojibake
+from hivetune.data.checks.rules import mojibake
 
 UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
 SENTENCES = {

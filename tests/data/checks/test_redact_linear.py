@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.data.checks.redact import contact, keyed, numbers, rules, values
+from hivetune.data.checks.redact import personal, rules, secrets, values
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS
 from hivetune.data.checks.redact.rules import Find, Rule, RuleSet, redact_text
 
 ALL_RULES = (*SECRETS.rules, *PERSONAL.rules)
 HELPERS = [
-    p for module in (contact, keyed, numbers, rules, values) for p in vars(module).values() if isinstance(p, re.Pattern)
+    p for module in (personal, rules, secrets, values) for p in vars(module).values() if isinstance(p, re.Pattern)
 ]
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redaction_corpus import load
 
-from hivetune.data.checks.redact import words
+from hivetune.data.checks.redact import rules as rules_module
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS
-from hivetune.data.checks.redact.words import TellingWords
+from hivetune.data.checks.redact.rules import TellingWords
 
 RULES = (*SECRETS.rules, *PERSONAL.rules)
 MARKERS = sorted({marker for rule in RULES for marker in rule.markers})
@@ -59,7 +59,7 @@ def test_every_labelled_string_is_found_among_seen_words() -> None:
 
 
 def test_words_that_hold_nothing_are_left_out_and_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "MAX_WORDS", 40)
+    monkeypatch.setattr(rules_module, "MAX_WORDS", 40)
     known = TellingWords(RULES)
     assert known.of("nothing in these words, but a password and 12") in ("password 12", "12 password")
     assert known.of("nothing in these words") == ""

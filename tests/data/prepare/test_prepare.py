@@ -22,8 +22,9 @@ from hivetune.base.disk import home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.intake import files
 from hivetune.data.intake.interactions import tombstone
-from hivetune.data.prepare import build, pool
+from hivetune.data.prepare import build
 from hivetune.data.prepare import prepare as module
+from hivetune.data.prepare import work as chunk_work
 from hivetune.data.prepare.clean import quarantine_path
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.render.folder import load_renderer
@@ -137,8 +138,8 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines))
     alone = check(DataConfig(path=str(path)), model_folder=chatml)
-    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
-    monkeypatch.setattr(pool, "num_workers", lambda: 3)
+    monkeypatch.setattr(chunk_work, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(chunk_work, "num_workers", lambda: 3)
     monkeypatch.setattr(module, "num_workers", lambda: 3)
     progress: list[tuple[int, int | None]] = []
     together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
@@ -151,7 +152,7 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
 def test_a_dead_worker_is_an_error_that_names_its_chunk(
     write_rows: Callable[..., Path], chatml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(chunk_work, "CHILDREN_FROM_BYTES", 0)
     monkeypatch.setattr(module, "num_workers", lambda: 2)
     broken = tmp_path / "model"
     broken.mkdir()

@@ -9,7 +9,7 @@ import pytest
 
 from hivetune.base.disk import home, lock
 from hivetune.config import parse_config
-from hivetune.data.prepare.from_config import prepare_data
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy
 
 

@@ -17,7 +17,7 @@ from hivetune.config import DataConfig
 from hivetune.data import time_limit
 from hivetune.data.checks.redact.apply import apply_policy
 from hivetune.data.checks.rules import has_loop
-from hivetune.data.prepare.examine import stages
+from hivetune.data.prepare import stages
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.time_limit import Limit, can_limit_time, row_time_limit

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.checks.placeholders import LONGEST_CHARS, placeholder_in
+from hivetune.data.checks.placeholders import MAX_CHARS, placeholder_in
 from hivetune.data.columns import stands_in
 from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
 from hivetune.data.formats.opencode import rows as opencode_rows
@@ -141,6 +141,6 @@ def test_a_huge_line_is_copied_once() -> None:
 def test_the_longest_slot_is_looked_at_in_a_moment() -> None:
     """Its words may be joined by what words are made of, too: each way to divide them was tried."""
     started = time.process_time()
-    assert placeholder_in("[" + "a_" * (LONGEST_CHARS // 2 - 1), ()) is None
+    assert placeholder_in("[" + "a_" * (MAX_CHARS // 2 - 1), ()) is None
     assert time.process_time() - started < 0.5
     assert placeholder_in("[the text of your_final_answer here]", ()) is not None

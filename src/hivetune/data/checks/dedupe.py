@@ -1,8 +1,8 @@
-"""Which rows are there already: exactly (64 bits of the content's hash) or nearly (MinHash over word triples).
+"""The search for near duplicates, with MinHash over word triples, and a compact hash table.
 
-Near copies are looked for in two steps, as in Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4. Rows that
-share one band of their MinHash are candidates; each pair of candidates is then compared word by word (lessons.py).
-Nothing here holds rows: sketches lie in a file, and a band is read in parts, so that memory stays bounded.
+The search has two steps, as in Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4. Rows that share a band of
+their MinHash are candidates; each pair of candidates is then compared word by word (lessons.py). Memory stays bounded:
+the sketches lie in a file, and no rows are held.
 """
 
 from array import array
@@ -21,17 +21,17 @@ from hivetune.records import Message, Progress
 NUM_PERM = 128  # the estimate's standard error at similarity 0.85 is then 0.03
 SEED = 1
 BAND_VALUES = 5
-# 25 bands of 5 values: a pair with 0.7 of its triples in common is a candidate with probability 0.99, with 0.85 always.
+# With 25 bands of 5 values, pairs with a similarity of 0.7 are candidates with probability 0.99, with 0.85 always.
 NUM_BANDS = NUM_PERM // BAND_VALUES
 KEY_BYTES = 4 * NUM_BANDS
 SKETCH_BYTES = KEY_BYTES + 2 * NUM_PERM
-LEAK_THRESHOLD = 0.7  # rows that share so much stay on one side of the split
-SLACK = 0.1  # the estimate may be so much too low (2.5 standard errors) before a pair is not looked at
-# More rows than this behind one band share a text, as an instruction: that text does not count when they are compared.
+LEAK_THRESHOLD = 0.7  # rows of this similarity stay on one side of the split
+SLACK = 0.1  # tolerated error of the estimate: 2.5 standard errors
+# More rows than this with one band share a text, such as an instruction, which doesn't count when they are compared.
 CROWD_ROWS = 16
 CROWD_SAMPLE = 16
-CROWD_ESTIMATE = 0.5  # with a crowd's text left out few values remain, and the estimate is coarse
-MOST_PLACES = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
+CROWD_ESTIMATE = 0.5  # lower, because without the shared text few values remain and the estimate is coarse
+MAX_PLACES = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
 MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth, multiplicative hashing)
 MASK = (1 << 64) - 1
 NOBODY = 0xFFFFFFFF
@@ -40,7 +40,7 @@ Pair = tuple[int, int]
 
 
 class Table:
-    """From 64-bit keys to 32-bit numbers, 12 bytes a slot, at most 2/3 full: a dict would take ten times that."""
+    """A hash table from 64-bit keys to 32-bit numbers: 12 bytes a slot, a tenth of a dict, at most 2/3 full."""
 
     def __init__(self, num_keys: int = 1024):
         size = 1024
@@ -54,7 +54,7 @@ class Table:
         self._values = array("I", bytes(4 * size))
 
     def put(self, key: int, value: int) -> int | None:
-        """The value that `key` has already; None when it was free and now has `value`."""
+        """Return the value that `key` already has; if it has none, set it to `value` and return None."""
         key = key or 1  # 0 marks a free slot
         slot = self._slot(key)
         if self._keys[slot]:
@@ -67,11 +67,12 @@ class Table:
         return None
 
     def get(self, key: int) -> int | None:
+        """Return the value of `key`, or None."""
         slot = self._slot(key or 1)
         return self._values[slot] if self._keys[slot] else None
 
     def _slot(self, key: int) -> int:
-        """Where `key` is, or the free slot where it belongs."""
+        """Return the slot of `key`, or the free slot where it belongs."""
         mask = self._size - 1
         slot = ((key * MIX) & MASK) >> 20 & mask
         keys = self._keys
@@ -88,7 +89,7 @@ class Table:
 
 
 def sketch(messages: Sequence[Message]) -> bytes:
-    """356 bytes: the keys of all bands (32 bits each) and 16 bits of each MinHash value."""
+    """Return 356 bytes: the keys of all bands (32 bits each) and 16 bits of each MinHash value."""
     asked, learned, _ = texts_of(messages)
     pieces = _joined(words_of(asked), "") + _joined(words_of(learned), "=")
     minhash = RMinHash(NUM_PERM, SEED)
@@ -100,7 +101,7 @@ def sketch(messages: Sequence[Message]) -> bytes:
 
 
 def _joined(words: Sequence[str], front: str) -> list[str]:
-    """Each of `triples_of` as one text behind `front`."""
+    """Return each of `triples_of` as one text, with the prefix `front`."""
     if len(words) < 3:
         return [front + " ".join(words)] if words else []
     return [f"{front}{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
@@ -108,7 +109,7 @@ def _joined(words: Sequence[str], front: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """`copies`: (row, the row that stays instead, share of words in common). `leaks`: pairs that stay together."""
+    """The result: `copies` are (row, row that is kept instead, similarity), `leaks` are pairs that stay together."""
 
     copies: list[tuple[int, int, float]] = field(default_factory=list)
     leaks: list[Pair] = field(default_factory=list)
@@ -116,8 +117,10 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the search asks about row i of the sketches. `question`: its hash without system prompts; `read`: the hash
-    of all that is read, by default the same. `rank`: of two copies the row with the lower one stays.
+    """The properties of row i of the sketches that the search needs.
+
+    `question` is a hash without system prompts, `read` a hash of all text that is read. Of two copies the row with the
+    lower `rank` is kept.
     """
 
     lesson: Callable[[int], Lesson]
@@ -133,7 +136,7 @@ def near_copies(
     skipped: bytes = b"",
     progress: Progress = lambda _done, _total: None,
 ) -> Near:
-    """Compare all rows of `sketches` but those marked in `skipped`. What is found depends on the set of rows alone."""
+    """Compare all rows of `sketches` except those in `skipped`. The result depends only on the set of rows."""
     copies: list[tuple[int, int, float]] = []
     leaks: list[Pair] = []
     with closing(_Search(sketches, rows)) as search:
@@ -142,22 +145,22 @@ def near_copies(
                 search.take(bucket)
             progress(band + 1, NUM_BANDS)
         for one, other in search.pairs():
-            found = compare(rows.lesson(one), rows.lesson(other), search.shared(one, other))
-            if found.is_copy(threshold):
-                copies.append((one, other, found.share))
-            if found.is_leak(LEAK_THRESHOLD):
+            similarity = compare(rows.lesson(one), rows.lesson(other), search.shared(one, other))
+            if similarity.is_copy(threshold):
+                copies.append((one, other, similarity.share))
+            if similarity.is_leak(LEAK_THRESHOLD):
                 leaks.append((one, other))
     return Near(_drop(copies, rows.rank), leaks)
 
 
 class _Search:
-    """The candidates, and the crowds: many rows with one text in common."""
+    """The candidates, and the crowds: sets of many rows that share a text."""
 
     def __init__(self, sketches: memoryview, rows: Rows):
         self._sketches, self._keys, self._values = sketches, sketches.cast("I"), sketches.cast("H")
         self._rows = rows
         num_rows = len(sketches) // SKETCH_BYTES
-        self._num_places = min(MOST_PLACES, 1 << (16 * num_rows).bit_length())
+        self._num_places = min(MAX_PLACES, 1 << (16 * num_rows).bit_length())
         self._pairs: set[int] = set()  # one << 32 | other
         self._crowd_of = array("I", [NOBODY]) * num_rows
         self._crowds: list[list[int]] = []  # a sample of each
@@ -166,14 +169,14 @@ class _Search:
         self._shared = lru_cache(maxsize=64)(self._shared_triples)
 
     def close(self) -> None:
-        """Let go of the file behind the sketches."""
+        """Release the views, so that the mapped file can be closed."""
         self._keys.release()
         self._values.release()
 
     def buckets(self, band: int, skipped: bytes) -> Iterator[list[int]]:
-        """Rows that have one key in this band: two or more.
+        """Yield the sets of two or more rows that have the same key in this band.
 
-        Which keys come again is found with a byte for each of many places, so that only those need a dict.
+        A byte array finds the keys that may repeat, so that only they need a dict.
         """
         keys = array("I", self._keys[band :: SKETCH_BYTES // 4])
         seen, again = bytearray(self._num_places), set()
@@ -190,15 +193,14 @@ class _Search:
         yield from (bucket for bucket in found.values() if len(bucket) > 1)
 
     def take(self, bucket: list[int]) -> None:
-        """Few rows: each with the best of them and with the one before it. Many: a crowd, and only equal questions."""
+        """Add the pairs of a bucket: each row with the best and the previous one; of a crowd only equal questions."""
         rank = self._rows.rank
         if len(bucket) <= CROWD_ROWS:
             self._add(sorted(bucket, key=rank))
             return
         self._remember_crowd(bucket)
-        for key in filter(
-            None, (self._rows.question, self._rows.read)
-        ):  # one question may be asked about many documents
+        # Both keys, since one question may be asked about many documents.
+        for key in filter(None, (self._rows.question, self._rows.read)):
             groups: dict[int, list[int]] = {}
             for row in bucket:
                 groups.setdefault(key(row), []).append(row)
@@ -207,14 +209,14 @@ class _Search:
                     self._add(sorted(same, key=rank))
 
     def pairs(self) -> Iterator[Pair]:
-        """Candidates whose estimate is high enough, also when what their crowd shares is left out."""
+        """Yield the candidates whose estimate is high enough, also without the text that their crowd shares."""
         for packed in sorted(self._pairs):
             one, other = packed >> 32, packed & NOBODY
             if self._is_likely(one, other):
                 yield one, other
 
     def shared(self, one: int, other: int) -> frozenset[Triple]:
-        """What the crowds of two rows all ask; nothing when both ask exactly the same."""
+        """Return the triples that the crowds of two rows share; none if both rows ask exactly the same."""
         if self._rows.question(one) == self._rows.question(other):
             return frozenset()
         crowds = {self._crowd_of[one], self._crowd_of[other]} - {NOBODY}
@@ -228,7 +230,7 @@ class _Search:
                     self._pairs.add(packed)
 
     def _remember_crowd(self, bucket: list[int]) -> None:
-        """A row belongs to the largest crowd that it was seen in."""
+        """Put the rows of a bucket into a crowd. A row belongs to its largest crowd."""
         number, size = len(self._crowds), len(bucket)
         joined = False
         for row in bucket:
@@ -261,7 +263,7 @@ class _Search:
         return self._values[start : start + NUM_PERM]
 
     def _common_values(self, crowd: int) -> list[int]:
-        """For each place of a sketch the value that more than half of the crowd has, else -1."""
+        """Return for each place of a sketch the value that more than half of the crowd has, else -1."""
         rows = [self._row_values(row) for row in self._crowds[crowd]]
         most = (Counter(values).most_common(1)[0] for values in zip(*rows, strict=True))
         return [value if 2 * count > len(rows) else -1 for value, count in most]
@@ -271,8 +273,10 @@ class _Search:
 
 
 def _num_equal(one: memoryview, other: memoryview) -> int:
-    """How many 16-bit values of two sketches are equal: all at once as one number of 2,048 bits, a quarter of the time
-    of one by one (Warren: Hacker's Delight, 6-1: find a zero byte)."""
+    """Return how many 16-bit values of two sketches are equal.
+
+    Comparing them as one number of 2,048 bits takes a quarter of the time (Warren: Hacker's Delight, 6-1).
+    """
     differs = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
     return NUM_PERM - (((differs & LOW_BITS) + LOW_BITS | differs) & HIGH_BITS).bit_count()
 
@@ -280,7 +284,7 @@ def _num_equal(one: memoryview, other: memoryview) -> int:
 def _drop(
     copies: list[tuple[int, int, float]], rank: Callable[[int], tuple[float, ...]]
 ) -> list[tuple[int, int, float]]:
-    """Best rows first: a row goes when a row that stays is its copy. A row that goes is nobody's original."""
+    """Return the rows to remove, best rows first: a row is removed if a kept row is its copy."""
     alike: dict[int, dict[int, float]] = {}
     for one, other, share in copies:
         alike.setdefault(one, {})[other] = share

@@ -1,7 +1,7 @@
-"""What a row asks and what it teaches: as words, to say how alike two rows are, and as one hash for each answer.
+"""The lesson of a row, what it asks and what it teaches: as words, to compare rows, and as one hash per answer.
 
-Two rows teach the same only if their answers and calls are alike and so is what asks for them. What many rows ask in
-the same words (an instruction in front of each question) says nothing about that and can be left out.
+Two rows teach the same only if both their answers with calls and their questions are similar. Words that many rows
+share, such as an instruction before each question, don't count.
 """
 
 import json
@@ -14,32 +14,31 @@ from typing import Any
 
 from hivetune.records import Message
 
-LONGEST_WORDS = 20  # characters a word on average, above which text has no spaces
+MAX_WORD_CHARS = 20  # characters per word on average; above it a text has no spaces
 _NUMBER = re.compile(r"\d+")
-# A changed word takes three triples with it, two neighbours four, three neighbours five. Where more than three words in
-# a row differ, somebody asked or answered something else: two reviews behind one instruction, the next answer of a
-# history that grows.
-LONGEST_EDIT_TRIPLES = 5
+# One changed word changes three triples, two neighbours four, three neighbours five. More changed neighbours are
+# another question or answer, such as another review behind the same instruction.
+MAX_EDIT_TRIPLES = 5
 Triple = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One row in words of lower case: system prompts and tools, what else is only read, and what is trained."""
+    """One row as words in lower case: system prompts and tools, the other text that is read, and the trained text."""
 
     given: Sequence[str]
     asked: Sequence[str]
     learned: Sequence[str]
-    calls: tuple[str, ...]  # JSON of each trained call
+    calls: tuple[str, ...]  # each trained call as JSON
     numbers: tuple[str, ...]  # sorted
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
-    """Shares of word triples in common (Jaccard, 0 to 1), and whether the difference is a matter of a few words.
+class Similarity:
+    """The Jaccard similarity of two rows' word triples (0 to 1), and whether they differ only in a few words.
 
-    `asked`: of all that is read, the lower one of the system prompts' share and of the rest's: two documents in two
-    system prompts make two lessons of one question.
+    `asked` is the lower similarity of the system prompts and of the other text that is read, because one question about
+    two documents in system prompts is two lessons.
     """
 
     asked: float
@@ -48,19 +47,21 @@ class Likeness:
     same_facts: bool  # the same numbers and the same calls
 
     def is_copy(self, threshold: float) -> bool:
-        """Whether one of the two rows can go: nothing else is learned from it."""
+        """Return whether one of the two rows can be removed without losing a lesson."""
         return self.small_edits and self.same_facts and min(self.asked, self.learned) >= threshold
 
     def is_leak(self, threshold: float) -> bool:
-        """Whether a model that was trained on one of the two has seen the other."""
+        """Return whether a model that was trained on one of the two rows has seen the other."""
         return min(self.asked, self.learned) >= threshold
 
     @property
     def share(self) -> float:
+        """The lower similarity of question and answer."""
         return min(self.asked, self.learned)
 
 
 def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Lesson:
+    """Return the lesson of a row's messages and tools."""
     asked, learned, calls = texts_of(messages)
     numbers = tuple(sorted(_NUMBER.findall(f"{asked}\n{learned}")))
     given = [message.content.lower() for message in messages if message.role == "system"]
@@ -70,7 +71,7 @@ def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = 
 
 
 def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
-    """(what is asked, what is learned, the calls that are learned); the learned text holds the calls too."""
+    """Return (asked text, trained text, trained calls); the trained text includes the calls."""
     asked, learned, calls = [], [], []
     for message in messages:
         if message.role == "assistant" and message.weight:
@@ -78,7 +79,7 @@ def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
                 learned.append(message.reasoning)
             learned.append(message.content)
             for call in message.tool_calls:
-                calls.append(_plain(call.get("function", call)))  # without its id, which is another one each time
+                calls.append(_plain(call.get("function", call)))  # without its id, which is always new
                 learned.append(calls[-1])
         elif message.role != "system":
             asked.append(message.content)
@@ -86,58 +87,58 @@ def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def words_of(text: str) -> Sequence[str]:
-    """Words; in text without spaces (Chinese, Japanese) characters stand in for them."""
+    """Return the words of a text; of text without spaces (Chinese, Japanese) its characters."""
     words = text.split()
-    return words if len(words) * LONGEST_WORDS >= len(text) else text
+    return words if len(words) * MAX_WORD_CHARS >= len(text) else text
 
 
 def triples_of(words: Sequence[str]) -> Sequence[Triple]:
-    """Every three words in a row; a shorter text is one piece, an empty one none."""
+    """Return all triples of neighbouring words; a shorter text is one piece."""
     triples: list[Triple] = list(zip(words, words[1:], words[2:], strict=False))
     return triples or ([tuple(words)] if words else [])
 
 
-def compare(one: Lesson, other: Lesson, shared: frozenset[Triple] = frozenset()) -> Likeness:
-    """How alike two rows are; `shared`: triples of what is asked that many rows have, which do not count."""
+def compare(one: Lesson, other: Lesson, shared: frozenset[Triple] = frozenset()) -> Similarity:
+    """Return the similarity of two rows; the `shared` triples of many questions don't count."""
     asked = (
         [t for t in triples_of(one.asked) if t not in shared],
         [t for t in triples_of(other.asked) if t not in shared],
     )
     learned = triples_of(one.learned), triples_of(other.learned)
     edits = max(_longest_edit(*asked), _longest_edit(*learned))
-    likeness = _jaccard(*asked)
+    similarity = _jaccard(*asked)
     if one.given != other.given:
         given = triples_of(one.given), triples_of(other.given)
-        likeness, edits = min(likeness, _jaccard(*given)), max(edits, _longest_edit(*given))
-    return Likeness(
-        likeness,
+        similarity, edits = min(similarity, _jaccard(*given)), max(edits, _longest_edit(*given))
+    return Similarity(
+        similarity,
         _jaccard(*learned),
-        edits <= LONGEST_EDIT_TRIPLES,
+        edits <= MAX_EDIT_TRIPLES,
         one.calls == other.calls and one.numbers == other.numbers,
     )
 
 
 def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> array:  # type: ignore[type-arg]
-    """64 bits for each trained answer, over itself and everything before it: equal ones teach exactly the same.
+    """Return a 64-bit hash for each trained answer, of itself and everything before it.
 
-    A row whose last lesson is an earlier lesson of another row is the beginning of that row.
+    A row whose last hash is an earlier hash of another row is the beginning of that row.
     """
     digest = blake2b(digest_size=8)
     if tools:
         digest.update(_plain([dict(tool) for tool in tools]).encode("utf-8", "surrogatepass"))
-    found = array("Q")
+    hashes = array("Q")
     for m in messages:
         text = f"{m.role} {m.weight} {len(m.content)} {m.content}"
         if m.tool_calls or m.tool_call_id or m.name or m.reasoning:
             text += _plain([m.name, m.tool_call_id, [dict(call) for call in m.tool_calls], m.reasoning])
         digest.update(text.encode("utf-8", "surrogatepass"))
         if m.role == "assistant" and m.weight:
-            found.append(int.from_bytes(digest.copy().digest(), "little"))
-    return found
+            hashes.append(int.from_bytes(digest.copy().digest(), "little"))
+    return hashes
 
 
 def shared_triples(lessons: Iterable[Lesson]) -> frozenset[Triple]:
-    """Triples of what is asked that more than half of these rows have."""
+    """Return the triples that more than half of these rows have in their questions."""
     sets = [set(triples_of(lesson.asked)) for lesson in lessons]
     counts: dict[Triple, int] = {}
     for triples in sets:
@@ -156,7 +157,7 @@ def _jaccard(one: Sequence[Triple], other: Sequence[Triple]) -> float:
 
 
 def _longest_edit(one: Sequence[Triple], other: Sequence[Triple]) -> int:
-    """The longest run of triples in either text that the other one has nowhere."""
+    """Return the length of the longest run of triples in either text that the other text lacks."""
     longest = 0
     for triples, known in ((one, set(other)), (other, set(one))):
         run = 0

@@ -1,7 +1,7 @@
-"""Answers that stand for a missing one: `TBD`, `#REF!`, `n/a`, `[deleted]`, an API's error where its answer should be.
+"""The search for placeholders: answers such as `TBD`, `#REF!`, `n/a`, `[deleted]` or an API's error message.
 
-Only a whole answer counts. It stays where the data itself says that it is one: the prompt names it
-("reply N/A if ..."), or, of words that may be a class, many rows of the file share few answers.
+Only a whole answer is a placeholder. It is a real answer if the prompt names it ("reply N/A if ..."), or if it may be
+the name of a class and many rows of the file share few answers.
 """
 
 import re
@@ -13,9 +13,9 @@ from hivetune.data.pieces.said import names, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
-# Longer answers are looked at no further: nobody writes a placeholder of this length, but for pages and dummy text.
-LONGEST_CHARS = 400
-# What a class may be called too.
+# Longer answers are no placeholders, except for pages, streams and dummy text.
+MAX_CHARS = 400
+# Placeholders that may also be names of classes.
 _MAY_BE_LABELS = names("none null nil nan n/a na - -- ? empty void 无 なし") | {"not applicable", "not available"}
 _WORDS = names(
     "tbd tba tbc todo fixme wip ditto dito idem undefined placeholder xxx xxxx ... .. . … — – ?? ??? --- ____ k.a. "
@@ -30,14 +30,14 @@ _WORDS = names(
     *("you deleted this message", "message deleted", "<media omitted>", "image omitted", "[no answer]", "(no answer)"),
     *("[response cleared]", "[assistant message]"),
 }
-# What spreadsheets write in the place of a value, in their people's languages: #REF!, #BEZUG!, #¿NOMBRE?, #N/A, #NV.
+# Error values of spreadsheets in several languages: #REF!, #BEZUG!, #¿NOMBRE?, #N/A, #NV.
 _SHEET = re.compile(r"#(?:[^\W\d_a-z¿¡]|[/0¿¡]){1,12}[!?]|#(?:N/?A|N/D|NV|NUL|ND)")
 _SLOT = re.compile(
     r"[<\[({$%]{1,3}\s?(?:\w+[ -]){0,4}(?:\w+_)?"
     r"(?:answer|response|reply|completion|output|solution|placeholder|insert|your)"
     r"(?:_\w+)?(?:[ -]\w+){0,4}\s?[>\])}%]{1,3}"
 )
-# What somebody wrote to fill it in later: `Dummy summary`, `TODO: add it`, `your answer here`, `to be filled in`.
+# Text to be replaced later: `Dummy summary`, `TODO: add it`, `your answer here`, `to be filled in`.
 _THING = (
     r"(?:answer|response|reply|completion|output|solution|summary|translation|text|content|description|explanation)"
 )
@@ -50,20 +50,22 @@ _UNFILLED = re.compile(
     r"|fill (?:me|this|it) in"
     r"|to be (?:filled|added|written|completed|provided|decided|inserted)(?: in)?(?: later| soon)?"
 )
-_TELLS_UNFILLED = re.compile(r"dummy|placeholder|sample|mock|todo|fixme|tbd|fill|here")  # and so may the prompt
-# The name of what should stand there, as in a header among the rows. A class may be called so too.
+_TELLS_UNFILLED = re.compile(
+    r"dummy|placeholder|sample|mock|todo|fixme|tbd|fill|here"
+)  # words that the prompt may name
+# The name of the field, as in a header among the rows. A class may have such a name too.
 _NAMED = re.compile(
     r"(?:expected|example|test|assistant|bot|model|chatbot|reference|target|desired|ideal|ground truth)"
     r" (?:answer|response|reply|completion|output|summary|translation|solution)(?: ?#?\d{1,4})?"
 )
-# The events of a stream that nobody put together, in the place of what they say.
+# The raw events of a stream.
 _STREAM_HEADS = ("event:", "data:")
 _STREAM = re.compile(r"(?:event: ?[\w.]+\s+)?data: ?\{\s*\"")
-# Who speaks, where a set that makes a model introduce itself was not filled in; templates in an answer are code.
-_NOBODY = re.compile(r"\{\{ ?(?:name|author) ?\}\}", re.I)
+# The name or maker of a model that introduces itself, not filled in. Other templates in an answer are code.
+_UNNAMED_SPEAKER = re.compile(r"\{\{ ?(?:name|author) ?\}\}", re.I)
 _OF_TEMPLATES = re.compile(r"\{\{|template|jinja|mustache|handlebars|liquid|angular|vue|placeholder|variable", re.I)
-# An open place in a question, where its own word should stand: `for my [pump or valve].`, `to [name of town]?`. One of
-# these words alone is what a log's owner put in the place of personal data, or of what nobody heard.
+# An open slot in a question: `for my [pump or valve].`, `to [name of town]?`. One of these words alone is what a log's
+# owner put in the place of personal data or of inaudible words.
 _OF_PERSONS = "name|city|town|country|location|place|address|email|phone|company|school|person|date|number|redacted"
 _OPEN_PLACE = re.compile(
     r"\b(?:an?|my|your|our|to|of|for|with|about|from|in|at) "
@@ -73,9 +75,9 @@ _OF_BRACKETS = re.compile(
     r"[`\"\n]|brackets?|fill|blank|mask|slot|letter|mail|draft|message|section|config|toml|syntax|array|regex|\btags?\b",
     re.I,
 )
-_LONGEST_OPEN = 200  # characters of a question; a longer one may quote a template
+_MAX_OPEN_CHARS = 200  # a longer question may quote a template
 _LABELLED = re.compile(r"([^\W\d_][\w /-]{0,40})[:\uff1a](.*)")
-_FEWEST_LABELLED = 3
+_MIN_LABELLED_LINES = 3
 _BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _ERROR_TEXT = re.compile(
     r"(?:(?:api ?|server ?|request )?error(?: code)?:? ?-? ?)?(?:http ?)?(?:(?:4[0-9]{2}|5[0-9]{2})[ :,-]+)?"
@@ -86,7 +88,7 @@ _ERROR_TEXT = re.compile(
     r"|invalid api key|max retries exceeded|model (?:is )?overloaded|no response from (?:the )?(?:model|server|api))"
     r"[.!]{0,3}(?: please (?:try|wait)[^.]{0,80}[.!]?)?"
 )
-# An error's status where the answer of a call should be: `API Error: 429`, `HTTP 503`, `Request failed with code 500`.
+# The status of an error: `API Error: 429`, `HTTP 503`, `Request failed with code 500`.
 _ERROR_STATUS = re.compile(
     r"(?:(?:api|llm|model|upstream|provider) (?:call )?error\b(?: http| status)?(?: code)?"
     r"[ :(\[-]*[45][0-9]{2}\b.{0,200}"
@@ -105,17 +107,17 @@ _ERROR_START = re.compile(
     r"|(?:openai|anthropic)\.[a-z.]*error\b|<!doctype html>.{0,200}<title>\s*[45][0-9]{2}\b",
     re.S,
 )
-# What a chat shows in the place of an answer; the question may be about errors, as questions about code are.
+# What a chat shows instead of an answer. The question may still be about errors, such as one about code.
 _TRY_AGAIN = re.compile(
     r"(?:oops[!,.]* |(?:i'm )?sorry[,.]? (?:but )?)?(?:something went wrong|an (?:\w+ )?error (?:has )?occurred)"
     r"(?: while \w+ your (?:request|message))?[,.!:;-]* ?(?:please )?"
     r"try again(?: later| in a (?:moment|few minutes))?[.!]*"
 )
-_LONGEST_TRY = 200
-# A picture in the place of an answer: a link to it and nothing else.
+_MAX_RETRY_CHARS = 200
+# A link to a picture and nothing else.
 _PICTURE = re.compile(r"(?:!\[[^\]\n]*\]\()?https?://[^\s()]+\.(?:png|jpe?g|webp|gif)(?:\?[^\s()]*)?\)?", re.I)
 _ABOUT_LINKS = re.compile(r"https?://|\b(?:ur[li]s?|links?|urls)\b|!\[", re.I)
-# A program says that no answer was made; that none was found, or known, may be one.
+# A program reports that no answer was made. "No answer was found" may be an answer.
 _NOT_MADE = re.compile(
     r"(?:sorry,? )?(?:no|empty) (?:answer|response|reply|output|completion|content) (?:was |has been |could be )?"
     r"(?:generated|received|returned|produced|given by the model|from (?:the )?(?:llm|model|server|api))"
@@ -129,7 +131,7 @@ _NOT_MADE = re.compile(
     r"|(?:未|没有|沒有)(?:能)?(?:生成|收到|返回)(?:任何)?(?:回答|回复|回覆|答案|响应|內容|内容)"
     r"|(?:回答|応答|返答)(?:が|は)(?:生成されませんでした|ありませんでした)|응답이 생성되지 않았습니다"
 )
-# A program says that there is no model to answer; people say the same of a telephone, so the words are many.
+# A program reports that the model is unavailable. People say the same of a telephone, so the patterns are long.
 _NO_MODEL = re.compile(
     r"(?:(?:sorry|i'm sorry|we're sorry|apologies|unfortunately)[,.]? (?:but )?)?(?:the|our|my) (?:\w+ ){0,2}"
     r"(?:language model|llm|ai (?:model|service|assistant)|model|chat ?bot) is (?:currently |temporarily )?"
@@ -148,32 +150,33 @@ _NO_MODEL = re.compile(
     re.S,
 )
 _MODEL = re.compile(r"model|модел|modèle|模型", re.I)
-# What tells a model to stop, or a template where a text ends, or that somebody left a text out, and nothing else.
+# A stop token, the end mark of a template, or a note that text was omitted, and nothing else.
 _MARK = re.compile(
     r"#{3,}|={3,}|\*{3,}|-{3,}|~{3,}|</?s>|\[/?inst\]"
     r"|[\[<(](?:[\w-]+ ){0,3}(?:trimmed|truncated|omitted|elided|snipped|redacted|removed)(?: [\w-]+){0,4}[\])>]"
     r"|<\|?(?:im_(?:start|end|sep)|end_?of_?text|eot(?:_id)?|end_of_turn|end|eos|eod|pad|bos|stop|assistant|user)\|?>"
 )
-_SIGNS = "❌❗‼⚠🚫⛔✖✗\ufe0f "  # in front of what a program says
+_SIGNS = "❌❗‼⚠🚫⛔✖✗\ufe0f "  # before a message of a program
 _ERROR_KEYS = names("error message code status status_code type param detail details request_id success ok statuscode")
 _ABOUT_ERRORS = re.compile(r"error|status|http|exception|\bapi\b|fehler", re.I)
 
-MIN_LABELLED = 10  # rows, before they tell anything
-ROWS_A_LABEL = 3  # at least, on average
+MIN_LABELLED = 10  # fewer rows are no evidence
+ROWS_PER_LABEL = 3  # minimum, on average
 SHORT_SHARE = 0.9
 _LABEL_CHARS, _LABEL_WORDS = 40, 4
 
 
 class Placeholder(NamedTuple):
-    """`may_be_label`: whether it could be the name of a class."""
+    """A placeholder; `may_be_label` says whether it could be the name of a class."""
 
     shown: str
     may_be_label: bool
 
 
 def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], bool]) -> tuple[str, ...]:
-    """Reasons of severity warn, for a row whose answers are answers. `few_labels`: whether many rows of its file share
-    few answers; asked only when it matters. Raises RowRefused("placeholder-answer").
+    """Return the warnings of a row, or raise RowRefused("placeholder-answer").
+
+    `few_labels` returns whether many rows of the file share few answers; it is called only when that matters.
     """
     kept: tuple[str, ...] = ()
     for number, message in enumerate(messages):
@@ -181,54 +184,52 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
             continue
         if (left := _never_filled_in(message.content, messages[:number])) is not None:
             raise RowRefused("placeholder-answer", f"{left} was never filled in")
-        found = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
-        if found is None:
+        placeholder = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
+        if placeholder is None:
             continue
-        if not (found.may_be_label and few_labels()):
+        if not (placeholder.may_be_label and few_labels()):
             where = f" of message {number + 1}" if number + 1 < len(messages) else ""
-            raise RowRefused("placeholder-answer", f"{found.shown!r} stands in the place of the answer{where}")
+            raise RowRefused("placeholder-answer", f"{placeholder.shown!r} stands in the place of the answer{where}")
         kept = ("label-answer",)
     return kept
 
 
 def _never_filled_in(answer: str, before: Sequence[Message]) -> str | None:
-    """What of a template is left in an answer or its question; None where nothing is."""
-    if _is_of_nobody(answer, before):
+    """Return the part of a template that is left in an answer or its question, or None."""
+    if _has_unnamed_speaker(answer, before):
         return "{{name}} or {{author}} in the answer"
     asked = before[-1].content if before and before[-1].role == "user" else ""
-    may_be_open = "[" in asked and len(asked) <= _LONGEST_OPEN
-    if may_be_open and (found := _OPEN_PLACE.search(asked)) and not _OF_BRACKETS.search(asked):
-        return f"{found.group(1)} in the question"
+    may_be_open = "[" in asked and len(asked) <= _MAX_OPEN_CHARS
+    if may_be_open and (slot := _OPEN_PLACE.search(asked)) and not _OF_BRACKETS.search(asked):
+        return f"{slot.group(1)} in the question"
     return "most of the form in the answer" if _is_empty_form(answer, before) else None
 
 
 def _is_empty_form(answer: str, before: Sequence[Message]) -> bool:
-    """Whether an answer is lines of a label each, most without a value; a prompt that names one asks for them."""
-    if len(answer) > LONGEST_CHARS or not (":\n" in answer or ": \n" in answer):
+    """Return whether an answer is lines with labels, most without a value, and the prompt names none of the labels."""
+    if len(answer) > MAX_CHARS or not (":\n" in answer or ": \n" in answer):
         return False
     lines = [_LABELLED.fullmatch(line.rstrip()) for line in answer.splitlines() if line.strip()]
-    told = [line for line in lines if line is not None]
-    empty = [line.group(1) for line in told if not line.group(2).strip()]
-    if len(told) < max(len(lines), _FEWEST_LABELLED) or 2 * len(empty) <= len(told):
+    labelled = [line for line in lines if line is not None]
+    empty = [line.group(1) for line in labelled if not line.group(2).strip()]
+    if len(labelled) < max(len(lines), _MIN_LABELLED_LINES) or 2 * len(empty) <= len(labelled):
         return False
     return not any(_is_named(label, [message.content for message in before]) for label in empty)
 
 
-def _is_of_nobody(answer: str, before: Sequence[Message]) -> bool:
-    """Whether an answer names its speaker or maker by a slot that was never filled in."""
-    if "{{" not in answer or "{%" in answer or "```" in answer or "<" in answer or not _NOBODY.search(answer):
+def _has_unnamed_speaker(answer: str, before: Sequence[Message]) -> bool:
+    """Return whether a slot for the speaker or its maker was never filled in."""
+    if "{{" not in answer or "{%" in answer or "```" in answer or "<" in answer or not _UNNAMED_SPEAKER.search(answer):
         return False
     return not any(_OF_TEMPLATES.search(message.content) for message in before)
 
 
 def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
-    """What stands in the place of an answer; None where it is one. `before`: the texts of the prompt."""
+    """Return the placeholder that an answer is, or None. `before` has the texts of the prompt."""
     text = answer.strip()
     if _is_shown_instead(text, before):
         return Placeholder(text[:40], False)
-    if len(text) > LONGEST_CHARS and not text[:40].lower().startswith(
-        ("lorem ipsum", "<!doctype html", *_STREAM_HEADS)
-    ):
+    if len(text) > MAX_CHARS and not text[:40].lower().startswith(("lorem ipsum", "<!doctype html", *_STREAM_HEADS)):
         return None
     plain = " ".join(text.casefold().split())
     plain = plain.lstrip(_SIGNS) or plain
@@ -246,25 +247,25 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
 
 
 def _is_shown_instead(text: str, before: Iterable[str]) -> bool:
-    """Whether a chat shows a text in the place of an answer: a picture, or that something went wrong."""
+    """Return whether a chat showed a text instead of an answer: a picture, or that something went wrong."""
     if text.startswith(("http", "![")) and _PICTURE.fullmatch(text):
         return not any(map(_ABOUT_LINKS.search, before))
-    tries = len(text) <= _LONGEST_TRY and _TRY_AGAIN.fullmatch(" ".join(text.casefold().split()))
+    tries = len(text) <= _MAX_RETRY_CHARS and _TRY_AGAIN.fullmatch(" ".join(text.casefold().split()))
     return bool(tries) and not any("try again" in one.casefold() for one in before)
 
 
 def _left_to_fill(plain: str, before: Iterable[str]) -> bool | None:
-    """Whether what somebody wrote to fill it in later may be a class; None for an answer."""
+    """Return None for an answer; for a text to be replaced later, return whether it may be the name of a class."""
     text = plain.strip(_BRACKETS).replace("_", " ")
     is_name = _NAMED.fullmatch(text) is not None
     if not is_name and not _UNFILLED.fullmatch(text):
         return None
-    told = None if is_name else _TELLS_UNFILLED.search(text)
-    return None if _is_named(told.group() if told else text, before) else is_name
+    word = None if is_name else _TELLS_UNFILLED.search(text)
+    return None if _is_named(word.group() if word else text, before) else is_name
 
 
 def _is_missing(text: str, plain: str) -> bool:
-    """Whether an answer says that there is none, or waits to be filled in."""
+    """Return whether an answer says that there is none, or is to be filled in."""
     if (
         {plain, plain.rstrip(".!")} & _WORDS
         or plain.startswith("lorem ipsum")
@@ -277,17 +278,17 @@ def _is_missing(text: str, plain: str) -> bool:
 
 
 def _is_named(word: str, before: Iterable[str]) -> bool:
-    """Whether the prompt itself names what was answered; signs only in quotes, since a question has them anyway."""
+    """Return whether the prompt names the answer. Signs must be in quotes, since most questions have some."""
     is_word = any(c.isalnum() for c in word)
     pattern = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)" if is_word else rf"[\"'`“]{re.escape(word)}[\"'`”]", re.I)
     return any(pattern.search(text) for text in before)
 
 
 def _is_error(text: str, plain: str, before: Iterable[str]) -> bool:
-    """Whether an answer is what an API says when it has none, and nobody asked about errors."""
-    said = _ERROR_TEXT.fullmatch(plain) or _ERROR_STATUS.fullmatch(plain) or _ERROR_START.match(plain)
-    # Last: looking through the prompt takes five times as long as all else here.
-    return bool(said or _is_error_object(parsed(text))) and not any(_ABOUT_ERRORS.search(one) for one in before)
+    """Return whether an answer is the error message of an API, and the prompt is not about errors."""
+    message = _ERROR_TEXT.fullmatch(plain) or _ERROR_STATUS.fullmatch(plain) or _ERROR_START.match(plain)
+    # The prompt last: searching it takes five times as long as everything else here.
+    return bool(message or _is_error_object(parsed(text))) and not any(_ABOUT_ERRORS.search(one) for one in before)
 
 
 def _is_error_object(value: Any) -> bool:
@@ -295,9 +296,9 @@ def _is_error_object(value: Any) -> bool:
 
 
 def share_few_labels(answers: Collection[str]) -> bool:
-    """Whether the answers of a file are classes: short, and each of many rows. Placeholders tell nothing."""
-    told = [one.strip().casefold() for one in answers if placeholder_in(one, ()) is None]
-    short = [one for one in told if len(one) <= _LABEL_CHARS and len(one.split()) <= _LABEL_WORDS]
-    if len(told) < MIN_LABELLED or len(short) < SHORT_SHARE * len(told):
+    """Return whether the answers of a file are classes: short, and each of many rows. Placeholders don't count."""
+    texts = [answer.strip().casefold() for answer in answers if placeholder_in(answer, ()) is None]
+    short = [text for text in texts if len(text) <= _LABEL_CHARS and len(text.split()) <= _LABEL_WORDS]
+    if len(texts) < MIN_LABELLED or len(short) < SHORT_SHARE * len(texts):
         return False
-    return len(Counter(short)) > 1 and len(Counter(short)) * ROWS_A_LABEL <= len(short)
+    return len(Counter(short)) > 1 and len(Counter(short)) * ROWS_PER_LABEL <= len(short)

@@ -1,7 +1,7 @@
-"""What makes a row unfit to learn from: small pure functions, each with one reason.
+"""The checks of a row's messages. Each raises RowRefused with one reason, or returns None.
 
-A check takes the messages of one row and raises RowRefused, or returns None. They run in the order of CHECKS, from
-shape to content, and the first that refuses gives the row's one reason. docs/data-checks.md lists them all.
+They run in the order of CHECKS, from shape to content; the first refusal is the row's reason. docs/data-checks.md lists
+all reasons.
 """
 
 import json
@@ -9,25 +9,73 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
-from hivetune.data.checks.mojibake import mojibake, repaired, repaired_words
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Message
 
+# Mojibake: UTF-8 that was decoded as Windows-1252, such as Ã© for é. `CAFÉ”` and `SÃO»` are correct text whose bytes
+# also happen to be UTF-8. Wrong text has a sign where no language puts one, such as a currency sign inside a word.
+# CP1252 has the characters at 0x80 to 0x9F of Windows-1252.
+CP1252 = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
+# The first bytes of two (Latin, Greek, Cyrillic, Hebrew, Arabic), three and four bytes. First bytes of rare letters are
+# missing: É, È and Ç would stand for phonetic signs.
+PIECE = re.compile(
+    f"[ÂÃÄÅÆÎÏÐÑ×ØÙÚÛ][\u0080-\u00bf{CP1252}]|[à-ï][\u0080-\u00bf{CP1252}]{{2}}|[ð-ô][\u0080-\u00bf{CP1252}]{{3}}"
+)
+# Characters that follow the last letter of a word in correct text.
+CLOSING = frozenset("”’“‘…–—»«›‹\u00a0")
+
+
+def mojibake(text: str) -> str | None:
+    """Return the first piece of `text` that is UTF-8 decoded as Windows-1252, or None."""
+    for match in PIECE.finditer(text):
+        if repaired(match.group()) is not None and not _natural(text, match.start(), match.end()):
+            return match.group()
+    return None
+
+
+def repaired_words(text: str) -> list[str]:
+    """Return the words of `text` that have wrongly decoded pieces, each rightly decoded."""
+    broken = [word for word in re.split(r"[ \t\r\n]+", text) if mojibake(word) is not None]
+    return [PIECE.sub(lambda match: repaired(match.group()) or match.group(), word) for word in broken]
+
+
+def repaired(piece: str) -> str | None:
+    """Return the character that `piece` was, or None. Bytes that Windows-1252 leaves undefined are read as Latin-1."""
+    raw = b"".join(c.encode("cp1252") if c in CP1252 else c.encode("latin-1", "replace") for c in piece)
+    try:
+        decoded = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    return decoded if len(decoded) == 1 and (decoded.isprintable() or decoded.isspace()) else None
+
+
+def _natural(text: str, start: int, end: int) -> bool:
+    """Return whether a word ends so in correct text: a letter and closing punctuation, and no letter follows."""
+    if not CLOSING.issuperset(text[start + 1 : end]):
+        return False
+    before, after = text[start - 1 : start], text[end : end + 1]
+    if end - start > 2:
+        return not after.isalpha()
+    if text[start + 1] in "\u00a0—«»":  # these stand between words or alone: Ã\u00a0 is à, and Â« is «
+        return before.isupper()
+    return not before.islower() and not after.isalpha()
+
+
 Messages = Sequence[Message]
 
-# Compressed to less than this share, an answer is looked at closely. Measured: prose and code 0.4 to 0.9, the answers
-# in Python's documentation not below 0.3, loops below 0.15.
+# An answer that zlib compresses to less than this share may be a loop. Measured: prose and code 0.4 to 0.9, answers in
+# Python's documentation at least 0.3, loops below 0.15.
 LOOP_RATIO = 0.25
 ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
-MAX_REPEATED = 0.1  # of the answers of a conversation, that say the question again
-OVERLAP_CHARS = 40  # at least, of a question's end that the answer begins with
+MAX_REPEATED = 0.1  # share of the answers of a conversation that may repeat their question
+OVERLAP_CHARS = 40  # minimum length of a question's end that the answer begins with
 LOOP_MAX_PERIOD = 300
-# A loop over half of a text holds the characters in front of the middle or those behind it, and a copy of them at most
-# one period away. With more of them the copy may lie outside: two periods and these are never more than a loop is long.
+# A loop over half of a text covers the characters before or after its middle, and a copy of them one period away.
+# With a longer probe the copy could lie outside of the loop.
 LOOP_PROBE_CHARS = 32
-LOOP_WINDOW = 8192  # characters to each side of the middle of a long text, looked at before all of it
+LOOP_WINDOW = 8192  # characters on each side of the middle of a long text, searched before the whole text
 _WORD = re.compile(r"\w+")
 _NUMBER_NAMES = (
     "six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
@@ -38,9 +86,9 @@ MAX_CHARS_WITHOUT_MODEL = 1_000_000  # about 250,000 tokens, the window of the l
 
 
 def check_roles(messages: Messages) -> None:
-    """User and assistant in turn; tool results follow the call they answer; system turns stand anywhere but last.
+    """Check that user and assistant alternate, that tool results follow a call, and that no system turn is last.
 
-    Whether the template has a place for a system turn inside the conversation is for the template to say.
+    A system turn inside the conversation is refused later, if the model's template has no place for it.
     """
     if not messages:
         raise RowRefused("no-messages")
@@ -71,6 +119,7 @@ def check_roles(messages: Messages) -> None:
 
 
 def check_empty(messages: Messages) -> None:
+    """Check that no question and no answer without calls is empty."""
     for message in messages:
         if message.content.strip():
             continue
@@ -81,7 +130,7 @@ def check_empty(messages: Messages) -> None:
 
 
 def check_characters(messages: Messages) -> None:
-    """NUL, halves of characters, lost bytes, wrongly decoded text."""
+    """Check for NUL, lone surrogates, lost letters and wrongly decoded text."""
     for i, message in enumerate(messages):
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
         if "?? ?" in text and message.role != "tool" and _letters_are_lost(text):
@@ -94,23 +143,24 @@ def check_characters(messages: Messages) -> None:
             continue
         if "\0" in text:
             raise RowRefused("nul-byte")
-        if "\ufffd" in text and message.role != "tool":  # what a tool really printed is read as it is
+        if "\ufffd" in text and message.role != "tool":  # a tool may really have printed it
             raise RowRefused("replacement-character")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = ord(text[error.start])
-            if 0xDC80 <= half <= 0xDCFF:  # a byte that was no UTF-8, as reading CSV and JSON files keeps it
+            if 0xDC80 <= half <= 0xDCFF:  # a byte that was not UTF-8, as the CSV and JSON readers keep it
                 raise not_utf8(half - 0xDC00, text[: error.start]) from None
             raise RowRefused("lone-surrogate") from None
-        found = mojibake(text) if message.role != "tool" else None
-        if found and not _is_quoted(text, messages[i:]):
-            raise RowRefused("mojibake", f"{found!r} was {repaired(found)!r}: read the source as UTF-8")
+        piece = mojibake(text) if message.role != "tool" else None
+        if piece and not _is_quoted(text, messages[i:]):
+            raise RowRefused("mojibake", f"{piece!r} was {repaired(piece)!r}: read the source as UTF-8")
 
 
 def _is_quoted(text: str, messages: Messages) -> bool:
-    """Whether each wrongly decoded word of a text stands rightly decoded in it too, or in the answer to it: somebody
-    speaks of wrong decoding. A text that was decoded wrongly is so from its beginning to its end.
+    """Return whether each wrongly decoded word of a text also stands there, or in its answer, rightly decoded.
+
+    Then the text is about wrong decoding: a text that was decoded wrongly has no right words.
     """
     answer = next((message.content for message in messages if message.role == "assistant"), "")
     right = set(_WORD.findall(f"{text}\n{answer}"))
@@ -118,14 +168,12 @@ def _is_quoted(text: str, messages: Messages) -> bool:
 
 
 def _letters_are_lost(text: str) -> bool:
-    """Whether words of question marks alone, of several lengths, stand in a row: their letters had no place in the
-    encoding that the text was written in.
-    """
+    """Return whether words of question marks follow each other: the encoding of the text lacked their letters."""
     return any(len({len(word) for word in run.split()}) > 1 for run in _LOST_WORDS.findall(text))
 
 
 def check_answers(messages: Messages) -> None:
-    """Answers that teach nothing: the question again, or a loop. A long conversation may hold a few of the former."""
+    """Check that answers are no loops and that at most a few repeat their question."""
     asked = ""
     repeated = answers = 0
     for message in messages:
@@ -134,7 +182,7 @@ def check_answers(messages: Messages) -> None:
         elif message.role == "assistant":
             answer = message.content
             answers += 1
-            if len(answer) == len(asked) or abs(len(answer) - len(asked)) < 16:  # cheap before folding case
+            if len(answer) == len(asked) or abs(len(answer) - len(asked)) < 16:  # cheaper than folding case
                 same = answer and answer.strip().casefold() == asked.strip().casefold()
                 repeated += bool(same)
             if _goes_on_with(asked, answer):
@@ -146,8 +194,9 @@ def check_answers(messages: Messages) -> None:
 
 
 def _goes_on_with(asked: str, answer: str) -> bool:
-    """Whether running text was cut into overlapping pieces: the question ends with the answer's beginning, in the
-    middle of a line. A text to be completed begins behind a line's end, a colon, a quote or a sentence.
+    """Return whether question and answer are overlapping pieces of running text.
+
+    The overlap begins in the middle of a line. A text to be completed begins after a line, colon, quote or sentence.
     """
     start = asked.find(answer[:OVERLAP_CHARS]) if len(answer) > OVERLAP_CHARS else -1
     if start < 2 or asked[start - 1] != " " or not (asked[start - 2].isalnum() or asked[start - 2] in ",;"):
@@ -157,13 +206,13 @@ def _goes_on_with(asked: str, answer: str) -> bool:
 
 
 def has_loop(text: str) -> bool:
-    """Whether one piece, repeated at least six times in a row, makes up half of `text` (or all of its end)."""
+    """Return whether one piece, repeated at least six times in a row, fills half of `text`."""
     if not _middle_comes_again(text):
         return False
     encoded = text.encode("utf-8", "surrogatepass")
     if len(zlib.compress(encoded, 1)) - ZLIB_OVERHEAD_BYTES > LOOP_RATIO * len(encoded):
         return False
-    middle = len(text) // 2  # what makes up half of a text lies in its middle too, and fills half of any window there
+    middle = len(text) // 2  # a loop over half of the text fills half of any window there
     if len(text) > 4 * LOOP_WINDOW and not has_loop(text[middle - LOOP_WINDOW : middle + LOOP_WINDOW]):
         return False
     for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
@@ -173,7 +222,7 @@ def has_loop(text: str) -> bool:
 
 
 def _is_asked_for(asked: str, answer: str) -> bool:
-    """Whether an answer is one piece as often as a number in the question says, and nothing else."""
+    """Return whether an answer is one piece repeated as often as a number in the question says."""
     words = _WORD.findall(asked.lower())
     for number in {_NUMBER_WORDS.get(word, word) for word in words}:
         if not (number.isdecimal() and len(number) < 4 and int(number) >= LOOP_MIN_REPEATS):
@@ -186,13 +235,15 @@ def _is_asked_for(asked: str, answer: str) -> bool:
 
 
 def _repeats(piece: str) -> bool:
-    """Whether a piece is itself a piece several times, so that a loop of 240 is no loop of 20."""
+    """Return whether a piece is itself a repetition: 240 repetitions are not 20 repetitions of twelve."""
     return any((piece + gap + piece).find(piece, 1) <= len(piece) for gap in (" ", "\n"))
 
 
 def _middle_comes_again(text: str) -> bool:
-    """Whether there is a copy of what stands beside the middle within the longest period: a twentieth of the time of
-    compressing the text."""
+    """Return whether a copy of the text beside the middle is within the longest period.
+
+    This takes a twentieth of the time of compressing the text.
+    """
     middle = len(text) // 2
     for start in (middle - LOOP_PROBE_CHARS, middle + 1):
         probe = text[start : start + LOOP_PROBE_CHARS]
@@ -203,7 +254,7 @@ def _middle_comes_again(text: str) -> bool:
 
 
 def _longest_repeat(text: str, period: int) -> int:
-    """Length of the longest stretch of `text` that repeats with `period`, found in steps of the whole stretch."""
+    """Return the length of the longest part of `text` that repeats with `period`."""
     best = position = 0
     while position + period * LOOP_MIN_REPEATS <= len(text):
         unit = text[position : position + period]
@@ -217,19 +268,20 @@ def _longest_repeat(text: str, period: int) -> int:
 
 
 def check_length(messages: Messages) -> None:
-    """Without a model there are no tokens to count."""
+    """Check the length in characters, for preparations without a model."""
     num_chars = sum(len(message.content) for message in messages)
     if num_chars > MAX_CHARS_WITHOUT_MODEL:
         raise RowRefused("too-long-characters", f"{num_chars:,} characters, the limit is {MAX_CHARS_WITHOUT_MODEL:,}")
 
 
 def check_message_weights(messages: Messages) -> None:
+    """Check that an answer has a weight."""
     if not any(message.weight for message in messages if message.role == "assistant"):
         raise RowRefused("no-trained-token", "every answer has the weight 0")
 
 
 def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
-    """A check that no text holds one of these control tokens."""
+    """Return a check that no text holds one of these control tokens."""
     pattern = re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or r"(?!)")
 
     def check_control_tokens(messages: Messages) -> None:
@@ -253,6 +305,6 @@ CHECKS: tuple[Callable[[Messages], None], ...] = (
 
 
 def check_messages(messages: Messages, checks: Sequence[Callable[[Messages], None]] = CHECKS) -> None:
-    """Run every check. Raises RowRefused with the first reason."""
-    for one in checks:
-        one(messages)
+    """Run every check. Raise RowRefused with the first reason."""
+    for check in checks:
+        check(messages)

@@ -10,7 +10,7 @@ from hivetune.base.disk import FULL_DISK, write_whole
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.fates import REFUSED, Decisions, fates, open_result
-from hivetune.data.prepare.duplicates import write_dropped
+from hivetune.data.prepare.report import write_dropped
 from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.rows.read import QUARANTINE_KEY
 from hivetune.data.snapshot import SPLITS

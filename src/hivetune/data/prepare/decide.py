@@ -29,6 +29,7 @@ from hivetune.data.fates import (
     QUOTA_SESSION,
     QUOTA_SOURCE,
     REFUSED,
+    SYNTHETIC_SHARE,
     TRAIN,
     VALIDATION,
     Decisions,
@@ -40,7 +41,6 @@ from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.nearest import Nearest
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
-from hivetune.data.synthetic import cap_synthetic
 from hivetune.records import Progress
 
 CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text: longer ones are read again
@@ -88,7 +88,7 @@ def decide_rows(
         _limit(decisions, columns.ties.session, columns.hash64, data.quota_per_session, QUOTA_SESSION)
     if data.quota_per_source is not None:
         _limit(decisions, columns.source, columns.hash64, data.quota_per_source, QUOTA_SOURCE)
-    cap_synthetic(results, decisions, columns.hash64, data.synthetic_share)
+    _cap_synthetic(results, decisions, columns.hash64, data.synthetic_share)
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate == TRAIN))
     found = sides(rows, columns.ties, alike, data)
     nearest = Nearest()
@@ -279,3 +279,17 @@ def _leave_out(results: Sequence[Path], decisions: Decisions, named: Mapping[str
             for n, identity in database.execute("SELECT n, id FROM rows WHERE id IS NOT NULL"):
                 if identity in named and decisions.fate[start + n] < len(SPLITS):
                     decisions.fate[start + n] = FATES[named[identity]]
+
+
+def _cap_synthetic(results: Sequence[Path], decisions: Decisions, order: Sequence[int], share: float) -> None:
+    """Set aside synthetic rows above `share` of the usable rows, drawn by content. Without other rows keep all."""
+    synthetic = []
+    for start, path in zip(decisions.chunk_starts, results, strict=True):
+        with closing(open_result(path)) as database:
+            rows = (start + n for (n,) in database.execute("SELECT n FROM rows WHERE maker IS NOT NULL"))
+            synthetic += [row for row in rows if decisions.fate[row] == TRAIN]
+    others = decisions.count(TRAIN) - len(synthetic)
+    most = len(synthetic) if not others or share >= 1 else min(len(synthetic), int(others * share / (1 - share) + 1e-9))
+    for row in sorted(synthetic, key=order.__getitem__)[most:]:
+        decisions.fate[row] = SYNTHETIC_SHARE
+    decisions.synthetic = {"rows": most, "others": others}

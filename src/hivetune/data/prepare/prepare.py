@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,15 @@ from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.build import write_snapshot
 from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import decide_rows
-from hivetune.data.prepare.duplicates import write_dropped
-from hivetune.data.prepare.examine.stages import ChunkJob
 from hivetune.data.prepare.page import write_page
-from hivetune.data.prepare.pool import num_workers, result_path, run_chunks
-from hivetune.data.prepare.report import Report, make_report
+from hivetune.data.prepare.report import Report, make_report, write_dropped
+from hivetune.data.prepare.stages import ChunkJob
 from hivetune.data.prepare.understand import place_rows, unclear, understood
+from hivetune.data.prepare.work import num_workers, result_path, run_chunks
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.rows.formats import CR_FORMAT, ENCODED_FORMAT
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
-from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
+from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
 # As the system and SQLite word it, in the last words of a worker too.
@@ -307,3 +306,27 @@ def read_report(folder: Path) -> dict[str, Any]:
     """The report of a snapshot."""
     report: dict[str, Any] = read_json(folder / REPORT)
     return report
+
+
+# The second station: the rows of a config become a snapshot of tokens.
+
+
+def prepare_data(
+    config: RunConfig, model: Path, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+) -> Snapshot:
+    """The snapshot of the config's rows, made or found.
+
+    `on_busy` is called while another process makes it, returns after a pause, and then it is looked for again; without
+    it Busy is raised. Raises DataRefused when too few rows are usable.
+    """
+    while True:
+        try:
+            snapshot = prepare(config, model, None, progress)
+            break
+        except Busy as busy:
+            if on_busy is None:
+                raise
+            on_busy(busy)
+    if not snapshot.rows("train"):
+        raise DataRefused(f"no row of {config.data.path} is left to train on", hint="see why: hivetune data check")
+    return snapshot

@@ -35,7 +35,6 @@ from hivetune.data.rows.containers import may_hold_rows, rows_inside
 from hivetune.data.rows.encodings import latin_text
 from hivetune.data.rows.layouts.table import read_layout
 from hivetune.data.rows.sessions.detect import is_session_line
-from hivetune.data.synthetic import maker_of
 from hivetune.records import Example, Message
 
 BOM = b"\xef\xbb\xbf"
@@ -386,7 +385,7 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         feedback=stored.get("feedback", fields.feedback),
         checker=checker if isinstance(checker, dict) else None,
         untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
-        maker=maker_of(row),
+        maker=_maker_of(row),
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
         client=_client(row),
     )
@@ -442,3 +441,9 @@ def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
     return int(
         content_id(tuple(m if m.weight == 1 else replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16
     )
+
+
+def _maker_of(row: Mapping[str, Any]) -> str | None:
+    """Return the maker of a row that `data synth` made; None for a row that people had."""
+    made = row.get("synth")
+    return str(made.get("maker") or "unknown") if isinstance(made, dict) else None

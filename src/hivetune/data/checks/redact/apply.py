@@ -1,4 +1,4 @@
-"""Applies the rules to everything of a row that reaches tokens, and says what was found where."""
+"""The redaction of a row: the rules applied to everything that becomes tokens, with notes of each find."""
 
 import hashlib
 import re
@@ -7,12 +7,9 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from hivetune.data.checks.redact.contact import CONTACT_RULES, PHONE_RULES
-from hivetune.data.checks.redact.keyed import KEYED_RULES
-from hivetune.data.checks.redact.numbers import NUMBER_RULES
-from hivetune.data.checks.redact.rules import RuleSet, replace_finds
-from hivetune.data.checks.redact.secrets import LAST_RULES, SECRET_RULES
-from hivetune.data.checks.redact.words import TellingWords
+from hivetune.data.checks.redact.personal import CONTACT_RULES, NUMBER_RULES, PHONE_RULES
+from hivetune.data.checks.redact.rules import RuleSet, TellingWords, replace_finds
+from hivetune.data.checks.redact.secrets import KEYED_RULES, LAST_RULES, SECRET_RULES
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -21,22 +18,22 @@ PLACES = {"system": "the system prompt", "user": "the question", "assistant": "t
 NOT_TEXT = ("role", "weight")
 TEXT_FIELDS = tuple(field.name for field in fields(Message) if field.name not in NOT_TEXT)
 _fields_of = attrgetter(*TEXT_FIELDS)
-BORDER = "\n\0\n"  # no find crosses it: a row without tools is looked at in one piece, and most have nothing to find
-# Names of values that tell rows apart: a name such as session_id makes no secret of what stands behind it.
+BORDER = "\n\0\n"  # no find crosses it, so that the texts of a row can be searched at once
+# Names of values that only identify something: a value behind session_id is no secret.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
 SECRETS = RuleSet((*SECRET_RULES, *KEYED_RULES, *LAST_RULES))
 PERSONAL = RuleSet((*CONTACT_RULES, *NUMBER_RULES, *PHONE_RULES))
 EVERYTHING = RuleSet((*SECRETS.rules, *PERSONAL.rules))
 TELLING = TellingWords(EVERYTHING.rules)
-MAX_NOTES = 5  # kinds of finds told of one row; more of them are counted
+MAX_NOTES = 5  # kinds of finds named per row; further kinds are counted
 
 
 def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) -> tuple[Example, tuple[str, ...]]:
-    """The example after `policy`, and what was found where, such as "GitHub token in the answer".
+    """Return the example after `policy`, and what was found where, such as "GitHub token in the answer".
 
-    The very same example when there was nothing to do. Covers messages with all their fields, tool definitions and the
-    checker (whose expected value must go the way of the answer's). Raises RowRefused(reason) under "reject".
+    Return the same object if nothing was found. All fields of messages, tool definitions and the checker are searched:
+    the checker's expected value must stay equal to the answer's. Raise RowRefused(reason) if the policy is "reject".
     """
     if policy == "keep" or holds_nothing(example, rules):
         return example, ()
@@ -46,22 +43,23 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     checker = walk.value(example.checker, "the checker")
     if not walk.notes:
         return example, ()
-    notes = _told(walk.notes)
+    notes = _short_list(walk.notes)
     if policy == "reject":
         raise RowRefused(reason, f"{', '.join(notes)}: remove it" + (" and revoke it" if reason == "secret" else ""))
     return replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker), notes
 
 
 def holds_nothing(example: Example, rules: RuleSet) -> bool:
-    """Whether none of `rules` finds anything in a row, told by one look at all of its text; False where only a walk
-    through its parts can tell. Most rows hold nothing: a look for EVERYTHING takes two thirds of one for each kind.
+    """Return True if one search of the whole text finds nothing; False also if each part must be searched.
+
+    Most rows hold nothing. One search for EVERYTHING takes two thirds of the time of a search for each kind.
     """
     text = _plain_text(example)
     return text is not None and not rules.find(text, TELLING.of(text))
 
 
 def _plain_text(example: Example) -> str | None:
-    """All that reaches tokens, if it is text without names that say what a value is."""
+    """Return all text of a row; None if it has named values, whose names decide what they are."""
     if example.tools or example.checker:
         return None
     values = [value for message in example.messages for value in _fields_of(message) if value]
@@ -69,13 +67,16 @@ def _plain_text(example: Example) -> str | None:
 
 
 def redact_value(value: Any, rules: RuleSet) -> Any:
-    """Every text inside a JSON value, redacted; the same object when nothing was found."""
+    """Return a JSON value with every text redacted; the same object if nothing was found."""
     return _Walk(rules).value(value, "")
 
 
 def redacted_name(name: str) -> str:
-    """The name of a user or a session as the store keeps it: one that holds personal data or a secret is redacted like
-    a text, and keeps a hash by which it can be told from others and forgotten."""
+    """Return the name of a user or session as the store keeps it.
+
+    A name that holds personal data or a secret is redacted and gets a hash, so that it stays distinct and can be
+    forgotten.
+    """
     clean = str(redact_value(redact_value(name, SECRETS), PERSONAL))
     if clean == name:
         return name
@@ -83,14 +84,14 @@ def redacted_name(name: str) -> str:
     return f"{clean} {digest}"
 
 
-def _told(notes: Sequence[str]) -> tuple[str, ...]:
-    """Each note once, the first few."""
+def _short_list(notes: Sequence[str]) -> tuple[str, ...]:
+    """Return the first distinct notes and the number of the others."""
     once = tuple(dict.fromkeys(notes))
     return once if len(once) <= MAX_NOTES else (*once[:MAX_NOTES], f"and {len(once) - MAX_NOTES} more")
 
 
 class _Walk:
-    """One pass over the parts of a row; `notes` gathers what was found where."""
+    """One pass over the parts of a row; `notes` collects the finds and their places."""
 
     def __init__(self, rules: RuleSet):
         self._rules = rules
@@ -99,18 +100,18 @@ class _Walk:
     def message(self, message: Message, number: int) -> Message:
         place = PLACES[message.role]
         changed: dict[str, Any] = {}
-        for name in TEXT_FIELDS:  # whatever a message will hold one day is covered too
+        for name in TEXT_FIELDS:  # so fields that messages get later are covered too
             value = getattr(message, name)
             if not value:
                 continue
-            inside = place if name == "content" else f"{_spoken(name)} of {place}"
+            inside = place if name == "content" else f"{_field_title(name)} of {place}"
             cleaned = self.value(value, f"{inside} (message {number})")
             if cleaned is not value:
                 changed[name] = cleaned
         return replace(message, **changed) if changed else message
 
     def value(self, value: Any, place: str, key: str = "") -> Any:
-        """`value` redacted. `key`: the name that it stands behind, which may say what it is: {"password": "x"}."""
+        """Return `value` redacted. `key` is the name before it, which may say what it is: {"password": "x"}."""
         if isinstance(value, str):
             return self._text(value, place, key)
         if isinstance(value, Mapping):
@@ -144,12 +145,12 @@ class _Walk:
         return replace_finds(front + text, finds)[len(front) :]
 
 
-def _spoken(field: str) -> str:
+def _field_title(field: str) -> str:
     return {"tool_calls": "a tool call", "name": "the name", "tool_call_id": "the call id"}.get(field, f"the {field}")
 
 
 def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Two keys that become one placeholder stay two."""
+    """Return `name`, numbered if it is taken: two keys that become the same placeholder stay two keys."""
     number, free = 1, name
     while free in taken:
         number += 1

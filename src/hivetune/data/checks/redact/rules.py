@@ -1,28 +1,27 @@
-"""What a rule is, and how a set of rules is looked for in one text in linear time.
+"""The rule and the search for all rules in one text, in linear time.
 
-No rule fires on a high-entropy word alone: on prose such rules raise an alarm in every other line. A secret has a
-prefix that its maker gave it (AKIA, ghp_, ...), or stands behind a word such as `password=`. A number is personal when
-its checksum holds and it has the shape that people write it in, or behind a word that names it.
+No rule fires on a high-entropy word alone, because such a rule fires in every other line of prose. A secret has a known
+prefix (AKIA, ghp_) or stands behind a word such as `password=`. A number is personal when its checksum and shape are
+right, or behind a word that names it.
 
-Speed: a rule costs nothing in a text that its gate does not let through or that has none of its markers, and where a
-pattern begins at a marker it is tried only there. Linear time: every repetition in a pattern has an upper bound
-(tests/data/checks/test_redact_linear.py walks all patterns), so the work at each place is bounded. A prompt of 4.8 kB
-once held an unbounded rule for 58 s.
+A rule costs nothing in a text that its gate excludes or that has none of its markers. A pattern that begins at a marker
+is tried only there. Every repetition in a pattern has an upper bound (tests/data/checks/test_redact_linear.py), so the
+work at each place is bounded: an unbounded rule once took 58 s for a prompt of 4.8 kB.
 """
 
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
 Gate = Literal["none", "digits", "number", "address", "coded-word", "long-word", "mixed-word"]
 Tried = Literal["anywhere", "at-marker", "behind-marker", "behind-word"]
-Check = Callable[[str, int, int], bool]  # the text as it came, and where the find begins and ends
+Check = Callable[[str, int, int], bool]  # (text as it came, start, end) -> whether it is a find
 
-# What a text must hold for the rules of a gate to run at all.
+# Patterns of the gates: a rule runs only on a text that its gate lets through.
 DIGITS = re.compile(r"\d[\dA-Za-z .()/-]{0,4}\d")
 NUMBER = re.compile(r"\d(?:[\d .()/-]{4,20}\d|\d[A-Za-z]\d\d[A-Za-z]\d)")
 ADDRESS = re.compile(
@@ -38,12 +37,11 @@ SHORT_WORD = 5  # letters; a word up to here must not be the beginning of anothe
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`title`: what people call the find. `gate`: what kind of text it can be in; `markers`: one of them must be there
-    (none: in every text that the gate lets through).
+    """One kind of find. A text must pass the `gate` and hold one of the `markers`, if there are any.
 
-    `tried`: the pattern is searched for anywhere, or matched where a marker begins, or right behind a marker, or behind
-    one that is a word of its own. `group`: the part of the match to replace. `folded`: markers and pattern look at the
-    text in lower case. `holds`: a check of what is to be replaced, such as a checksum.
+    `tried` says where the pattern is tried: anywhere, where a marker begins, behind a marker, or behind a marker that
+    is a word of its own. `group` is the part to replace. With `folded`, markers and pattern read the text in lower
+    case. `holds` checks what would be replaced, such as its checksum.
     """
 
     name: str
@@ -60,7 +58,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Characters `start` to `end` of a text, and the rule that found them."""
+    """A place in a text and the rule that matched there."""
 
     start: int
     end: int
@@ -68,7 +66,7 @@ class Find:
 
 
 class RuleSet:
-    """Rules with their markers laid out for one pass. Earlier rules win where two match."""
+    """A set of rules, indexed by their markers. Where two match, the earlier rule wins."""
 
     def __init__(self, rules: Sequence[Rule]):
         self.rules = tuple(rules)
@@ -78,9 +76,7 @@ class RuleSet:
         self._always = frozenset(i for i, rule in enumerate(rules) if rule.gate == "none" and not rule.markers)
 
     def find(self, text: str, telling: str | None = None) -> list[Find]:
-        """All that matches and holds: in order, none overlapping. `telling`: those of its words that may matter, as
-        `TellingWords` has them; without it all do.
-        """
+        """Return the finds in order, without overlaps. `telling` holds the words that may matter (TellingWords)."""
         lower = fold(text)
         wanted = self._wanted(text, lower, text if telling is None else telling)
         if not wanted:
@@ -95,7 +91,7 @@ class RuleSet:
         return spans.finds
 
     def _wanted(self, text: str, lower: str, telling: str) -> set[int]:
-        """The rules that may match."""
+        """Return the numbers of the rules that may match."""
         wanted = set(self._always)
         if not telling:
             return wanted
@@ -114,7 +110,7 @@ class RuleSet:
 
 
 def _before_digits(text: str, telling: str) -> str:
-    """What stands in front of the first few numbers, where their names are; the whole text when there are many."""
+    """Return the text before each of the first numbers, where its name stands; the whole text if there are many."""
     if CODED.search(telling) is None:
         return ""
     numbers = [match.start() for match in islice(DIGITS.finditer(text), FEW_NUMBERS + 1)]
@@ -132,7 +128,7 @@ def _with_address(text: str, telling: str) -> str:
 
 
 def _coded_words(text: str, telling: str) -> str:
-    """The whole text, when a long enough word holds a digit: the name stands in front of it."""
+    """Return the whole text if a long word holds a digit."""
     if CODED.search(telling) is None:
         return ""
     return text if any(len(word) >= CODED_WORD_CHARS and CODED.search(word) for word in telling.split()) else ""
@@ -143,7 +139,7 @@ def _long_words(_text: str, telling: str) -> str:
 
 
 def _mixed_words(text: str, telling: str) -> str:
-    """The whole text, when a long word has a digit and letters of both cases."""
+    """Return the whole text if a long word has a digit and letters of both cases."""
     if CODED.search(telling) is None:
         return ""
     long = [word for word in telling.split() if len(word) >= LONG_WORD_CHARS]
@@ -151,7 +147,7 @@ def _mixed_words(text: str, telling: str) -> str:
     return text if mixed else ""
 
 
-# The part of a text in which the markers of a gate are looked for; empty: none of its rules can match.
+# For each gate the part of a text that its markers are searched in; an empty part excludes all its rules.
 GATES: dict[Gate, Callable[[str, str], str]] = {
     "none": lambda _text, telling: telling,
     "digits": _before_digits,
@@ -164,10 +160,7 @@ GATES: dict[Gate, Callable[[str, str], str]] = {
 
 
 class _Markers:
-    """The markers of all rules behind one gate, each once, with the rules that have it.
-
-    Behind no gate only those that words hold: the others are `_spaced_markers`.
-    """
+    """The markers of one gate, each with its rules. Markers with white space are `_spaced_markers`."""
 
     def __init__(self, rules: Sequence[Rule], gate: Gate):
         mine = [(i, rule) for i, rule in enumerate(rules) if rule.gate == gate]
@@ -190,12 +183,12 @@ class _Markers:
         return found
 
 
-# A piece of text, and the markers that hold it with their rules: where the piece is missing, none of them is there.
+# A piece of text with the markers that contain it: a text without the piece has none of them.
 _Pieces = tuple[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]], ...]
 
 
 def _by_piece(table: dict[str, tuple[int, ...]]) -> _Pieces:
-    """Markers by pieces that several of them share, the piece of most markers first."""
+    """Return the markers grouped by pieces that several of them share, the most common piece first."""
     left, pieces = dict(table), []
     while left:
         counts = Counter(piece for marker in left for piece in _pieces_of(marker))
@@ -211,7 +204,7 @@ def _pieces_of(marker: str) -> set[str]:
 
 
 def _found(pieces: _Pieces, text: str) -> list[tuple[int, ...]]:
-    """The rules of all markers that are in a text."""
+    """Return the rules of all markers in a text."""
     near = [markers for piece, markers in pieces if piece in text]
     return [rules for markers in near for marker, rules in markers if marker in text]
 
@@ -228,12 +221,12 @@ def is_spaced(marker: str) -> bool:
 
 
 def longest_part(marker: str) -> str:
-    """Of a marker with white space in it, which a word then holds."""
+    """Return the longest word of a marker."""
     return max(marker.split(), key=len)
 
 
 def _spaced_markers(rules: Sequence[Rule]) -> tuple[tuple[str, str, tuple[int, ...], bool], ...]:
-    """(part of it in lower case, marker, rules, whether they are folded) of markers behind no gate."""
+    """Return (longest word, marker, rules, folded) of each marker with white space that has no gate."""
     return tuple(
         (longest_part(marker).lower(), marker, numbers, folded)
         for folded in (False, True)
@@ -247,12 +240,12 @@ def _spaced_markers(rules: Sequence[Rule]) -> tuple[tuple[str, str, tuple[int, .
     )
 
 
-# Where each of some markers stands in a text, in lower case or not: several rules ask for the same ones.
+# Where markers stand in a text, since several rules have the same markers.
 _Places = dict[tuple[bool, tuple[str, ...]], list[tuple[int, int]]]
 
 
 def _matches(rule: Rule, text: str, places: _Places) -> Iterator[tuple[int, int]]:
-    """Where what a rule may replace begins and ends."""
+    """Yield the start and end of each part that a rule may replace."""
     if rule.tried == "anywhere":
         yield from (match.span(rule.group) for match in rule.pattern.finditer(text))
         return
@@ -273,7 +266,7 @@ MAX_BROKEN, MIN_PIECE = 300, 8  # characters: of a secret that is looked for ove
 
 
 def _over_two_lines(rule: Rule, text: str, place: int) -> tuple[int, int] | None:
-    """Where a secret that begins at `place` ends on the next line."""
+    """Return the span of a secret that begins at `place` and goes on in the next line, or None."""
     line_break = LINE_BREAK.search(text, place, place + MAX_BROKEN)
     if line_break is None or line_break.start() < place + MIN_PIECE:
         return None
@@ -294,7 +287,7 @@ def _places_of(markers: Sequence[str], text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_word(text: str, start: int, end: int) -> bool:
-    """No Latin letter in front, and none behind a short word. Scripts without spaces have no borders to look for."""
+    """Return whether no Latin letter stands before, nor after a short word. Scripts without spaces have no borders."""
     if start and _is_latin(text[start]) and _is_latin(text[start - 1]):
         return False
     return not (end - start <= SHORT_WORD and end < len(text) and _is_latin(text[end - 1]) and _is_latin(text[end]))
@@ -305,7 +298,7 @@ def _is_latin(character: str) -> bool:
 
 
 class _Spans:
-    """Finds in order; one that overlaps an earlier put is left out. A find costs the logarithm of their number."""
+    """The finds of a text in order; a find that overlaps an earlier one is left out."""
 
     def __init__(self) -> None:
         self.finds: list[Find] = []
@@ -320,7 +313,7 @@ class _Spans:
 
 
 def fold(text: str) -> str:
-    """`text` in lower case, of the same length: the few characters that grow (such as U+0130) stay as they are."""
+    """Return `text` in lower case with the same length: characters that would grow (U+0130) stay as they are."""
     lower = text.lower()
     if len(lower) == len(text):
         return lower
@@ -328,14 +321,91 @@ def fold(text: str) -> str:
 
 
 def redact_text(text: str, rules: RuleSet) -> str:
-    """`text` with a placeholder for each find."""
+    """Return `text` with a placeholder for each find."""
     return replace_finds(text, rules.find(text))
 
 
 def replace_finds(text: str, finds: Sequence[Find]) -> str:
-    """`text` with the placeholder of each of `finds`, which are in order."""
+    """Return `text` with the placeholder of each find; `finds` are in order."""
     pieces, position = [], 0
     for find in finds:
         pieces += [text[position : find.start], find.rule.placeholder]
         position = find.end
     return "".join([*pieces, text[position:]]) if pieces else text
+
+
+MAX_WORDS = 10_000  # of each kind; 1 MB
+MAX_NEW, LEARNED_WORDS = 64, 8  # words of one text; with more new ones the whole text is searched
+MAX_REMEMBERED_CHARS = 60  # longer words hardly come again
+LONGER_LOWER = "\u0130"  # the one character whose lower case has another length: `fold` then reads a text otherwise
+
+
+class TellingWords:
+    """A memory of words that can't matter to some rules: without a digit, an address, a marker or a part of one.
+
+    Most words of a file come again and again. Searching only the other words takes a quarter of the time for prose.
+    """
+
+    def __init__(self, rules: Sequence[Rule]):
+        markers = [(marker, rule.folded) for rule in rules if rule.gate == "none" for marker in rule.markers]
+        self._exact = tuple(dict.fromkeys(m for m, folded in markers if not folded and not is_spaced(m)))
+        of_long = [longest_part(marker) for rule in rules if rule.gate == "long-word" for marker in rule.markers]
+        self._of_long = tuple(dict.fromkeys(part.lower() for part in of_long))
+        self._folded = tuple(dict.fromkeys(m for m, folded in markers if folded and not is_spaced(m)))
+        parts = dict.fromkeys(_pattern(marker.lower()) for marker, _ in markers if is_spaced(marker))
+        self._parts = re.compile("|".join(parts) or r"(?!)")
+        self._quiet: set[str] = set()
+        self._telling: set[str] = set()
+        self._last = ("", "")
+
+    def of(self, text: str) -> str:
+        """Return the words of `text` that may matter, in any order."""
+        last, told = self._last
+        if last == text:  # secrets and personal data are looked for one after the other
+            return told
+        if LONGER_LOWER in text:
+            return text
+        words = set(text.split())
+        words -= self._quiet
+        new = words - self._telling
+        if len(new) > MAX_NEW:
+            return text
+        if new:
+            words -= self._learned(new)
+        told = " ".join(words)
+        self._last = text, told
+        return told
+
+    def _learned(self, new: Collection[str]) -> set[str]:
+        """Return the words of `new` that can't matter, and remember all of them."""
+        if max(len(self._quiet), len(self._telling)) + len(new) > MAX_WORDS:
+            self._quiet.clear()
+            self._telling.clear()
+        plain = {word for word in new if len(word) <= MAX_REMEMBERED_CHARS and CODED.search(word) is None}
+        # All at once first; only if that finds a marker, a few of them one by one (2 us each).
+        looked_at, quiet = plain, plain
+        if self._may_match(" ".join(plain)):
+            looked_at = set(islice(plain, LEARNED_WORDS))
+            quiet = {word for word in looked_at if not self._may_match(word)}
+        self._quiet |= quiet
+        self._telling |= looked_at - quiet  # words with digits hardly come again
+        return quiet
+
+    def _may_match(self, text: str) -> bool:
+        """Return whether a rule may match in words without digits."""
+        lower = text.lower()
+        if len(text) >= LONG_WORD_CHARS and any([part in lower for part in self._of_long]):
+            return True
+        return (
+            any([marker in text for marker in self._exact])
+            or any([marker in lower for marker in self._folded])
+            or ADDRESS.search(text) is not None
+            or self._parts.search(lower) is not None
+        )
+
+
+def _pattern(marker: str) -> str:
+    """Return the pattern of a word that holds the longest part of a marker: "-k" alone for " -k "."""
+    part = longest_part(marker)
+    front, _, behind = marker.partition(part)
+    return ("" if not front else r"(?<!\S)") + re.escape(part) + ("" if not behind else r"(?!\S)")

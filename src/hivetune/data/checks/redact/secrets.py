@@ -1,33 +1,340 @@
-"""Secrets with a form of their own: keys that begin as their makers let them, key blocks, web tokens, webhooks.
+"""The rules for secrets: tokens with a known prefix, key blocks, and values that only their place gives away.
 
-Sources: the makers' documentation of their tokens and what they tell secret scanners. A prefix has at least three
-characters that no word begins with, and the rest a minimal length, so that no entropy has to be guessed.
+rules.toml has the tokens with a prefix, from their makers' documentation. A prefix has at least three characters that
+no word begins with and a minimal length follows, so these rules need no entropy.
 """
 
 import base64
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
-from hivetune.data.checks.redact.rules import Rule, Tried
-from hivetune.data.checks.redact.values import has_digit_and_letter
+from hivetune.data.checks.redact.rules import Check, Rule, Tried
+from hivetune.data.checks.redact.values import (
+    CODE_SIGNS,
+    HEX,
+    MIN_LETTERS_ALONE,
+    entropy_bits,
+    has_digit_and_letter,
+    is_placeholder,
+    looks_chosen,
+    looks_random,
+    word_list,
+)
+
+# Secrets behind a name, in an address, on a command line or in a sentence. These patterns read the text in lower case.
+# A rule's `holds` reads the text before the marker, so that no pattern begins with a repetition.
+
+QUOTES = r"[\"'`\\]{0,4}"
+IS = r"(?:is|was|are|ist|war|lautet|c['\u2019]est|est|es|era|é|e|jest|è|er|är)"
+# name="value", name: value, name := value, name => value, <name>value, value="...", "name", "value", name is value
+ASSIGNED = (
+    rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
+)
+LONG_VALUE = r"([\w+/=.~-]{20,300})"
+GENERATED = r"(&?[^\s\"'`<>,;&\\]{12,300})"
+VALUE = r"([^\s\"'`<>,;\\]{%d,300})"
+# The ends of names such as access_key; `_generated` reads the text before them.
+KEY_WORDS = word_list("key secret token credential _pat -pat _auth session_id sessionid sessid signature")
+WHOLE_KEY_WORDS = word_list("auth sid sig appid")
+# next_page_token, primary_key and the like name no secret.
+NOT_SECRET_NAME = re.compile(
+    r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|"
+    r"num|n|total|type|"
+    r"eos|bos|pad|unk|csrf|xsrf|hash|object|file|path|request|trace|continuation|cursor|sync|resume|limit|dict|map|row|"
+    r"group|registration|device|push|dedup|stem|fingerprint|version)[a-z]{0,12}[ _-]?(?:key|token|id|sig|secret)"
+    r"|(?:key|token)[ _.-]?(?:type|count|id|name|path|file|order|size|length|limit|url|uri|prefix|"
+    r"version|fingerprint)|tokeniz|"
+    r"keyboard|pagetoken|publickey|cachekey|primarykey|partitionkey"
+)
+PASS_WORDS = word_list(
+    "pass pwd kennwort contraseña senha hasło haslo wachtwoord lösenord adgangskode salasana пароль 密码 密碼 "
+    "パスワード 비밀번호 parola şifre heslo jelszó κωδικός schlüssel"
+)
+SHORT_PASS_WORDS = word_list("mdp clave pw")
+PASS_END = r"(?:word|wd|wort|ord|phrase|code|w|e)?"  # after "pass"
+
+
+def _name_before(text: str, start: int) -> str:
+    """Return the text before a value, as far back as its name may begin, in lower case."""
+    return text[max(0, start - 60) : start].lower()
+
+
+def _generated(text: str, start: int, end: int) -> bool:
+    """Return whether a value seems random and its name can be a secret's."""
+    value = text[start:end].rstrip(".!?)")
+    name = re.split(r"[;,&{(\n]", _name_before(text, start))[-1]
+    if NOT_SECRET_NAME.search(name[-48:]):
+        return False
+    plain_key = re.search(r"(?:^|[^a-z_-])(?:key|sid|sig|auth|signature)[\"'`\\]{0,4}\s{0,3}[=:>]", name) is not None
+    if plain_key:
+        return len(value) >= 20 and looks_random(value) and ":" not in value and not value.startswith("sha")
+    return looks_random(value) and not value.startswith(("sha256", "sha512", "sha1-", "http", "arn:"))
+
+
+NOT_PASSWORD_NAME = re.compile(
+    r"(?:(?:by|com|tres|sur|over|under)pass|reset|forgot|pass\w{0,8}[_-]?(?:file|path|hash|stdin|min|max|len|field|reset))"
+    r"\w{0,20}[\s\"':=(]{1,4}\Z"
+)
+COUNTED_PASS = re.compile(r"(?:[a-z]|^|\s)pass[\"']{0,2}\s{0,3}[:=]|tests? pass")  # "pass: 12, fail: 3"
+
+
+def _password(text: str, start: int, end: int) -> bool:
+    """Return whether a value may be a chosen password: no count of passed tests, no file name, no placeholder."""
+    value = text[start:end].rstrip(".?)")
+    name = _name_before(text, start)
+    if NOT_PASSWORD_NAME.search(name) or (COUNTED_PASS.search(name) and value.isdigit()):
+        return False
+    return looks_chosen(value)
+
+
+def _said(text: str, start: int, end: int) -> bool:
+    """Return whether a word of a sentence may be a password: digits and letters, or one long word."""
+    value = text[start:end].rstrip(".?)")
+    letters_alone = value.isalpha() and value.islower() and len(value) >= MIN_LETTERS_ALONE
+    return (looks_chosen(value) and has_digit_and_letter(value)) or letters_alone
+
+
+def _said_mixed(text: str, start: int, end: int) -> bool:
+    """Return whether a word some words after "password" may be one: mixed, and not a word with a number."""
+    value = text[start:end].rstrip(".?)")
+    signed = value[-1:] in "!@#$%^&*" and not value.islower() and value[:-1].isalnum()
+    mixed = has_digit_and_letter(value) and not re.fullmatch(r"[a-z]+\d{1,4}", value)
+    return looks_chosen(value) and (mixed or signed)
+
+
+def _quoted(text: str, start: int, end: int) -> bool:
+    return not is_placeholder(text[start:end]) and not CODE_SIGNS.search(text[start:end])
+
+
+def _strong(text: str, start: int, end: int) -> bool:
+    """Return whether a value without a sign before it can't be an ordinary word."""
+    value = text[start:end]
+    if len(value) >= 16 and looks_random(value):
+        return True
+    return looks_chosen(value) and has_digit_and_letter(value) and (any(c.isupper() for c in value) or "!" in value)
+
+
+def _has_digit(text: str, start: int, end: int) -> bool:
+    return any(c.isdigit() for c in text[start:end])
+
+
+def _opaque(text: str, start: int, end: int) -> bool:
+    return looks_random(text[start:end])
+
+
+def _behind(*words: str, check: Check | None = None) -> Check:
+    """Return a check that one of `words` stands in the 160 characters before and that `check` holds."""
+
+    def holds(text: str, start: int, end: int) -> bool:
+        front = text[max(0, start - 160) : start].lower()
+        return any(word in front for word in words) and (check is None or check(text, start, end))
+
+    return holds
+
+
+def _aws_secret(text: str, start: int, end: int) -> bool:
+    """Return whether 40 characters of base64 are as AWS makes them: both cases and digits, so no hash."""
+    value = text[start:end]
+    mixed = any(c.islower() for c in value) and any(c.isupper() for c in value) and any(c.isdigit() for c in value)
+    return mixed and entropy_bits(value) >= 4 and not is_placeholder(value)
+
+
+def _url_password(text: str, start: int, end: int) -> bool:
+    value = text[start:end]
+    return not is_placeholder(value) and re.match(r"\d{1,5}/|[^/]{0,90}//", value) is None
+
+
+def _command_password(text: str, start: int, end: int) -> bool:
+    value = text[start:end]
+    return not is_placeholder(value) and len(value) >= 4
+
+
+def _hex_or_random(text: str, start: int, end: int) -> bool:
+    value = text[start:end]
+    return len(value) >= 32 and (HEX.fullmatch(value) is not None or entropy_bits(value) >= 4) and looks_random(value)
+
+
+def _code_of(*words: str) -> Check:
+    """Return a check that one of `words` stands before the word "code"."""
+
+    def holds(text: str, start: int, end: int) -> bool:
+        return any(word in text[max(0, start - 40) : start].lower() for word in words)
+
+    return holds
+
+
+def _coded(name: str, title: str, markers: tuple[str, ...], pattern: str, tried: Tried) -> Rule:
+    shown = f"[SECRET:{name}]"
+    return Rule(name, title, shown, re.compile(pattern), markers, "coded-word", tried, 1, True, _generated)
+
+
+def _rule(
+    name: str, title: str, markers: tuple[str, ...], pattern: str, holds: Check | None, tried: Tried = "behind-marker"
+) -> Rule:
+    return Rule(name, title, f"[SECRET:{name}]", re.compile(pattern), markers, "none", tried, 1, True, holds)
+
+
+ADDRESS, COMMAND = "password in an address", "password on a command line"
+NAME_END = r"[\w.\[\]-]{0,24}?"
+PASS_SIGN = (
+    rf"{PASS_END}(?:s|[_-]?\d{{1,3}}|[_-][a-z]{{1,8}})?{QUOTES}\s?(?:=>|:=|={{1,2}}|:|>|：)\s{{0,3}}{QUOTES}{VALUE % 4}"
+)
+PASS_CALL = rf"{PASS_END}(?:\(|[\"']\s?,\s?)[\"']([^\"'\s]{{6,60}})[\"']"
+PASS_SAID = rf"{PASS_END}(?: you gave me| again| now)?\s{{1,2}}{IS}:?\s{{1,2}}{VALUE % 4}"
+# "the password for the vpn is ..", "le mot de passe du wifi : ..", "I set the pw to .."
+OF = r"(?:for|of|to|du|de|del|della|für|von|zum|zur|voor|do|para)"
+PASS_OF = rf"{PASS_END}\s{{1,2}}(?:{OF}\s[\w' -]{{1,30}}?\s?(?:\s{IS}|:|=)|to|auf)\s{{1,2}}{VALUE % 6}"
+PASS_QUOTED = (
+    rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
+)
+PASS_NEXT = rf"{PASS_END}\s{{1,2}}{VALUE % 6}"
+URL = r"[^\s:/@\"'<>]{0,80}:([^\s/@\"'<>]{3,100}|[^\s@\"'<>]{3,100})@[\w\[]"
+HASH = r"(\$(?:1|5|6|y|7|apr1|2[abxy]|argon2(?:id?|d)|scrypt|pbkdf2[\w-]{0,10})\$[\w./,=+$-]{20,200})"
+KEYED_RULES: tuple[Rule, ...] = (
+    # Addresses and connection strings
+    _rule("url-password", ADDRESS, ("://",), URL, _url_password),
+    _rule("url-password", ADDRESS, ("oracle:thin:",), r"\w{1,40}/([^\s/@]{3,60})@", _url_password),
+    _rule("totp", "secret of a one-time password", ("?secret=", "&secret="), r"([a-z2-7]{16,64})", _behind("otpauth:")),
+    # Command lines
+    _rule(
+        "command-password",
+        COMMAND,
+        (" -",),
+        r"(?:u|-user|-proxy-user)[ =]{0,2}[\"']?[^\s:\"'@/]{1,60}:([^\s\"']{3,100})",
+        _behind("curl", "http", check=_command_password),
+    ),
+    _rule(
+        "command-password",
+        COMMAND,
+        (" -",),
+        r"p[\"']?([^\s\"'-][^\s\"']{3,60})",
+        _behind("mysql", "mariadb", check=_command_password),
+    ),
+    _rule(
+        "command-password",
+        COMMAND,
+        (" -",),
+        r"[pate][ =][\"']?([^\s\"'-][^\s\"']{5,200})",
+        _behind("sshpass", "login", "redis-cli", "auth init", check=_has_digit),
+    ),
+    _rule("command-password", COMMAND, (" /user:",), r"\S{1,60} ([^\s/]\S{3,60})", _behind("net use")),
+    _rule("command-password", COMMAND, (" -k ",), r"(\S{6,100})", _behind("openssl")),
+    _rule("command-password", COMMAND, (" pass:",), r"(\S{3,60})", _behind("openssl")),
+    _rule("keyed", "access token", ("login ",), r"\s{0,2}([0-9a-z]{32,64})\b", _opaque),
+    _rule(
+        "keyed",
+        "access token",
+        ("client(", "login(", "search(", "auth(", "connect(", "credential("),
+        r"(?:[\"'][^\"'\s]{1,40}[\"'],\s{0,3})?[\"']([\w-]{32,100})[\"']",
+        _hex_or_random,
+    ),
+    _rule("password-hash", "hash of a password", ("$",), HASH, None, "at-marker"),
+    _rule(
+        "bearer",
+        "bearer token",
+        ("bearer", "basic", "token"),
+        r":?\s{1,3}(?:token=)?[\"']?([\w+/.=~-]{16,2000})",
+        _opaque,
+    ),
+    _rule(
+        "bearer",
+        "credential in a header",
+        ("authorization",),
+        r"[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:[a-z][\w-]{1,20} )?[\"']?([\w+/.=~-]{16,2000})",
+        _opaque,
+    ),
+    _rule("password", "password", (":5432:", ":3306:"), r"[^\s:]{1,60}:[^\s:]{1,60}:(\S{4,100})", _command_password),
+    # name=value
+    _coded(
+        "keyed", "key or token", KEY_WORDS, rf"{NAME_END}{ASSIGNED}(?:base64:|bearer )?{GENERATED}", "behind-marker"
+    ),
+    _coded("keyed", "key or token", WHOLE_KEY_WORDS, rf"{ASSIGNED}{GENERATED}", "behind-word"),
+    _rule(
+        "keyed",
+        "key or token",
+        (" --",),
+        r"[\w-]{0,24}(?:key|token|secret|auth) [\"']?([^\s\"'`<>,;]{16,300})",
+        _opaque,
+    ),
+    _coded("keyed", "key or token", ("key", "token", "secret"), rf"\s{{1,2}}{LONG_VALUE}", "behind-marker"),
+    _rule("password", "password", PASS_WORDS, PASS_SIGN, _password),
+    _rule("password", "password", PASS_WORDS, PASS_CALL, _password),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_SIGN, _password, "behind-word"),
+    _rule("password", "password", PASS_WORDS, PASS_SAID, _said),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_SAID, _said, "behind-word"),
+    _rule("password", "password", PASS_WORDS, PASS_OF, _said_mixed),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_OF, _said_mixed, "behind-word"),
+    _rule("password", "password of a network", ("wifi:",), r"[^\n]{0,60}?;p:([^;\n]{4,63});", None),
+    _rule("password", "password", PASS_WORDS, PASS_QUOTED, _quoted),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_QUOTED, _quoted, "behind-word"),
+    _rule("password", "password", PASS_WORDS, PASS_NEXT, _strong),
+    _rule("password", "password", SHORT_PASS_WORDS, PASS_NEXT, _strong, "behind-word"),
+    _rule(
+        "aws-secret",
+        "AWS secret key",
+        ("aws", "amazon"),
+        r"[^\n]{0,80}?(?<![\w/+])([a-z0-9/+]{40})(?![\w/+=])",
+        _aws_secret,
+    ),
+    # Short codes
+    _rule(
+        "pin",
+        "PIN",
+        ("pin",),
+        r"(?:[ -]?(?:code|number|nummer))?\s{0,2}(?:is|was|:|=|ist|lautet)\s{0,2}(\d{4,8})\b",
+        None,
+        "behind-word",
+    ),
+    _rule(
+        "pin",
+        "PIN",
+        ("passcode", "door code", "safe code", "alarm code", "keypad"),
+        r"[^\d\n]{0,30}?(?:\bis|\bwas|:|=)\s{0,2}(\d{4,8})\b",
+        None,
+    ),
+    _rule(
+        "product-key",
+        "product key",
+        (" key", "serial", "licen", "activat"),
+        r"[^\n]{0,30}?\b([0-9a-z]{4,6}(?:-[0-9a-z]{4,6}){3,5})\b(?!-)",
+        _has_digit,
+    ),
+    _rule(
+        "one-time-code",
+        "one-time code",
+        ("code",),
+        r"\s{0,2}(?:is|:|=)\s{0,2}(\d{4,8}|\d{3}[ -]\d{3})\b",
+        _code_of(
+            "verif", "security", "login", "confirm", "otp", "2fa", "authentication", "one-time", "sign-in", "access"
+        ),
+    ),
+    _rule("one-time-code", "one-time code", (" is your ",), r"\b(\d{4,8}) is your [\w ]{0,30}code", None, "anywhere"),
+    _rule(
+        "recovery-code",
+        "recovery codes",
+        ("recovery code", "backup code"),
+        r"s?\s{0,2}(?:is|are|:)?\s{0,3}([\w-]{8,24}(?:[\s,]{1,3}\w{4,12}-[\w-]{4,24}){0,20})",
+        _has_digit,
+    ),
+)
+
 
 CHECKSUM_NAME = re.compile(r"(?:sha\d{0,3}|md5|blake\w{0,3})[-_~]\Z", re.IGNORECASE)
-# What providers put in front of the ids of calls, messages and runs: no secret, and ids that are equal no longer pair.
+# Prefixes of ids of calls, messages and runs: no secrets, and a replaced id would no longer pair call and result.
 ID_NAME = re.compile(
     r"(?<![A-Za-z0-9])(?:(?:srv)?toolu|call|fc|msg|message|req|request|resp|rs|run|step|thread|asst|chatcmpl|cmpl|gen|batch"
     r"|file|event|evt|user|org|proj|sess|session|conv|trace|span|lc_run-?|id)[_-]\Z",
     re.IGNORECASE,
 )
 RUN_OF_LETTERS = re.compile(r"[a-z]{5}|[A-Z]{5}")
-# Any maker's token: a short name in front, and 24 characters or more that no person typed.
+# A token of an unknown maker: a short name, then at least 24 generated characters.
 NAMED_TOKEN = r"(?<![\w.-])[A-Za-z][A-Za-z0-9]{1,11}[_~-](?:[A-Za-z0-9]{1,10}[_-]){0,2}([A-Za-z0-9]{24,160})(?![\w-])"
 
-# Lines of base64 with real or escaped line breaks, headers such as "Proc-Type: 4,ENCRYPTED" among them; the end may be
-# missing. Possessive: what was read is never given back, so the time is that of one pass.
 NO_KEY = ("xxxxx", "your", "placeholder", "redacted", "_here", "-here", "00000000")
+# Lines of base64 with real or escaped line breaks and headers such as "Proc-Type: 4,ENCRYPTED"; the end may be missing.
+# The possessive repetition never backtracks, so the time is linear.
 PEM = (
     r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:\s|\\[nrt]|[A-Za-z0-9+/=]|[\"',.…]|(?:Proc-Type|DEK-Info|Version|Comment|Hash): [^\n\\]{1,80}+){6,20000}+"
@@ -36,44 +343,27 @@ PEM = (
 PUTTY = r"PuTTY-User-Key-File-\d: [\w -]{1,40}(?:\r?\n[^\n]{1,100}+){1,200}+"
 
 
-def read_rules(path: Path) -> tuple[Rule, ...]:
-    """Rules in the form of gitleaks' (rules.toml says which keys)."""
-    found = tomllib.loads(path.read_text(encoding="utf-8"))["rules"]
-    return tuple(_secret(rule, rule.get("secretGroup", 0)) for rule in found)
-
-
-def _secret(rule: Mapping[str, Any], group: int) -> Rule:
-    compiled = re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII)
-    shown, tried = f"[SECRET:{rule['id']}]", "anywhere" if group else "at-marker"
-    return Rule(
-        rule["id"],
-        rule["description"],
-        shown,
-        compiled,
-        tuple(rule["keywords"]),
-        "long-word",
-        cast("Tried", tried),
-        group,
-        holds=_is_real,
-    )
+def _rules_from(path: Path) -> Iterator[Rule]:
+    """Yield the rules of rules.toml, which has the keys of gitleaks' rules."""
+    for rule in tomllib.loads(path.read_text(encoding="utf-8"))["rules"]:
+        group = rule.get("secretGroup", 0)
+        pattern = re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII)
+        shown, markers = f"[SECRET:{rule['id']}]", tuple(rule["keywords"])
+        tried: Tried = "anywhere" if group else "at-marker"
+        yield Rule(rule["id"], rule["description"], shown, pattern, markers, "long-word", tried, group, holds=_is_real)
 
 
 def _is_real(text: str, start: int, end: int) -> bool:
-    """Not `sk-xxxx...` and not a name of words that happens to begin so."""
+    """Return whether a token is neither `sk-xxxx...` nor a name of words with the same prefix."""
     value = text[start:end]
     if len(set(value[4:].lower())) <= 3 or any(part in value.lower() for part in NO_KEY):
         return False
-    return has_digit_and_letter(value[4:]) or value.isupper() or _is_one_word(value)
-
-
-def _is_one_word(value: str) -> bool:
-    """Letters only, but more of them than any word has: Hugging Face once made such tokens."""
-    body = value.rpartition("_")[2]
-    return len(body) >= 30 and body.isalpha()
+    body = value.rpartition("_")[2]  # Hugging Face once made tokens of letters only, longer than any word
+    return has_digit_and_letter(value[4:]) or value.isupper() or (len(body) >= 30 and body.isalpha())
 
 
 def _has_key(text: str, start: int, end: int) -> bool:
-    """A block with a line of a key, or with an end and no words inside; not a page that speaks of keys."""
+    """Return whether a block holds a key and is not part of a text about keys."""
     block = text[start:end]
     if re.search(r"(?=[A-Za-z+/]{0,40}\d)[A-Za-z0-9+/=]{24}", block):
         return True
@@ -82,7 +372,7 @@ def _has_key(text: str, start: int, end: int) -> bool:
 
 
 def _is_generated(text: str, start: int, end: int) -> bool:
-    """Both cases, at least three digits and no words in a row: a hash has one case, a name has words."""
+    """Return whether a token has both cases, three digits and no word: a hash has one case, a name has words."""
     value = text[start:end]
     digits = sum(c.isdigit() for c in value)
     mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
@@ -100,14 +390,14 @@ def _block(title: str, marker: str, pattern: str) -> Rule:
 SECRET_RULES: tuple[Rule, ...] = (
     _block("private key", "-----BEGIN ", PEM),
     _block("PuTTY private key", "PuTTY-User-Key-File-", PUTTY),
-    *read_rules(Path(__file__).with_name("rules.toml")),
+    *_rules_from(Path(__file__).with_name("rules.toml")),
 )
 ENCODED = r"(?<![\w+/=-])([A-Za-z0-9+/]{20,2000}+={0,2})(?![\w+/=])"
 NAMED_SECRET = re.compile(rb"(?i)(?:pass|pwd|secret|token|key)[\w-]{0,20}[\"']?\s{0,2}[=:]\s{0,2}\S{6}")
 
 
 def _is_encoded(text: str, start: int, end: int) -> bool:
-    """Base64 of a line that names a secret, as in a config map: DB_PASSWORD=..."""
+    """Return whether base64 holds a line that names a secret, such as DB_PASSWORD=... in a config map."""
     try:
         plain = base64.b64decode(text[start:end], validate=True)
     except ValueError:
@@ -117,7 +407,7 @@ def _is_encoded(text: str, start: int, end: int) -> bool:
     )
 
 
-# Behind all others: they know more about what they find.
+# General rules come last, because the more specific rules name their finds better.
 LAST_RULES: tuple[Rule, ...] = (
     Rule(
         "token",

@@ -1,28 +1,27 @@
-"""The stages of a row: read, clean, render. Each is a function of one row that may refuse it; work.py runs them."""
+"""The stages of a row: read, clean and render. Each is a function of one row that may refuse it; work.py runs them."""
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hivetune.data.checks.parts import leave_parts_out
 from hivetune.data.checks.placeholders import refuse_placeholder
-from hivetune.data.checks.policies import apply_policies, keep_forgotten_out, source_names
 from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECRETS, Policy, apply_policy, holds_nothing
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
-from hivetune.data.intake.interactions import is_forgotten_raw
+from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
-from hivetune.data.rows.read import RawRow, content_id, read_example
+from hivetune.data.rows.read import RawRow, ReadRow, content_id, parse_row, read_example
 from hivetune.records import Example, Message, Rendered
 
-SURE_CHARS = 8  # characters a token; up to here the vocabulary isn't asked for its longest one
+SURE_CHARS = 8  # per token; a shorter row fits without a look at the longest token of the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkJob:
-    """What all chunks of one preparation have in common; plain values, because it travels as JSON."""
+    """The settings of a preparation that its workers need, as plain values, because they are sent as JSON."""
 
     columns: Mapping[str, str]
     system_prompts: Mapping[str, str]
@@ -42,13 +41,15 @@ class ChunkJob:
     forgotten: tuple[tuple[str, str], ...] = ()  # (kind, hash) as in hive.db
 
 
-Note = tuple[str, str]  # a reason of those that change a row, and what was done where
+Note = tuple[str, str]  # a reason for a change, and what was changed where
 
 
 @dataclass(slots=True)
 class ExaminedRow:
-    """A row on its way: each stage puts down what it finds. `views` stays empty without a model; `failed_outside`: what
-    failed beside the answer."""
+    """A row between stages; each stage adds its results.
+
+    `views` is empty without a model. `failed_outside` names what failed besides the answer.
+    """
 
     raw: RawRow
     example: Example
@@ -61,14 +62,14 @@ class ExaminedRow:
 
 
 class Stages:
-    """Of rows under one job. Each raises RowRefused. `few_labels`: whether many rows of the file share few answers."""
+    """The stages of one job. Each raises RowRefused. `few_labels` says whether rows of the file share few answers."""
 
     def __init__(self, job: ChunkJob):
         self._job = job
         self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
         checks: list[Callable[[Messages], None]] = list(CHECKS)
         if self._renderer is None:
-            checks.insert(0, check_length)  # before anything reads the text
+            checks.insert(0, check_length)  # before the other checks read the text
         else:
             checks.append(control_token_check(self._renderer.control_tokens))
         self._checks = tuple(checks)
@@ -76,27 +77,27 @@ class Stages:
         self.few_labels: Callable[[], bool] = lambda: False
 
     def read(self, raw: RawRow) -> ExaminedRow:
-        """The row as an Example that has the right form."""
+        """Return the row as an Example of the right form."""
         job = self._job
         try:
-            read = leave_parts_out(read_example(raw, job.columns, pairs="pairs" in job.learn), job)
+            read = _leave_parts_out(read_example(raw, job.columns, pairs="pairs" in job.learn), job)
         except RowRefused:
-            if is_forgotten_raw(self._forgotten, source_names(raw), raw.payload):
+            if is_forgotten_raw(self._forgotten, _source_names(raw), raw.payload):
                 raise RowRefused("forgotten") from None
             raise
         if self._forgotten:
-            keep_forgotten_out(raw, read.example, self._forgotten)
-        example, shortened = self._sized(read.example)
+            _refuse_forgotten(raw, read.example, self._forgotten)
+        example, shortened = self._fit_by_chars(read.example)
         check_messages(example.messages, self._checks)
         return ExaminedRow(raw, example, read.layout, read.failed_outside, [*read.changed, *shortened])
 
     def clean(self, row: ExaminedRow) -> ExaminedRow:
-        """Without secrets and personal data, by the policies, and with its system prompt."""
+        """Redact secrets and personal data, apply the policies, and add the system prompt."""
         job = self._job
         example, notes = self._redacted(row.example)
         example = replace(example, id=content_id(example.messages, example.tools))
-        example = apply_policies(example, job, row.failed_outside)
-        row.changed += refuse_placeholder(example.messages, self.few_labels)  # a failed row says so itself
+        example = _apply_policies(example, job, row.failed_outside)
+        row.changed += refuse_placeholder(example.messages, self.few_labels)  # after failed rows have their reason
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
@@ -107,7 +108,7 @@ class Stages:
         return row
 
     def render(self, row: ExaminedRow) -> ExaminedRow:
-        """As tokens of the model, if there is one."""
+        """Render the row as tokens, if there is a model."""
         example, more, row.worse = self._with_worse(row.example)
         row.notes += more
         row.changed += dict.fromkeys(reason for reason, _ in row.notes)
@@ -120,7 +121,7 @@ class Stages:
         return row
 
     def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], RenderedView | None]:
-        """The row with its worse answer checked, redacted and rendered, or without it and the note that says why."""
+        """Return the row, notes and rendered worse answer; without the worse answer if it can't be used."""
         if example.worse is None:
             return example, (), None
         if is_small_edit(example.messages[-1], example.worse):
@@ -136,23 +137,21 @@ class Stages:
         return replace(example, worse=bad.messages[-1]), notes, view
 
     def _redacted(self, example: Example) -> tuple[Example, tuple[Note, ...]]:
-        """The row as the policies want it, and what was replaced where. Raises RowRefused."""
+        """Return the row after redaction, and what was replaced where. Raise RowRefused if a policy rejects it."""
         if "keep" not in (self._job.on_secret, self._job.on_personal) and holds_nothing(example, EVERYTHING):
             return example, ()
         notes: list[Note] = []
-        for kind, rules, policy in (
-            ("secret", SECRETS, self._job.on_secret),
-            ("personal", PERSONAL, self._job.on_personal),
-        ):
-            example, found = apply_policy(example, rules, policy, kind)
-            if found:
-                notes.append((f"redacted-{kind}", f"{', '.join(found)}; {ADVICE[kind]}"))
+        policies = (("secret", SECRETS, self._job.on_secret), ("personal", PERSONAL, self._job.on_personal))
+        for kind, rules, policy in policies:
+            example, places = apply_policy(example, rules, policy, kind)
+            if places:
+                notes.append((f"redacted-{kind}", f"{', '.join(places)}; {ADVICE[kind]}"))
         return example, tuple(notes)
 
-    def _sized(self, example: Example) -> tuple[Example, list[str]]:
-        """Before anything reads the text: a row that can't fit whatever its tokens are costs no more than its length.
+    def _fit_by_chars(self, example: Example) -> tuple[Example, list[str]]:
+        """Refuse a row that can't fit whatever its tokens are, or remove its last turns, before its text is read.
 
-        Raises TooLong, or leaves out the last turns where `on_overlong` says so; "cut" is left to the tokens.
+        Raise TooLong unless `on_overlong` allows removing turns. "cut" needs the tokens and comes later.
         """
         if self._renderer is None or self._job.on_overlong == "cut":
             return example, []
@@ -170,7 +169,7 @@ class Stages:
     def _fitted(
         self, renderer: Renderer, example: Example, changed: list[str]
     ) -> tuple[Example, tuple[RenderedView, ...]]:
-        """The row rendered, each view at most max_length tokens long. Raises RowRefused; appends to `changed`."""
+        """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
         limit, policy = self._job.max_length, self._job.on_overlong
         detail = renderer.detail(example)
         length = _longest(detail.views)
@@ -196,7 +195,7 @@ class Stages:
 
 
 class TooLong(RowRefused):
-    """Carries the length in tokens where it was counted, for the histogram."""
+    """The refusal of a row that is too long, with its number of tokens if they were counted, for the histogram."""
 
     def __init__(self, length: int | None, limit: int, hint: str = ""):
         super().__init__("too-long", hint or f"{length:,} tokens, max_length is {limit:,}")
@@ -204,11 +203,12 @@ class TooLong(RowRefused):
 
 
 def num_chars(messages: Sequence[Message]) -> int:
+    """Return the number of characters of the contents."""
     return sum(len(message.content) for message in messages)
 
 
 def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Up to the answer before the last one; empty when there is none."""
+    """Return the messages up to the answer before the last one; none if there is no such answer."""
     end = len(messages) - 1
     while end > 0 and messages[end - 1].role != "assistant":
         end -= 1
@@ -221,3 +221,92 @@ def _longest(views: Sequence[RenderedView]) -> int:
 
 def _cut(view: RenderedView, limit: int) -> RenderedView:
     return replace(view, rendered=Rendered(view.rendered.tokens[:limit], view.rendered.trained[:limit]))
+
+
+def _apply_policies(example: Example, job: ChunkJob, outside: str) -> Example:
+    """Return the row as the policies of the config allow it. Raise RowRefused."""
+    if example.lesson == "failure":
+        example = _failed(example, job, outside)
+    needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
+    if needed is not None and needed not in job.learn:
+        raise RowRefused("not-learned", f"learn does not name {needed}")
+    if example.untrusted and job.on_untrusted == "set_aside":
+        raise RowRefused("untrusted")
+    own = example.answered_by is not None and example.lesson == "sft"
+    if own and not is_vouched(example) and job.on_own_answers == "set_aside":
+        raise RowRefused("own-answer")
+    if example.worse is not None and "pairs" not in job.learn:
+        return replace(example, worse=None)  # a correction is a target in any case
+    return example
+
+
+def is_vouched(example: Example) -> bool:
+    """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
+    liked = example.feedback is not None and example.feedback > 0
+    return example.success is True or liked or example.lesson in ("correction", "pair")
+
+
+def _failed(example: Example, job: ChunkJob, outside: str) -> Example:
+    """Return a row with a bad answer, as a failure or as an ordinary row. Raise RowRefused if it is not used."""
+    if job.on_failed == "train":
+        return replace(example, lesson="sft")
+    if outside:
+        raise RowRefused("failed-outside", f"the row says {outside!r}: its answer teaches nothing")
+    if not {"failures", "pairs"} & set(job.learn):
+        raise RowRefused("failed" if example.success is False else "disliked")
+    return example
+
+
+def _refuse_forgotten(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
+    """Raise RowRefused for a row that was forgotten: the store has removed it, but files may still hold it."""
+    content = row_hash(parse_row(raw.payload))
+    who = {"session": example.session, "user": example.user, "row": raw.source, "content": content}
+    if is_forgotten(forgotten, _source_names(raw), **who):
+        raise RowRefused("forgotten")
+
+
+def _source_names(raw: RawRow) -> tuple[str, str]:
+    name = raw.source.rpartition(":")[0]
+    return name, os.path.realpath(name)
+
+
+def _leave_parts_out(read: ReadRow, job: ChunkJob) -> ReadRow:
+    """Remove tool calls and reasoning by data.on_tools and data.on_reasoning. Raise RowRefused if no answer stays."""
+    example, changed = read.example, list(read.changed)
+    if job.on_reasoning == "leave_out" and any(m.reasoning for m in example.messages):
+        example = replace(example, messages=tuple(replace(m, reasoning=None) for m in example.messages))
+        changed.append("reasoning-left-out")
+    if job.on_tools == "leave_out" and (example.tools or any(map(_uses_tools, example.messages))):
+        messages = tuple(_plain_turns(example.messages))
+        last = example.messages[-1]
+        if not any(m.role == "assistant" and m.weight for m in messages) or (
+            example.lesson != "sft" and messages[-1] is not last  # the last answer is the judged one
+        ):
+            raise RowRefused("only-tool-calls")
+        worse = None if example.worse is not None and example.worse.tool_calls else example.worse
+        example = replace(example, messages=messages, tools=(), worse=worse)
+        changed.append("tools-left-out")
+    return read._replace(example=example, changed=tuple(changed))
+
+
+def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield each question with the answers in words after its last call; without such an answer skip the question.
+
+    Training on what an agent says before a call ("I'll look at it") would teach it to say that and stop.
+    """
+    start = 0
+    while start < len(messages):
+        end = start + 1
+        while end < len(messages) and messages[end].role not in ("system", "user"):
+            end += 1
+        head, rest = messages[start], messages[start + 1 : end]
+        used = [n for n, message in enumerate(rest) if _uses_tools(message)]
+        answers = rest[max(used) + 1 :] if used else rest
+        if (answers or not used) and not _uses_tools(head):
+            yield head
+            yield from answers
+        start = end
+
+
+def _uses_tools(message: Message) -> bool:
+    return bool(message.tool_calls) or message.role == "tool"
