@@ -12,13 +12,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig
+from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hivetune.config import LoraConfig
@@ -39,6 +40,8 @@ RECOMPUTED_CHUNK_LOGITS = 32 << 20
 GENERAL_BUDGET_TOKENS = 2048
 # How far two passes that compute the same may lie apart, in units of the dtype's precision.
 ROUNDINGS = 16
+# Gemma 2's attention, by the name that transformers knows it by.
+CAPPED = "hivetune_capped"
 
 
 class LoraLinear(nn.Module):
@@ -299,7 +302,7 @@ def load_module(
         dtype=dtype,
         device_map={"": device},
         quantization_config=quantization,
-        attn_implementation="eager" if capped else choices.attention,  # None: SDPA where there is one
+        attn_implementation=CAPPED if capped else choices.attention,  # None: SDPA where there is one
         experts_implementation="eager" if dtype == torch.float64 else None,  # torch groups no products in fp64
         local_files_only=True,
         trust_remote_code=False,
@@ -320,6 +323,19 @@ def load_module(
                 _check_blocks(name, child.in_features, device)
                 child.train()
     return module
+
+
+def _capped_attention(module: nn.Module, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Compute the model's own eager attention from a contiguous query.
+
+    A slice as the left factor of a product is read past its rows on processors with AMX (`memory.left_factor`).
+    """
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query.contiguous(), *others, **options)  # type: ignore[no-any-return]
+
+
+AttentionInterface.register(CAPPED, _capped_attention)
+AttentionMaskInterface.register(CAPPED, eager_mask)
 
 
 def _check_blocks(name: str, columns: int, device: torch.device) -> None:
