@@ -29,8 +29,8 @@ from hivetune.data.checks.rules import CHECKS, check_messages
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import place_rows
+from hivetune.data.read import RawRow, read_example, read_rows
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow, read_example, read_rows
 from hivetune.data.snapshot import messages_json
 from hivetune.errors import HivetuneError
 

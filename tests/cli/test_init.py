@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hivetune.config import DataConfig, load_config
+from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.files import find_sources
-from hivetune.data.rows.formats import refuse_foreign
 from hivetune.errors import UsageError
 from hivetune.train.before.count import refuse_missing
 

@@ -10,8 +10,8 @@ from data.conftest import chat
 from hivetune.config import DataConfig
 from hivetune.data.checks.rules import check_messages
 from hivetune.data.prepare.prepare import check
+from hivetune.data.read import RawRow, read_example
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow, read_example
 
 
 def problems(path: Path, **settings: Any) -> list[tuple[str, str, str]]:

@@ -9,8 +9,8 @@ import pytest
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
+from hivetune.data.read import RawRow, read_example
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow, read_example
 from hivetune.data.suggest import suggest
 from hivetune.errors import DataRefused
 

@@ -23,7 +23,8 @@ from hivetune.data.pieces.fields import (
     USER,
     plain_name,
 )
-from hivetune.data.pieces.said import Conversation, Row, RowLayout, first_of, names, parsed, texts_in
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, first_of, names, parsed, texts_in
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -97,12 +98,12 @@ def column_kind(name: str) -> Kind:
     return "note" if name in NOTES else "unknown"
 
 
-def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str | None:
+def unexplained(row: Row, known: Format, conversation: Conversation) -> str | None:
     """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
-    for name, kind in _looked_at(tuple(row), layout):
+    for name, kind in _looked_at(tuple(row), known):
         value = row[name]
         nothing: tuple[Any, ...] = (
-            (None, "") if name in layout.asks else (None, "", [], {})
+            (None, "") if name in known.asks else (None, "", [], {})
         )  # no part of this text may have a label
         if name in conversation.explained or value in nothing or _is_choice(name, value):
             continue
@@ -110,7 +111,7 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
         if _is_lost(name, kind, value, conversation):
             return name
-        if name in layout.asks or (kind in ("content", "choice") and layout.asks):
+        if name in known.asks or (kind in ("content", "choice") and known.asks):
             return name  # a document beside a question, an answer or a label is half of something
         if kind == "unknown" and not looks_like_content(value):
             continue
@@ -119,13 +120,13 @@ def unexplained(row: Row, layout: RowLayout, conversation: Conversation) -> str 
     return None
 
 
-def leaves_out(row: Row, layout: RowLayout, conversation: Conversation) -> bool:
+def leaves_out(row: Row, known: Format, conversation: Conversation) -> bool:
     """Whether a column under a name of no list holds a value that the conversation does not. What the records of
     programs hold beside the conversation is known.
     """
-    if layout.name not in PUBLISHED:
+    if known.name not in PUBLISHED:
         return False
-    for name, kind in _looked_at(tuple(row), layout):
+    for name, kind in _looked_at(tuple(row), known):
         if kind == "unknown" and name not in conversation.explained and row[name] not in (None, "", [], {}):
             text = str(row[name]).strip()
             if not any(text in message.content for message in conversation.messages):
@@ -179,14 +180,14 @@ def _is_choice(name: str, value: Any) -> bool:
 
 
 @lru_cache(512)
-def _looked_at(names: tuple[str, ...], layout: RowLayout) -> tuple[tuple[str, Kind], ...]:
+def _looked_at(names: tuple[str, ...], known: Format) -> tuple[tuple[str, Kind], ...]:
     """The columns of such rows that may be content, by what their names say."""
-    kinds = ((name, column_kind(name)) for name in names if name not in layout.explains)
+    kinds = ((name, column_kind(name)) for name in names if name not in known.explains)
     choices = {name for name in names if CHOICE.match(name) and name[:-1] + "a" in names and name[:-1] + "b" in names}
     return tuple(
         (name, "choice" if name in choices else kind)
         for name, kind in kinds
-        if name in layout.asks or (kind != "note" and (kind == "media" or name not in layout.beside))
+        if name in known.asks or (kind != "note" and (kind == "media" or name not in known.beside))
     )
 
 

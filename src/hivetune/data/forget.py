@@ -22,8 +22,8 @@ from hivetune.data.frozen import drop_win, names_with_wins, wins_of
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
 from hivetune.data.pieces.fields import extract
 from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import parse_row
 from hivetune.data.snapshot import DROPPED_FILE, ROWS_FILE
 from hivetune.errors import Busy, UsageError
 

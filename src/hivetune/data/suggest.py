@@ -24,12 +24,12 @@ from hivetune.data.columns import (
     TRUE_ANSWERS,
     TURNS,
 )
+from hivetune.data.conversation import read_conversation
 from hivetune.data.mapping import AND, ROWS, map_columns, rows_at
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
 from hivetune.data.pieces.said import Conversation, Row, objects, parsed
 from hivetune.data.pieces.turns import ROLES
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.table import read_layout
 
 MAX_SUGGESTIONS, MAX_TRIED = 3, 24
 SHOWN_ROWS = 3
@@ -94,7 +94,7 @@ def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None
     rows = [row for record in records for row in rows_at(record, columns[ROWS])] if ROWS in columns else records
     for row in rows:
         try:
-            said = read_layout(map_columns(row, columns), mapped=True)
+            said = read_conversation(map_columns(row, columns), mapped=True)
         except (RowRefused, RecursionError):
             continue
         read += 1

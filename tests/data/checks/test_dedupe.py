@@ -26,7 +26,7 @@ from hivetune.data.checks.dedupe import (
 from hivetune.data.checks.lessons import compare, lesson_hashes, lesson_of
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.split import question
-from hivetune.data.rows.read import content_id
+from hivetune.data.read import content_id
 from hivetune.records import Message
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hivetune.data.pieces.logs import conversation
+from hivetune.data.read import RawRow, read_example
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow, read_example
 
 
 def talk(*turns: tuple[str, str]) -> RawRow:

@@ -8,7 +8,7 @@ import pytest
 from hivetune.base.database import SEALED_COLUMNS, database_path, open_database, transaction
 from hivetune.data.intake.files import Chunk
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
-from hivetune.data.rows.read import RawRow, read_rows
+from hivetune.data.read import RawRow, read_rows
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import pytest
 from data.conftest import chat
 
 from hivetune.config import DataConfig
+from hivetune.data.files import kinds
 from hivetune.data.intake import files
 from hivetune.data.intake.files import find_sources, plan_inputs
 from hivetune.data.intake.places import matching_files
 from hivetune.data.prepare.prepare import check, told_when_full
-from hivetune.data.rows import formats
-from hivetune.data.rows.read import parse_row, read_rows
+from hivetune.data.read import parse_row, read_rows
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 
 ROWS = [{"question": f"what is {i}?", "answer": f"it is, so to say, the number\nafter {i - 1}"} for i in range(20)]
@@ -255,7 +255,7 @@ def test_a_command_in_the_place_of_a_file(tmp_path: Path) -> None:
 def test_a_file_that_unpacks_to_fill_the_disk_is_cut_off(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "ALWAYS_UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr(kinds, "ALWAYS_UNPACKED_BYTES", 1 << 16)
     zeros = (b"[" if ".json." in name else b"") + b" " * (8 << 20)
     (tmp_path / name).write_bytes(as_zst(zeros) if name.endswith("zst") else gzip.compress(zeros))
     (tmp_path / "spill").mkdir()

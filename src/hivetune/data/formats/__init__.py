@@ -4,7 +4,9 @@ A module of this package holds `FORMAT`. Another package brings its own by the e
 """
 
 import importlib
+import json
 import pkgutil
+import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
@@ -27,7 +29,7 @@ def all_formats() -> tuple[Format, ...]:
     return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
 
 
-def file_format(head: Head) -> Format | None:
+def format_of_file(head: Head) -> Format | None:
     """The format of a whole file by its beginning."""
     return next((one for one in _of_unit("file") if one.recognise(head)), None)
 
@@ -42,16 +44,28 @@ def is_file_format(name: str) -> bool:
     return any(one.name == name for one in _of_unit("file"))
 
 
-def batch_keys() -> tuple[str, ...]:
-    """Names of which a record that holds many has one."""
-    return tuple(sorted({key for one in _of_unit("batch") for key in one.needs}))
+def may_hold_rows(payload: bytes) -> bool:
+    """Whether `rows_inside` is worth a look; a quick no for nearly every row."""
+    return payload[:1] == b"{" and _batch_mark().search(payload) is not None
 
 
-def batch_rows(record: Row) -> list[Row] | None:
-    """The records that a record holds; None: it is one itself. Raises RowRefused."""
+@cache
+def _batch_mark() -> re.Pattern[bytes]:
+    keys = sorted({key for one in _of_unit("batch") for key in one.needs})
+    return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, keys)).encode())
+
+
+def rows_inside(payload: bytes) -> list[bytes] | None:
+    """The rows that a record holds, in order; None when it is a row itself, or no JSON."""
+    try:
+        record = json.loads(payload)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or "messages" in record:
+        return None
     for one in _candidates("batch", tuple(record)):
         if one.recognise(record):
-            return list(cast(Iterator[Row], one.rows(record)))
+            return [json.dumps(row).encode() for row in cast(Iterator[Row], one.rows(record))] or None
     return None
 
 

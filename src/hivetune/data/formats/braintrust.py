@@ -31,4 +31,4 @@ def _is_root(row: Row) -> bool:
     return row.get("is_root") is True or not row.get("span_parents")
 
 
-FORMAT = Format("braintrust", recognise, rows, needs=frozenset(("span_attributes",)), rank=1)
+FORMAT = Format("braintrust", recognise, rows, needs=frozenset(("span_attributes",)), rank=10)

@@ -34,4 +34,4 @@ def rows(row: Row) -> Conversation:
     return step_said("datadog", step, {"tools": said.get("tool_definitions")}, is_call=is_call)
 
 
-FORMAT = Format("datadog", recognise, rows, needs=frozenset(("meta", "attributes")), rank=1)
+FORMAT = Format("datadog", recognise, rows, needs=frozenset(("meta", "attributes")), rank=10)

@@ -173,4 +173,4 @@ _FRAME_BYTES = 16  # without its heads and what it says
 _FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)
 
 
-FORMAT = Format("http-recording", recognise, rows, "batch", frozenset((*RECORDED_KEYS, "log", NOCK_KEY)))
+FORMAT = Format("http-recording", recognise, rows, "batch", frozenset((*RECORDED_KEYS, "log", "request", NOCK_KEY)))

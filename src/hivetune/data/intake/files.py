@@ -16,18 +16,20 @@ from typing import Any, Literal
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
-from hivetune.data.intake.places import files_below, is_pipe, matching_files
-from hivetune.data.rows.formats import (
+from hivetune.data.files.batches import BatchSide, batch_side, join_batches
+from hivetune.data.files.kinds import (
     convert_lines,
+    convert_session,
     file_format,
+    is_session,
     lacks_header,
     open_bytes,
     refuse_prose,
+    session_format,
     share_before_damage,
 )
-from hivetune.data.rows.sessions.batches import BatchSide, batch_side, join_batches
-from hivetune.data.rows.sessions.detect import convert_session, is_session, session_format
-from hivetune.data.rows.sessions.messages import regroup
+from hivetune.data.files.message_log import regroup
+from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.errors import UsageError
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.columns import ASKED, CONTEXT, SYSTEM, TOOLS, column_kind, plain_row
+from hivetune.data.conversation import preference_columns, read_conversation
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of, parsed
 from hivetune.data.pieces.turns import read_messages
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.table import preference_columns, read_layout
 from hivetune.records import Example, LessonKind, Message
 
 CORRECTIONS = (
@@ -34,20 +34,20 @@ class TwoAnswers(NamedTuple):
 
 
 def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
-    """A row with an answer and its correction, None for any other. Raises RowRefused as `read_layout`."""
+    """A row with an answer and its correction, None for any other. Raises RowRefused as `read_conversation`."""
     row = plain_row(row)
     turns = objects(parsed(row.get("messages")))
     if row.get(REJECTED_ANSWER) is not None and turns is not None:
-        said = read_layout({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
+        said = read_conversation({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
         given = row[REJECTED_ANSWER]
         given = given if isinstance(given, dict) else {"role": "assistant", "content": given}
         tools = {key: row[key] for key in TOOLS if key in row}
-        before = read_layout({**tools, "messages": [*turns[:-1], given]}, mapped=True)
+        before = read_conversation({**tools, "messages": [*turns[:-1], given]}, mapped=True)
         return _two(said, before, "correction")
     name = next((name for name in CORRECTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
     if name is None:
         return None
-    before = read_layout({key: value for key, value in row.items() if key != name}, mapped=mapped)
+    before = read_conversation({key: value for key, value in row.items() if key != name}, mapped=mapped)
     last = before.messages[-1]
     if last.role != "assistant":
         raise RowRefused("no-answer", f"{name}: there is no answer that it corrects")
@@ -92,18 +92,18 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
     if turns is None:
         asked |= {key: row[key] for key in _ASKED if row.get(key) is not None}
         if not any(key in asked for key in _ASKED):
-            return read_layout({**asked, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
-        return read_layout({**asked, "output" if "instruction" in asked else "completion": answer}, mapped=True)
+            return read_conversation({**asked, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
+        return read_conversation({**asked, "output" if "instruction" in asked else "completion": answer}, mapped=True)
     if all(_speaker(turn) in ("assistant", "gpt", "model") for turn in turns):
         if before is None and any(isinstance(row.get(key), str) for key in _ASKED):
             return _behind_question({**asked, **{key: row[key] for key in _ASKED if row.get(key) is not None}}, turns)
         turns = [*_unanswered(before or []), *turns]
-    return read_layout({**asked, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
+    return read_conversation({**asked, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
 
 
 def _behind_question(asked: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
     """The turns of an answer behind the question that a row asks in columns, with all that belongs to it."""
-    question = read_layout({**asked, "output" if "instruction" in asked else "completion": "."}, mapped=True)
+    question = read_conversation({**asked, "output" if "instruction" in asked else "completion": "."}, mapped=True)
     answer = read_messages([_plain_turn(turn) for turn in turns], None)
     return question._replace(messages=(*question.messages[:-1], *answer))
 

@@ -32,8 +32,11 @@ class Format(NamedTuple):
 
     Formats of the unit "record" read what "batch" and "file" yield. `rows` raises RowRefused, with the reason, for a
     record that nobody should learn. `needs`: a record must have one of these columns before `recognise` is asked, or
-    none if it is empty. `rank` says which formats are asked first: 0 what one program writes, 1 what many APIs share, 2
-    what published data sets share, 3 columns by their names.
+    none if it is empty. `rank` says which formats are asked first, the lower the earlier: 0 what one program writes,
+    10 to 19 what many APIs share, from 20 on what published data sets share, from 30 on columns by their names.
+
+    From rank 1 on, other columns that look like content are refused. `explains`: columns that `rows` reads or rightly
+    leaves out; `beside`: names of notes about such records; `asks`: names that are content in such records.
     """
 
     name: str
@@ -42,3 +45,6 @@ class Format(NamedTuple):
     unit: Literal["record", "batch", "file"] = "record"
     needs: frozenset[str] = frozenset()
     rank: int = 0
+    explains: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
+    asks: frozenset[str] = frozenset()

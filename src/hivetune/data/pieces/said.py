@@ -89,23 +89,6 @@ def _with_texts(said: Conversation, texts: Iterable[str]) -> Conversation:
     return said._replace(messages=tuple(replace(message, content=text) for message, text in pairs))
 
 
-class RowLayout(NamedTuple):
-    """One layout.
-
-    `names`: columns of which a row needs one before `fits` is asked, none for any row; `explains`: columns that `read`
-    puts into the conversation or rightly leaves out of it; `beside`: names of notes about such rows; `asks`: names
-    that are content in such rows (data/rows/layouts/columns.py).
-    """
-
-    name: str
-    names: frozenset[str]
-    fits: Callable[[Row], bool]
-    read: Callable[[str, Row], Conversation]
-    explains: frozenset[str]
-    beside: frozenset[str] = frozenset()
-    asks: frozenset[str] = frozenset()
-
-
 def names(text: str) -> frozenset[str]:
     """The words of `text`; long lists of columns are easier to read as one."""
     return frozenset(text.split())

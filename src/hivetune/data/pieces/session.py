@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from hivetune.data.pieces.said import NO_TEXT, Conversation, Row, before_media
+from hivetune.data.pieces.said import NO_TEXT, Conversation, Row, Tools, before_media, names
 from hivetune.data.pieces.turns import in_order, read_messages, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -11,6 +11,12 @@ from hivetune.records import Message
 _AGENTS = ("claude-code", "codex", "pi", "antigravity")
 
 
+BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
+# Answers beside a list of messages, of which nothing else in the row can be the answer.
+TEXT_ANSWERS = (
+    *("response_text", "output_text", "completion_text", "answer_text", "assistant_message", "assistant_reply"),
+    *("response_content", "raw_response", "raw_output", "llm_output", "result"),
+)
 ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns: {assistant: NAME}`)
 _MAX_NAMED = 5
 
@@ -108,3 +114,11 @@ def system_first(messages: list[Message]) -> list[Message]:
                 place -= 1
         ordered.insert(place, message)
     return ordered
+
+
+def ordered_conversation(
+    name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
+) -> Conversation:
+    """Return the conversation of the format `name`. `used`: the columns that it was read from."""
+    ordered, more = in_order(system_first(messages))
+    return Conversation(name, ordered, tools, changed=(*changed, *more), explained=used)

@@ -11,8 +11,8 @@ from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.fates import REFUSED, Decisions, fates, open_result
 from hivetune.data.prepare.report import write_dropped
+from hivetune.data.read import QUARANTINE_KEY
 from hivetune.data.reasons import REASONS, severity_of
-from hivetune.data.rows.read import QUARANTINE_KEY
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DoesNotFit
 

@@ -22,6 +22,7 @@ from hivetune.base.disk import FULL_DISK_WORDS, MANIFEST, home, lock, read_json,
 from hivetune.base.whole import problems_once
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import Decisions
+from hivetune.data.files.kinds import CR_FORMAT, ENCODED_FORMAT
 from hivetune.data.frozen import kept_out
 from hivetune.data.intake.files import NO_HEADER, Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
@@ -37,7 +38,6 @@ from hivetune.data.prepare.stages import ChunkJob
 from hivetune.data.prepare.understand import place_rows, unclear, understood
 from hivetune.data.prepare.work import num_workers, result_path, run_chunks
 from hivetune.data.render.folder import RENDER_FILES
-from hivetune.data.rows.formats import CR_FORMAT, ENCODED_FORMAT
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent

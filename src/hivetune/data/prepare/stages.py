@@ -10,10 +10,10 @@ from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECR
 from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
+from hivetune.data.read import RawRow, ReadRow, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import RenderedView, Renderer
-from hivetune.data.rows.read import RawRow, ReadRow, content_id, parse_row, read_example
 from hivetune.records import Example, Message, Rendered
 
 SURE_CHARS = 8  # per token; a shorter row fits without a look at the longest token of the vocabulary

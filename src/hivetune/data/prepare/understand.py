@@ -14,6 +14,7 @@ from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
+from hivetune.data.conversation import read_conversation
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.judged.cut import cut_length
 from hivetune.data.judged.failures import most_tokens_in
@@ -21,9 +22,8 @@ from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.markup import without_markup
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
+from hivetune.data.read import NOT_KNOWN, RawRow, parse_row, read_example, read_rows
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.layouts.table import read_layout
-from hivetune.data.rows.read import NOT_KNOWN, RawRow, parse_row, read_example, read_rows
 from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message
 
@@ -91,7 +91,7 @@ def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
 
 def _said(row: Row) -> Conversation | RowRefused:
     try:
-        return read_layout(row)
+        return read_conversation(row)
     except RowRefused as refused:
         return refused
     except RecursionError:

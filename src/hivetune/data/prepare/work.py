@@ -32,9 +32,9 @@ from hivetune.data.judged.answers import with_worse
 from hivetune.data.prepare.split import group_hash, text_hashes, tie_hashes
 from hivetune.data.prepare.stages import ChunkJob, ExaminedRow, Stages, TooLong, is_vouched, num_chars
 from hivetune.data.prepare.understand import shares_few_labels
+from hivetune.data.read import RawRow, judged_hash, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.renderer import RenderedView
-from hivetune.data.rows.read import RawRow, judged_hash, read_rows
 from hivetune.data.snapshot import messages_json
 from hivetune.data.time_limit import Limit, many_time_limits, row_time_limit
 from hivetune.errors import HivetuneError

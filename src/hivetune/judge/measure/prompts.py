@@ -8,9 +8,9 @@ from typing import Any
 from hivetune.checkers.find import row_checker
 from hivetune.config import EvalConfig
 from hivetune.data.prepare.understand import example_of, rows_of_files
+from hivetune.data.read import content_id
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
-from hivetune.data.rows.read import content_id
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
 from hivetune.judge.compare import Prompt, last_said

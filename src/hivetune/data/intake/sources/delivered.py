@@ -6,12 +6,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch, Refusal
 from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
+from hivetune.data.read import BOM, parse_row
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.containers import may_hold_rows, rows_inside
-from hivetune.data.rows.read import BOM, parse_row
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
 DELETED = "deleted-before-read"

@@ -12,8 +12,8 @@ from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
 from hivetune.data.intake.sources.delivered import refused_delivery
 from hivetune.data.prepare.understand import NO_COLUMNS, place_rows
+from hivetune.data.read import RawRow, parse_row, read_rows
 from hivetune.data.reasons import RowRefused
-from hivetune.data.rows.read import RawRow, parse_row, read_rows
 
 _BATCH_ROWS = 1000
 

@@ -6,6 +6,7 @@ import socket
 import urllib.parse
 from collections.abc import Sequence
 
+from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.places import check_storable
 from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.documents import DocumentReader
@@ -13,7 +14,6 @@ from hivetune.data.intake.sources.jsonl import JsonlReader
 from hivetune.data.intake.sources.redis_server import load_redis, parse_server
 from hivetune.data.intake.sources.redis_stream import CLAIM_AFTER_S, RedisReader
 from hivetune.data.intake.sources.sqlite import SqliteReader
-from hivetune.data.rows.formats import refuse_foreign
 from hivetune.errors import UsageError
 
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")

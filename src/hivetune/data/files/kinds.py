@@ -1,0 +1,499 @@
+"""File formats: which one a file has, how compressed bytes are read, and how rows of each become numbered lines.
+
+A numbered line is `PLACE TAB r TAB JSON` for a row and `PLACE TAB p TAB TEXT` for a place where reading failed. PLACE
+is the line in the original file where the row begins (in Parquet the number of the row), so that errors point there.
+"""
+
+import codecs
+import gzip
+import importlib
+import itertools
+import json
+import lzma
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Protocol
+
+from hivetune.base.packages import install_command
+from hivetune.base.paths import spelled, what_to_do
+from hivetune.data.files.csv_table import csv_rows, has_header
+from hivetune.data.files.encodings import (
+    Transcoded,
+    WithLineFeeds,
+    ends_lines_with_cr,
+    legacy_encoding,
+    wide_encoding,
+)
+from hivetune.data.files.json_document import json_rows
+from hivetune.data.files.message_log import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
+from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
+from hivetune.data.formats import file_rows, format_of_file, is_file_format
+from hivetune.data.formats.http_recording import CASSETTE_HEAD, HTTPRR_HEAD
+from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
+from hivetune.data.pieces.format import Head
+from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows
+from hivetune.data.pieces.messages import MIN_MESSAGES, TEXTS, is_event_like
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import MachineNotFit, UsageError
+
+BLOCK_CHARS = 1 << 20
+HEAD_BYTES = 4096  # by which the kind of a file is told
+# Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
+MAX_RATIO = 300
+ALWAYS_UNPACKED_BYTES = 64 << 20
+ENCODED_FORMAT = re.compile(r"\.as=([a-z0-9_-]+)")
+CR_FORMAT = ".cr"  # lines end with carriage returns alone
+_SAMPLE_BYTES = 1 << 20  # in which the encoding of a text shows
+
+
+class ByteStream(Protocol):
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        """At most `size` bytes and, at the end of what can be read, what went wrong."""
+
+
+class _Stream:
+    """A file whose decompression may fail anywhere; what came before the failure is kept. `most_bytes`: what it may
+    unpack to.
+    """
+
+    def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...], most_bytes: int | None = None):
+        self._file = file
+        self._errors = errors
+        self._left = most_bytes
+
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        pieces: list[bytes] = []
+        wanted = size
+        while wanted > 0:
+            try:
+                # Small reads, so that a failure costs at most the last few kB in front of it.
+                piece = self._file.read(min(wanted, 8192))
+            except self._errors as error:
+                return b"".join(pieces), f"damaged: {error}"
+            if not piece:
+                break
+            pieces.append(piece)
+            wanted -= len(piece)
+            if self._left is not None:
+                self._left -= len(piece)
+                if self._left < 0:
+                    return b"".join(pieces), f"unpacks to more than {MAX_RATIO} times its size; unpack it yourself"
+        return b"".join(pieces), None
+
+
+# What files of other kinds begin with, what they are, and how their rows become readable.
+_FOREIGN = (
+    (
+        b"SQLite format 3\0",
+        "an SQLite database",
+        "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store",
+    ),
+    (b"%PDF-", "a PDF", "rows are made from documents by: hivetune data synth, of texts and not of PDFs"),
+    (b"GGUF", "a model in GGUF", "give it as the model: --model {name}"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
+    (b"PK\x03\x04", "a ZIP archive", "unpack it"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
+    (b"Rar!\x1a\x07", "a RAR archive", "unpack it"),
+    (b"BZh9", "compressed by bzip2", "unpack it (bunzip2); .gz and .zst are read as they are"),
+    (b"\xfd7zXZ\0", "compressed by xz", "unpack it (unxz); .gz and .zst are read as they are"),
+    (b"\x89PNG\r\n", "a picture", "only text can be learned"),
+    (b"\xff\xd8\xff", "a picture", "only text can be learned"),
+)
+
+
+# Office's files are ZIP archives; the name of a file in them tells which (ECMA-376, part 2).
+_IN_ARCHIVES = (
+    (b"word/", "a Word document", "save it as text; rows are made from documents by: hivetune data synth"),
+    (b"xl/", "an Excel workbook", "save each sheet as CSV"),
+    (b"ppt/", "a PowerPoint file", "save its text; rows are made from documents by: hivetune data synth"),
+)
+
+
+def refuse_foreign(head: bytes, name: str) -> None:
+    """Raises UsageError where a file that begins so is of a kind that holds no rows."""
+    for begins, what, instead in _FOREIGN:
+        if head.startswith(begins):
+            if begins == b"PK\x03\x04":
+                found = next((kind for kind in _IN_ARCHIVES if kind[0] in head), (begins, what, instead))
+                _, what, instead = found
+            raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead.format(name=name))
+
+
+# Texts that people have and that hold no rows as they are: what they begin with, what they are, and what to do.
+_MARKED_TIME = rb"\[?\d{1,4}[./-]\d{1,2}[./-]\d{1,4},? \d{1,2}:\d{2}.{0,12}?[\]-] ?[^:\n]{1,40}: "
+_PROSE = (
+    (
+        re.compile(rb"commit [0-9a-f]{40}\b"),
+        "a git log",
+        "it answers nobody's question; issues do: gh issue list --json title,body,author,comments > issues.json",
+    ),
+    (
+        re.compile(_MARKED_TIME),
+        "a chat log with times",
+        "export it as JSON, then say who answers: --columns assistant=NAME",
+    ),
+    (re.compile(rb"#{1,3} |---\s"), "a Markdown text", "rows are made from documents by: hivetune data synth"),
+)
+
+
+def refuse_prose(path: str, name: str, known: str) -> None:
+    """Raises UsageError for a file that is read as JSON lines and whose beginning holds none, and no other format."""
+    head = open_bytes(path, known).read(HEAD_BYTES)[0].removeprefix(codecs.BOM_UTF8)
+    if head.lstrip().startswith(b"{") and b'"nbformat"' in open_bytes(path, known).read(_SAMPLE_BYTES)[0]:
+        raise UsageError(
+            f"{spelled(name)} is a notebook, not a file of rows",
+            hint="rows are made from documents by: hivetune data synth",
+        )
+    if not head.strip() or any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
+        return
+    for begins, what, instead in _PROSE:
+        if begins.match(head.lstrip()):
+            raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead)
+
+
+def file_format(path: str, name: str, encoding: str | None = None) -> str:
+    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT, .as=utf-16-le,
+    .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as the user says.
+
+    Raises UsageError when the file can't be read, or is of a kind that holds no rows.
+    """
+    lower = name.lower()
+    if encoding is not None:
+        _refuse_unknown_encoding(encoding)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=what_to_do(error)) from None
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"PK\x03\x04") and is_eval_file(path):
+        return "eval"
+    refuse_foreign(head, name)
+    compression = ""
+    if head.startswith(b"\x1f\x8b"):
+        compression = ".gz"
+    elif head.startswith(b"\x28\xb5\x2f\xfd"):
+        compression = ".zst"
+    if compression:
+        lower = lower.removesuffix(compression)
+        head = open_bytes(path, compression).read(HEAD_BYTES)[0]
+    compression = _written_as(path, head, compression, encoding)
+    head = open_bytes(path, compression).read(HEAD_BYTES)[0]
+    if lower.endswith(".csv"):
+        return "csv" + compression
+    if lower.endswith((".tsv", ".txt")):
+        form = text_form(_lines_of(head), table=lower.endswith(".tsv"))
+        if form is not None:
+            return form + compression
+    elif (written := _written_form(_lines_of(head))) is not None:
+        return written + compression
+    return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
+
+
+def _refuse_unknown_encoding(encoding: str) -> None:
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        why = f"data.encoding: there is no encoding {encoding!r}"
+        raise UsageError(why, hint="for example cp1252, koi8-r") from None
+
+
+def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
+    """`compression`, with the encoding and the line breaks of the text in front where they are not the usual ones."""
+    sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
+    if encoding := encoding or wide_encoding(head) or legacy_encoding(sample):
+        compression = f".as={encoding}{compression}"
+        sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
+    return CR_FORMAT + compression if ends_lines_with_cr(sample) else compression
+
+
+def _written_form(head: str) -> str | None:
+    """What a trainer of templates writes, or a recorder of calls in YAML, whatever the file is called."""
+    if is_rendered_file(head):
+        return RENDERED
+    if head.startswith(HTTPRR_HEAD):
+        return "httprr"
+    return "cassette" if CASSETTE_HEAD.match(head) else None
+
+
+def _lines_of(head: bytes) -> str:
+    """The beginning of a text, without a last line that may be cut."""
+    text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").replace("\r\n", "\n")
+    return text if len(head) < HEAD_BYTES else text[: text.rfind("\n") + 1]
+
+
+def _is_json_document(head: bytes, spread: bool) -> bool:
+    """An array of rows, or (`spread`: unless it is named JSONL) objects over several lines."""
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    first, line_break, rest = text.partition(b"\n")
+    if text.startswith(b"["):
+        return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
+    indented = rest[:1] in (b" ", b"\t") and rest.lstrip(b" \t\r\n")[:1] in (b'"', b"{", b"[")  # whatever its name
+    begun = first.rstrip() in (b"{", b"") or (first.startswith(b"{") and first.rstrip()[-1:] in b"{[,:")
+    return (spread or indented) and bool(line_break) and begun
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def open_bytes(path: str, known: str) -> ByteStream:
+    """The bytes of a file of format `known`, decompressed, as UTF-8, its lines ending with line feeds.
+
+    Raises MachineNotFit when a package is missing.
+    """
+    found = ENCODED_FORMAT.search(known)
+    stream = _decompressed(path, known)
+    text: ByteStream = Transcoded(stream, found.group(1)) if found else stream
+    return WithLineFeeds(text) if CR_FORMAT in known else text
+
+
+def _decompressed(path: str, known: str) -> ByteStream:
+    if known.endswith(".gz"):
+        unpacked: Any = gzip.open(path, "rb")  # noqa: SIM115
+        return _Stream(unpacked, (OSError, EOFError, zlib.error), _most_unpacked(path))
+    if known.endswith(".zst"):
+        zstandard = _package("zstandard", "zst")
+        reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True)  # noqa: SIM115
+        return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError), _most_unpacked(path))
+    return _Stream(open(path, "rb"), (OSError,))
+
+
+def _most_unpacked(path: str) -> int:
+    return max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path))
+
+
+def share_before_damage(path: str) -> float | None:
+    """How much of a gzip file lies in front of the place where it can't be read on; None when it just ends too early,
+    and for other files.
+    """
+    size, position = os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        while block := file.read(4096):
+            while block:
+                try:
+                    unpacker.decompress(block)
+                except zlib.error:
+                    return position / size
+                position += len(block) - len(unpacker.unused_data)
+                block = unpacker.unused_data
+                if unpacker.eof:
+                    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    return None
+
+
+def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
+    """(line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
+
+    `damage` gets the row that reports why the text ended before its end, if it did.
+    """
+    text, number = _Text(stream), 0
+    for number, line in enumerate(text.lines(), 1):
+        yield number, line.rstrip("\r\n")
+    if text.problem and damage is not None:
+        damage.append((number, RowRefused("broken-file", text.problem)))
+
+
+def convert_lines(path: str, known: str, out: str) -> None:
+    """Write the rows of a file that is no JSONL to `out` as numbered lines. Streams; never raises for damaged content,
+    which becomes a "p" line.
+    """
+    kind = known.split(".")[0]
+    if kind == "parquet":
+        rows = _parquet_rows(path)
+    elif kind == "eval":
+        rows = eval_rows(path)
+    elif kind in ("cassette", "httprr"):
+        # here: each worker would pay for YAML at its start, and hardly any file is such
+        from hivetune.data.files.recordings import cassette_rows, httprr_rows
+
+        rows = (cassette_rows if kind == "cassette" else httprr_rows)(_Text(open_bytes(path, known)))
+    elif kind == "json":
+        rows = json_rows(_Text(open_bytes(path, known)))
+    elif kind in TEXT_FORMS:
+        rows = text_rows(_Text(open_bytes(path, known)), kind)
+    else:
+        rows = csv_rows(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
+    write_rows(rows, out)
+
+
+def lacks_header(path: str, known: str) -> bool:
+    """Whether a file is a table whose first line is a row."""
+    kind = known.split(".")[0]
+    return kind in ("csv", "tsv") and not has_header(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
+
+
+class _Text:
+    """Text of a byte stream; bytes that are not UTF-8 become lone surrogates, which the checks refuse."""
+
+    def __init__(self, stream: ByteStream):
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+        self.ended = False
+        self.problem: str | None = None
+
+    def more(self, size: int = BLOCK_CHARS) -> str:
+        """The next text, empty at the end."""
+        while not self.ended:
+            block, self.problem = self._stream.read(size)
+            self.ended = not block or self.problem is not None
+            text = self._decoder.decode(block, final=self.ended)
+            if text:
+                return text
+        return ""
+
+    def lines(self) -> Iterator[str]:
+        begun: list[str] = []
+        while text := self.more():
+            *lines, rest = text.split("\n")
+            for line in lines:
+                yield "".join((*begun, line, "\n"))
+                begun.clear()
+            begun += [rest] if rest else []
+        if begun:
+            yield "".join(begun)
+
+
+def _parquet_rows(path: str) -> Iterator[PlacedRow]:
+    parquet = _package("pyarrow.parquet", "parquet")
+    arrow = importlib.import_module("pyarrow")
+    place, num_rows = 1, 1
+    try:
+        with parquet.ParquetFile(path) as file:
+            num_rows = file.metadata.num_rows
+            for batch in file.iter_batches(batch_size=500):
+                for row in batch.to_pylist():
+                    yield place, json.dumps(_plain(row), default=str, ensure_ascii=False)
+                    place += 1
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        for lost in range(place, max(place, num_rows) + 1):
+            yield lost, RowRefused("broken-file", " ".join(f"no Parquet from here on: {error}".split()))
+
+
+def parquet_rows_and_bytes(path: str) -> tuple[int, int] | None:
+    """Rows of a Parquet file and the bytes of its columns, unpacked, as its end says; None for any other file.
+
+    Raises MachineNotFit without the package.
+    """
+    with open(path, "rb") as file:
+        if file.read(4) != b"PAR1":
+            return None
+    parquet = _package("pyarrow.parquet", "parquet")
+    arrow = importlib.import_module("pyarrow")
+    try:
+        with parquet.ParquetFile(path) as content:
+            groups = [content.metadata.row_group(n) for n in range(content.num_row_groups)]
+            return content.metadata.num_rows, sum(group.total_byte_size for group in groups)
+    except (arrow.ArrowException, OSError, ValueError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN and null, which Parquet writes for columns that a row does not have, and with bytes as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+def _package(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.split(".")[0]
+        raise MachineNotFit(f"this file needs the package {name}", hint=install_command(extra)) from None
+
+
+# Which log a file is, and its conversations as numbered lines, as for every format that is no JSONL.
+
+_MESSAGES = "message-log"  # its name may say that it is a conversation
+_HEAD_BYTES = 256 << 10  # a first line may hold an agent's whole instructions
+_HEAD_LINE = 4096  # bytes of a line about a log
+_NUM_LINES = 20
+_SERVER_HEAD_BYTES = 8 << 20  # servers print pages before the first request
+_OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*TEXTS, "type", "event", "kind", "role", "user", "assistant"))
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+def session_format(path: str, name: str, known: str) -> str:
+    """`known`, the format by data/files/kinds.py, or that of a log (`is_session`), with .gz or .zst if packed."""
+    kind, _, packed = known.partition(".")
+    if kind not in ("jsonl", "json") or name.lower().endswith(_TABLES):
+        return known
+    suffix = f".{packed}" if packed else ""
+    head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
+    found = _agent(head, name) if kind == "jsonl" else None
+    if found is None and not begins_with_json(head):
+        head = open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]
+        printed = format_of_file(Head(name, head, ()))
+        found = printed.name if printed is not None else None
+    return found + suffix if found else known
+
+
+def _agent(head: bytes, name: str) -> str | None:
+    """The coding agent that wrote this, or a chat application with one message a line."""
+    found: list[dict[str, Any]] = []
+    for line in head.split(b"\n")[:_NUM_LINES]:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    if (known := format_of_file(Head(name, head, found))) is not None:
+        return known.name
+    return _MESSAGES if _is_message_log(head, name) else None
+
+
+def _is_message_log(head: bytes, name: str) -> bool:
+    """Whether the first lines are messages that name their session, or all lines are one conversation."""
+    *lines, last = head.split(b"\n")
+    whole = len(head) < _HEAD_BYTES and len(lines) < NUM_SAMPLE
+    found: list[dict[str, Any] | None] = []
+    for line in [*lines, last][:NUM_SAMPLE] if whole else lines[:NUM_SAMPLE]:
+        if not line.strip():
+            continue
+        if (
+            len(found) < MIN_MESSAGES
+            and not any(name in line for name in _OF_EVENTS)
+            and (found or len(line) > _HEAD_LINE)
+        ):
+            return False  # a quick no, before anything is parsed; the first line may be about the log
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        found.append(event if isinstance(event, dict) else None)
+        if len(found) == MIN_MESSAGES and not all(map(_may_be_event, found[1:])):
+            return False
+    return are_of_openhands(found) or message_shape(found, name, whole=whole) is not None
+
+
+def _may_be_event(event: dict[str, Any] | None) -> bool:
+    return event is None or is_event_like(event) or "source" in event
+
+
+def convert_session(path: str, name: str, known: str, out: str) -> None:
+    """Write the conversations of a log called `name` to `out` as numbered lines. A place is its first line."""
+    kind, _, packed = known.partition(".")
+    damage: list[PlacedRow] = []
+    lines = text_lines(open_bytes(path, f".{packed}" if packed else ""), damage)
+    rows = message_rows(lines, name) if kind == _MESSAGES else file_rows(kind, lines)
+    write_rows(itertools.chain(rows, damage), out)
+
+
+def is_session(known: str) -> bool:
+    kind = known.partition(".")[0]
+    return kind == _MESSAGES or is_file_format(kind)

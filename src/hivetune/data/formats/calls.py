@@ -1,0 +1,49 @@
+"""A question and the calls that answer it, as JSON: the form of data sets for calling functions.
+
+https://huggingface.co/datasets/Salesforce/xlam-function-calling-60k
+"""
+
+from typing import Any
+
+from hivetune.data.columns import ASKED, SYSTEM, TOOLS, system_of, tools_of
+from hivetune.data.pieces.calls import read_call, read_tools
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, first_of, objects, parsed, said
+from hivetune.data.pieces.turns import read_system
+from hivetune.records import Message
+
+_CALLED = ("answers", "tool_calls", "tool_call", "function_calls", "function_call", "expected_tool_calls")  # to be made
+
+
+def recognise(row: Row) -> bool:
+    return _called(row) is not None and first_of(row, ASKED) is not None
+
+
+def rows(row: Row) -> Conversation:
+    question = first_of(row, ASKED)
+    assert question is not None  # `recognise` looked
+    messages = [*read_system(system_of(row)), said("user", row[question], question)]
+    messages.append(Message("assistant", "", tool_calls=tuple(read_call(call) for call in _called(row) or [])))
+    return Conversation("calls", tuple(messages), read_tools(tools_of(row)))
+
+
+def _called(row: Row) -> list[dict[str, Any]] | None:
+    return next((calls for name in _CALLED if (calls := _calls_in(row.get(name)))), None)
+
+
+def _calls_in(value: Any) -> list[dict[str, Any]] | None:
+    """The calls in a column, one alone or a list of them; None where it holds anything else."""
+    value = parsed(value)
+    calls = objects([value] if isinstance(value, dict) else value)
+    named = calls and all("name" in call or isinstance(call.get("function"), dict) for call in calls)
+    return list(calls) if calls and named else None
+
+
+FORMAT = Format(
+    "calls",
+    recognise,
+    rows,
+    needs=frozenset(_CALLED),
+    rank=23,
+    explains=frozenset((*SYSTEM, *TOOLS, *_CALLED)),
+)

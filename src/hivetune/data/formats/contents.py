@@ -1,0 +1,34 @@
+"""Gemini's tuning rows: `contents` with parts, the system instruction beside them.
+
+https://cloud.google.com/vertex-ai/generative-ai/docs/models/gemini-supervised-tuning-prepare
+"""
+
+from hivetune.data.columns import SYSTEM, TOOLS, tools_of
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, one_of, parsed
+from hivetune.data.pieces.session import BESIDE, ordered_conversation
+from hivetune.data.pieces.turns import read_messages
+
+
+def recognise(row: Row) -> bool:
+    return "contents" in row
+
+
+def rows(row: Row) -> Conversation:
+    system = one_of(row, "system_instruction", *SYSTEM)
+    if isinstance(system, dict) and "parts" in system:
+        system = system["parts"]
+    messages = read_messages(parsed(row["contents"]), parsed(system))
+    return ordered_conversation("contents", messages, read_tools(tools_of(row)))
+
+
+FORMAT = Format(
+    "contents",
+    recognise,
+    rows,
+    needs=frozenset(("contents",)),
+    rank=21,
+    explains=frozenset((*SYSTEM, *TOOLS, "contents", "system_instruction")),
+    beside=BESIDE,
+)

@@ -1,0 +1,35 @@
+"""A trace of DeepEval, which lists each kind of span apart: its calls of a model (`llmSpans`). What else the trace says
+repeats them or counts something.
+
+https://deepeval.com/docs/evaluation-llm-tracing
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects, one_of
+from hivetune.data.pieces.spans import SHARED
+
+_SPANS = ("llmSpans", "llm_spans")
+_KEPT = (*SHARED, "uuid", "startTime", "input", "output", "model")
+
+
+def recognise(record: Row) -> bool:
+    return objects(one_of(record, *_SPANS)) is not None
+
+
+def rows(record: Row) -> Iterator[Row]:
+    return map(_call, one_of(record, *_SPANS))
+
+
+def _call(span: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: span[name] for name in _KEPT if name in span}
+    arguments = one_of(kept.get("input"), "args")
+    if isinstance(arguments, list) and len(arguments) == 1:
+        kept["input"] = arguments[0]  # a traced function with one argument, the request
+    failed = str(span.get("status", "")).upper().startswith("ERR")
+    return {**kept, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
+
+
+FORMAT = Format("deepeval", recognise, rows, "batch", frozenset(_SPANS), rank=12)

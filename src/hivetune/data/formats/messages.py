@@ -1,0 +1,56 @@
+"""A list of messages with their roles, as OpenAI's fine-tuning files and most chat data sets have it. The answer may
+stand in a column of its own where the list ends with a question.
+
+https://platform.openai.com/docs/guides/supervised-fine-tuning and https://huggingface.co/docs/trl/dataset_formats
+"""
+
+import re
+from dataclasses import replace
+
+from hivetune.data.columns import REPLIES, SYSTEM, TOOLS, system_of
+from hivetune.data.pieces.answers import read_answer
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, first_of, one_of, parsed
+from hivetune.data.pieces.session import BESIDE, TEXT_ANSWERS, ordered_conversation
+from hivetune.data.pieces.turns import THOUGHT_KEYS, read_messages
+
+_MAX_TOLD = 200  # characters of what a question says of its answer
+
+
+def recognise(row: Row) -> bool:
+    return "messages" in row
+
+
+def rows(row: Row) -> Conversation:
+    messages = read_messages(parsed(row["messages"]), system_of(row))
+    answer = first_of(row, ("response", *REPLIES, *TEXT_ANSWERS))
+    changed: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    if messages[-1].role in ("user", "tool") and answer is not None and not _is_told(row, answer, messages[-1].content):
+        said, changed = read_answer(row[answer])
+        thoughts = next((name for name in THOUGHT_KEYS if isinstance(row.get(name), str) and row[name].strip()), None)
+        if thoughts is not None and not said[0].reasoning:
+            said = [replace(said[0], reasoning=row[thoughts]), *said[1:]]
+        messages, used = [*messages, *said], (answer, *([thoughts] if thoughts else []))
+    return ordered_conversation("messages", messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
+
+
+def _is_told(row: Row, column: str, question: str) -> bool:
+    """Whether a column says nothing, or what the question says under the column's name: "reach the target 77"."""
+    if row[column] in (None, ""):
+        return True
+    told = str(row[column]).strip()
+    said = rf"{column}\W{{1,8}}{re.escape(told)}(?!\w)"
+    return len(told) <= _MAX_TOLD and re.search(said, question, re.I) is not None
+
+
+FORMAT = Format(
+    "messages",
+    recognise,
+    rows,
+    needs=frozenset(("messages",)),
+    rank=20,
+    explains=frozenset((*SYSTEM, *TOOLS, "messages", "tool_config")),
+    beside=BESIDE,
+)

@@ -1,0 +1,22 @@
+"""The messages of a thread of OpenAI's assistants, which the API lists with the newest first.
+
+https://platform.openai.com/docs/api-reference/messages/listMessages
+"""
+
+from collections.abc import Iterator
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects
+
+
+def recognise(record: Row) -> bool:
+    turns = objects(record["data"]) or []
+    times = [time for turn in turns if "role" in turn and isinstance(time := turn.get("created_at"), int)]
+    return len(set(times)) > 1 and len(times) == len(turns) and times == sorted(times, reverse=True)
+
+
+def rows(record: Row) -> Iterator[Row]:
+    yield {**record, "data": record["data"][::-1]}
+
+
+FORMAT = Format("openai-thread", recognise, rows, "batch", frozenset(("data",)), rank=10)

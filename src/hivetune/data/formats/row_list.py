@@ -1,0 +1,55 @@
+"""A record that lists rows below a key: {"data": [..]}, a page of the Hub's viewer, a trace with its observations,
+spans or runs.
+
+https://huggingface.co/docs/dataset-viewer/rows and https://mlflow.org/docs/latest/genai/tracing/
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hivetune.data.columns import is_content
+from hivetune.data.formats.opentelemetry import without_what_repeats
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects
+from hivetune.data.pieces.spans import SHARED, without_wrapper
+from hivetune.data.pieces.turns import ROLE_KEYS
+
+_KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "runs")
+
+
+def recognise(record: Row) -> bool:
+    return _key(without_wrapper(dict(record))) is not None
+
+
+def rows(record: Row) -> Iterator[Row]:
+    record = without_wrapper(dict(record))
+    key = _key(record)
+    listed: list[dict[str, Any]] = record[key] if key is not None else []
+    trace = record["trace"] if isinstance(record.get("trace"), dict) else record
+    shared = {name: trace[name] for name in SHARED if name in trace}
+    if all("info" in row and "parts" in row for row in listed):  # the messages of one session of OpenCode
+        yield {**shared, "info": {}, "messages": listed}
+        return
+    for row in without_what_repeats(listed) if key == "spans" else listed:
+        yield {**shared, **_unwrapped(row)}
+
+
+def _key(record: Mapping[str, Any]) -> str | None:
+    """The key of the rows; None where it lists nothing, or the turns of one conversation."""
+    for key in _KEYS:
+        listed = objects(record.get(key))
+        if listed is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in listed):
+            continue
+        if key != "observations" and any(is_content(name, record[name]) for name in record if name != key):
+            return None  # a row that has a list among its columns; a trace repeats what its observations say
+        return key
+    return None
+
+
+def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
+    """The Hub's viewer numbers its rows: {"row_idx": 0, "row": {...}}."""
+    inner = row.get("row")
+    return inner if isinstance(inner, dict) and "row_idx" in row else row
+
+
+FORMAT = Format("row-list", recognise, rows, "batch", frozenset((*_KEYS, "trace")), rank=30)

@@ -1,0 +1,75 @@
+"""A list of turns under another name than `messages`: ShareGPT's `conversations` with `from` and `value`, and its kin.
+Texts alone take turns.
+
+https://github.com/lm-sys/FastChat/blob/main/docs/training.md and
+https://llamafactory.readthedocs.io/en/latest/getting_started/data_preparation.html
+"""
+
+import re
+
+from hivetune.data.columns import SYSTEM, TOOLS, system_of, tools_of
+from hivetune.data.pieces.calls import read_tools
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, all_texts, objects, parsed
+from hivetune.data.pieces.session import BESIDE, ordered_conversation
+from hivetune.data.pieces.turns import read_messages
+from hivetune.data.reasons import RowRefused
+
+LISTS = ("conversations", "conversation", "chat", "dialogue", "dialog", "turns", "data", "history")
+
+_TALKED = ("conversation", "conversations", "dialogue", "dialog")
+_TURN_MARKS = (
+    re.compile(r"\s*(?:问|問|提问|Q|Question|User|Human)\s*[:：]\s*", re.I),
+    re.compile(r"\s*(?:答|回答|A|Answer|Assistant|Bot|AI)\s*[:：]\s*", re.I),
+)
+_SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:(\s?)")  # "Amanda: I baked cookies."
+
+
+def recognise(row: Row) -> bool:
+    return _list_column(row) is not None
+
+
+def rows(row: Row) -> Conversation:
+    column = _list_column(row)
+    assert column is not None
+    turns = parsed(row[column])
+    if all_texts(turns) and len(turns) > 1:
+        turns = _without_marks(turns)
+        odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
+        named = [_SPEAKER.match(turn) for turn in turns]
+        if column == "turns" or odd or all(named) or any(one and one[1] for one in named):
+            raise RowRefused("unknown-role", f"{column}: texts that do not say who speaks")
+        turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    return ordered_conversation(
+        "sharegpt", read_messages(turns, system_of(row)), read_tools(tools_of(row)), (), (column,)
+    )
+
+
+def _list_column(row: Row) -> str | None:
+    """The column that is a list of turns."""
+    told = objects(row.get("paragraph"))
+    if told is not None and all({"q", "a"} <= turn.keys() for turn in told):
+        return "paragraph"
+    for name in LISTS:
+        if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):
+            return name if name != "history" or "trajectory" in row else None  # else what came before a question
+    return None
+
+
+def _without_marks(texts: list[str]) -> list[str]:
+    """Texts that begin with a mark of a question and of an answer in turn, as sets of medical talks have them, without
+    those.
+    """
+    marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(texts)]
+    return [text[mark.end() :] for text, mark in zip(texts, marks, strict=True) if mark] if all(marks) else texts
+
+
+FORMAT = Format(
+    "sharegpt",
+    recognise,
+    rows,
+    needs=frozenset((*LISTS, "paragraph")),
+    rank=22,
+    explains=frozenset((*SYSTEM, *TOOLS)),
+    beside=BESIDE,
+)

@@ -1,0 +1,32 @@
+"""A question and the command that answers it, or what came of one.
+
+The columns are those of the table in docs/formats.md.
+"""
+
+from hivetune.data.columns import SYSTEM, TOOLS, system_of
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Conversation, Row, said
+from hivetune.data.pieces.turns import read_system
+
+_QUESTION = ("user_query", "user_request", "input", "query")
+_RESULT = ("result", "output")
+_NEEDS = frozenset(("tool_used", "tool", "command"))
+
+
+def recognise(row: Row) -> bool:
+    return any(row.get(key) is not None for key in _QUESTION)
+
+
+def rows(row: Row) -> Conversation:
+    """The command is what a model can learn; the result is what a machine said, so it is never trained unasked."""
+    asked = next(row[key] for key in _QUESTION if row.get(key) is not None)
+    command = row.get("command")
+    if isinstance(command, str) and command.strip():
+        answer, untrusted = command, False
+    else:
+        answer, untrusted = next((row[key] for key in _RESULT if row.get(key) is not None), ""), True
+    messages = (*read_system(system_of(row)), said("user", asked, "user_query"), said("assistant", answer, "result"))
+    return Conversation("tool", messages, untrusted=untrusted)
+
+
+FORMAT = Format("tool", recognise, rows, needs=_NEEDS, rank=31, explains=_NEEDS.union(SYSTEM, TOOLS, _RESULT))

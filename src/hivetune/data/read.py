@@ -1,0 +1,448 @@
+"""From the bytes of a chunk to rows with their place, and from a row to an Example. Pure but for reading files."""
+
+import json
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from hivetune.base.database import SEALED_COLUMNS, row_seal
+from hivetune.data.columns import CHOICE, outcome_of
+from hivetune.data.conversation import read_conversation
+from hivetune.data.files.encodings import latin_text
+from hivetune.data.formats import claude_code, codex, may_hold_rows, pi, rows_inside
+from hivetune.data.intake.files import MAX_LINE_BYTES, Chunk
+from hivetune.data.judged.answers import (
+    TwoAnswers,
+    only_last_answer,
+    read_corrected,
+    read_preference,
+    with_answers_apart,
+)
+from hivetune.data.judged.cut import CUT_NEAR_CHARS, ends_inside
+from hivetune.data.judged.failures import call_failed, cut_at, is_cut_json, outside_cause, without_reasons
+from hivetune.data.mapping import in_your_words, map_columns, maps_content, missing_column, rows_at
+from hivetune.data.pieces.answers import refuse_cut_row
+from hivetune.data.pieces.fields import as_success, extract
+from hivetune.data.pieces.rendered import is_marked, turns_of, without_ends
+from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
+from hivetune.data.pieces.session import ASSISTANT
+from hivetune.data.pieces.streams import refuse_pieces
+from hivetune.data.pieces.transcripts import turns_in_text
+from hivetune.data.pieces.turns import is_conversation
+from hivetune.data.reasons import RowRefused, not_utf8
+from hivetune.records import Example, Message
+
+BOM = b"\xef\xbb\xbf"
+WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
+NUL_ESCAPE = "\\u0000"
+QUARANTINE_KEY = "hivetune_quarantine"
+UNTRUSTED_ORIGINS = ("tool", "web")
+_LONGEST_NUMBER = 24
+_NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
+# What a layout says of a row that it does not know; any other reason is a fault of the row.
+NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
+WHOLE_ROWS = ("text",)  # layouts in which nothing is asked
+KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
+STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it came. `problem`: reading itself failed here. `stored`: what the store knows beside the row;
+    `chunk`: where it stood, with what the first rows of its file told.
+    """
+
+    source: str
+    payload: bytes
+    problem: RowRefused | None = None
+    interaction_id: str | None = None
+    stored: Mapping[str, Any] | None = None
+    chunk: Chunk | None = None
+
+
+def read_rows(chunk: Chunk) -> Iterator[RawRow]:
+    """The rows of one chunk in order; blank lines are no rows. Raises OSError when the file is gone."""
+    if chunk.kind == "store":
+        yield from _store_rows(chunk)
+    elif chunk.kind == "oversize":
+        size = f"{(chunk.end - chunk.start) / (1 << 20):.1f} MiB, the limit is {MAX_LINE_BYTES >> 20}: split the row"
+        yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large", size))
+    else:
+        for raw in _line_rows(chunk):
+            yield from _each(raw, chunk.inside)
+
+
+def _each(raw: RawRow, path: str) -> Iterator[RawRow]:
+    """The row itself, or the rows that it holds, at `path` where the user named one; all have its place in the file."""
+    inside = None
+    if raw.problem is None and path:
+        inside = _at_path(raw.payload, path)
+    elif raw.problem is None and may_hold_rows(raw.payload):
+        inside = rows_inside(raw.payload)
+    if inside is None:
+        yield raw
+    else:
+        for payload in inside:
+            yield replace(raw, payload=payload)
+
+
+def _at_path(payload: bytes, path: str) -> list[bytes] | None:
+    """The rows of a record at a path; None where it is no JSON, or nothing stands there."""
+    try:
+        found = rows_at(json.loads(payload), path)
+    except (ValueError, RecursionError):
+        return None
+    return [json.dumps(row).encode() for row in found] or None
+
+
+def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
+    with open(chunk.path, "rb") as file:
+        file.seek(chunk.start)
+        data = file.read(chunk.end - chunk.start)
+    position, number, size = 0, chunk.first, len(data)
+    while position < size:
+        found = data.find(b"\n", position)
+        end = size if found < 0 else found
+        line = data[position:end].strip()
+        if number == 1 and chunk.kind == "lines":
+            line = line.removeprefix(BOM).strip()
+        if chunk.kind == "numbered":
+            yield _numbered(chunk, line)
+        elif line:
+            problem = _truncated(line) if chunk.last and found < 0 else None
+            yield RawRow(f"{chunk.name}:{number}", line, problem, chunk=chunk)
+        position, number = end + 1, number + 1
+
+
+def _truncated(line: bytes) -> RowRefused | None:
+    """The last line, without a line break: does it break off? Whatever else is wrong with it, `parse_row` says."""
+    try:
+        json.loads(line)
+    except UnicodeDecodeError as error:
+        return RowRefused("truncated-line") if error.reason == "unexpected end of data" else None
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(error.doc) or (error.pos >= len(error.doc) - 6 and error.doc[-1:] not in "}]")
+        return RowRefused("truncated-line") if at_end or error.msg.startswith("Unterminated") else None
+    except (ValueError, RecursionError):  # as of an integer with more digits than Python reads
+        return None
+    return None
+
+
+def _numbered(chunk: Chunk, line: bytes) -> RawRow:
+    place, mark, text = line.split(b"\t", 2)
+    source = f"{chunk.name}:{place.decode()}"
+    if mark == b"r":
+        return RawRow(source, text, chunk=chunk)
+    reason, _, hint = text.decode("utf-8", "replace").partition(":")
+    return RawRow(source, b"", RowRefused(reason, hint))
+
+
+def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
+    database = sqlite3.connect(f"file:{chunk.path}?mode=ro", uri=True)
+    try:
+        database.text_factory = _text
+        query = f"SELECT {', '.join(SEALED_COLUMNS)}, seal FROM interactions WHERE rowid >= ? AND rowid < ?"
+        for *values, seal in database.execute(query + " ORDER BY rowid", (chunk.start, chunk.end)):
+            row = dict(zip(SEALED_COLUMNS, values, strict=True))
+            source = str(row["source"])
+            if seal is not None and seal != row_seal(*values):  # None: stored by 0.1.0 while this version was in use
+                yield RawRow(source, b"", RowRefused("damaged-row"))
+                continue
+            stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
+            yield RawRow(source, str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)
+    finally:
+        database.close()
+
+
+def _text(content: bytes) -> str:
+    """Of a column of the store: a flipped bit may leave no UTF-8, and the other rows are read all the same."""
+    return content.decode("utf-8", "backslashreplace")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+
+
+def parse_row(payload: bytes) -> Row:
+    """The JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raises RowRefused."""
+    return _parsed_row(row_text(payload)[0])
+
+
+def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
+    """(text, reasons of severity warn): UTF-8 without a byte order mark, or what `latin_text` reads.
+
+    Raises RowRefused.
+    """
+    if b"\0" in payload:
+        raise RowRefused("nul-byte")
+    changed: tuple[str, ...] = ()
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        latin = latin_text(_original(payload))
+        if latin is None:
+            raise _not_text(payload, error) from None
+        text, changed = latin, ("decoded-windows-1252",)
+    marked = BYTE_ORDER_MARK in text or WRITTEN_MARKS[0] in text or WRITTEN_MARKS[1] in text
+    return text.removeprefix(BYTE_ORDER_MARK), (*changed, "byte-order-mark") if marked else changed
+
+
+def _original(payload: bytes) -> bytes:
+    """Bytes that are no UTF-8 stand in converted files as halves of characters, one each."""
+    try:
+        return payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
+    except UnicodeError:
+        return payload
+
+
+def _parsed_row(text: str) -> Row:
+    try:
+        value = _decode(text)
+    except RecursionError:
+        raise RowRefused("too-deep") from None
+    except json.JSONDecodeError as error:
+        raise RowRefused("bad-json", f"{error}") from None
+    except ValueError:  # the only other one
+        raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
+    if isinstance(value, str):
+        value = parsed(value)  # a row that was written as JSON twice
+    if isinstance(value, str) and turns_in_text(value):
+        return {"text": value}
+    if isinstance(value, list) and is_conversation(value):
+        return {"messages": value}
+    value = _object(value)
+    if QUARANTINE_KEY in value:
+        inner = value.get("row")
+        return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
+    return with_answers_apart(value) if "chosen" in text else value
+
+
+def _object(value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise RowRefused("not-an-object")
+    return value
+
+
+def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
+    """Why these bytes are no UTF-8: halves of characters, or another encoding."""
+    try:
+        text = payload.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        if error.reason == "unexpected end of data":
+            return RowRefused("bad-utf8", f"byte {error.start + 1} of the row: the text was cut inside a character")
+        return not_utf8(payload[error.start], payload[: error.start].decode())
+    for i, character in enumerate(text):
+        if "\udc80" <= character <= "\udcff":
+            return not_utf8(ord(character) - 0xDC00, text[:i])
+    return RowRefused("lone-surrogate")
+
+
+class ReadRow(NamedTuple):
+    """A row as an Example, without its id: redaction may still change its text. `changed`: reasons of severity warn."""
+
+    layout: str
+    example: Example
+    changed: tuple[str, ...]
+    failed_outside: str = ""
+    """What failed beside the answer, in the row's own words."""
+
+
+def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ReadRow:
+    """One row, by its layout. `pairs`: a better and a worse answer are read too. Raises RowRefused with the reason."""
+    if raw.problem is not None:
+        raise raw.problem
+    text, changed = row_text(raw.payload)
+    row = _parsed_row(text)
+    if any(program.is_line(row) for program in (claude_code, codex, pi)):  # one line, without the others
+        raise RowRefused("session-line")
+    refuse_cut_row(row)
+    if "assistant" in columns and not maps_content({name: "" for name in columns if name != "assistant"}):
+        row = {**row, ASSISTANT: columns["assistant"]}
+        columns = {name: column for name, column in columns.items() if name != "assistant"}
+    if columns:
+        row = map_columns(row, columns)
+    mapped, two, told = maps_content(columns), None, without_reasons(row)
+    try:
+        two = read_corrected(told, mapped=mapped) or (read_preference(told) if pairs else None)
+        said = two.said if two else _conversation(told, mapped=mapped)
+    except RowRefused as refused:
+        if columns and refused.reason == "unknown-layout":
+            raise missing_column(_parsed_row(text), columns) or refused from None
+        if columns:
+            raise in_your_words(refused, columns) from None
+        raise _with_advice(refused, raw.chunk.line if raw.chunk else "") from None
+    if not columns and raw.chunk is not None:
+        _refuse_by_file(row, said, raw.chunk)
+    said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
+    example = _example(raw.source, row, said, raw.stored or {})
+    _refuse_answer(row, example.messages, raw.chunk)
+    return ReadRow(
+        said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
+    )
+
+
+def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
+    """Raises RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
+    number: a price, a measurement.
+    """
+    said = messages[-1].content
+    refuse_pieces(said)
+    if (limit := cut_at(row, said, chunk.most_tokens if chunk else 0)) is not None:
+        raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
+    if len(messages) > 1 and is_cut_json(said):
+        raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")
+    if len(messages) == 2 and len(said) < _LONGEST_NUMBER and all(_NUMBER.fullmatch(m.content) for m in messages):
+        raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
+
+
+def _conversation(row: Row, *, mapped: bool) -> Conversation:
+    said = without_ends(read_conversation(row, mapped=mapped))
+    return said if mapped else _with_system_of_text(row, said)
+
+
+def _with_system_of_text(row: Row, said: Conversation) -> Conversation:
+    """A question and its answer with the system prompt of the text that a template wrote of them, where the row keeps
+    that, too.
+    """
+    if said.messages[0].role == "system" or len(said.messages) != 2:
+        return said
+    for text in row.values():
+        if isinstance(text, str) and text.lstrip()[:1] in ("<", "[") and is_marked(text):
+            turns = turns_of(text, whole=True) or []
+            told = [turn["content"].strip() for turn in turns]
+            if told[1:] == [message.content.strip() for message in said.messages] and turns[0]["role"] == "system":
+                return said._replace(messages=(Message("system", turns[0]["content"]), *said.messages))
+    return said
+
+
+def _refuse_by_file(row: Row, said: Conversation, chunk: Chunk) -> None:
+    """Raises RowRefused for what only the other rows of a file show: a column without which equal questions have
+    different answers, and the length at which its answers were cut.
+    """
+    if chunk.telling and chunk.telling in row and said.layout not in WHOLE_ROWS:
+        hint = f"without {chunk.telling!r} equal questions have different answers: {chunk.line}"
+        raise RowRefused("unread-column", hint)
+    answer = said.messages[-1].content.strip()
+    if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR_CHARS and ends_inside(answer):
+        raise RowRefused(
+            "cut-off-answer", f"several answers of the file end inside a sentence at {chunk.cut_chars} characters"
+        )
+
+
+def _judged(example: Example, two: TwoAnswers | None) -> Example:
+    """What was said of an answer is said of its last turn alone. A rating beside two answers is of the worse one."""
+    if two is not None:
+        feedback = None if example.feedback is not None and example.feedback < 0 else example.feedback
+        messages = only_last_answer(example.messages)
+        return replace(example, lesson=two.lesson, worse=two.worse, success=None, feedback=feedback, messages=messages)
+    if example.success is False or (example.feedback is not None and example.feedback < 0):
+        return replace(example, lesson="failure", messages=only_last_answer(example.messages))
+    if example.answered_by is not None and example.feedback is not None:
+        return replace(example, messages=only_last_answer(example.messages))
+    return example
+
+
+def _with_advice(refused: RowRefused, line: str) -> RowRefused:
+    """The reason with the suggested mapping of the row's file, if there is one."""
+    if refused.reason not in NOT_KNOWN or not line:
+        return refused
+    hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
+    return RowRefused(refused.reason, f"{hint}: {line}")
+
+
+def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:
+    """What the store knows goes before what the row says: it may come from a column map."""
+    fields = extract(row)
+    success = fields.success if "success" not in stored else bool(stored["success"])
+    if success is None:
+        success = _kto_label(row)
+    if success is None and said.layout not in WHOLE_ROWS:
+        success = outcome_of(row)
+    if success is None and isinstance(row.get("result"), bool):
+        success = row["result"]
+    if success is None and call_failed(row, said.messages):
+        success = False
+    checker = row.get("checker")
+    return Example(
+        id="",
+        source=source,
+        messages=said.messages,
+        tools=said.tools,
+        agent=stored.get("agent", fields.agent),
+        category=stored.get("category", fields.category),
+        session=stored.get("session", fields.session),
+        user=stored.get("user", fields.user),
+        time=stored.get("time", fields.time),
+        success=success,
+        feedback=stored.get("feedback", fields.feedback),
+        checker=checker if isinstance(checker, dict) else None,
+        untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
+        maker=_maker_of(row),
+        answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
+        client=_client(row),
+    )
+
+
+def _client(row: Row) -> str | None:
+    """Of a row that the gateway captured (serve/gateway/capture.py); other data may have a column of this name."""
+    captured = "answered_by" in row or "rejected_answer" in row
+    return row["client"] if captured and isinstance(row.get("client"), str) else None
+
+
+def _kto_label(row: Row) -> bool | None:
+    """Whether an answer is a good one; a class that is true or false is the answer itself."""
+    named = [name for name in KTO_LABELS if _is_truth(row.get(name)) or _is_of_an_answer(row, name)]
+    return as_success(row[named[0]]) if named else None
+
+
+def _is_of_an_answer(row: Row, name: str) -> bool:
+    """Whether a 0 or 1 stands beside a question and one of its answers, of which it says that it is right: choices
+    among which it may be a number stand in a list.
+    """
+    if name not in row or not {"question", "answer"} <= row.keys() or str(row[name]) not in ("0", "1"):
+        return False
+    return not any(isinstance(value, list | dict) or CHOICE.match(key) for key, value in row.items())
+
+
+def _is_truth(value: Any) -> bool:
+    """A truth value, or its word, as CSV has it; `bool("false")` would be true. Other labels are classes."""
+    return isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false"))
+
+
+def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
+    """32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
+
+    Raises RowRefused("lone-surrogate"): such text has no bytes.
+    """
+    pieces = []
+    for m in messages:
+        pieces.append(f"{m.role} {len(m.content)} {m.content}")
+        if m.tool_calls or m.weight != 1 or m.tool_call_id or m.name or m.reasoning:
+            extra = [m.weight, m.name, m.tool_call_id, [dict(call) for call in m.tool_calls], m.reasoning]
+            pieces.append(json.dumps(extra, ensure_ascii=False, sort_keys=True))
+    if tools:
+        pieces.append(json.dumps([dict(tool) for tool in tools], ensure_ascii=False, sort_keys=True))
+    try:
+        return blake2b("\n".join(pieces).encode(), digest_size=16).hexdigest()
+    except UnicodeEncodeError:
+        raise RowRefused("lone-surrogate") from None
+
+
+def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+    """64 bits of an answer and all before it, whichever turns are trained."""
+    return int(
+        content_id(tuple(m if m.weight == 1 else replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16
+    )
+
+
+def _maker_of(row: Mapping[str, Any]) -> str | None:
+    """Return the maker of a row that `data synth` made; None for a row that people had."""
+    made = row.get("synth")
+    return str(made.get("maker") or "unknown") if isinstance(made, dict) else None

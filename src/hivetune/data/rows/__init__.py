@@ -1,1 +1,0 @@
-"""From the bytes of a file to an example: formats, layouts, fields."""

@@ -1,0 +1,204 @@
+"""Files that are not UTF-8 are read where that is certain, and refused with the way to convert them where it is not."""
+
+import codecs
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from data.conftest import chat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hivetune.config import DataConfig
+from hivetune.data.files.encodings import LATIN, Transcoded, latin_text, legacy_encoding, wide_encoding
+from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.report import Report
+from hivetune.data.prepare.understand import example_of, rows_of_files
+from hivetune.errors import UsageError
+
+GERMAN = "Größe, Übermut und “Café”, schön"
+WIDE = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "utf-32-le": codecs.BOM_UTF32_LE}
+
+
+def report_of(path: Path) -> Report:
+    return check(DataConfig(path=str(path), near_duplicates=0))
+
+
+def lines(*answers: str) -> str:
+    return "".join(json.dumps(chat(f"Question {i}?", a), ensure_ascii=False) + "\n" for i, a in enumerate(answers))
+
+
+def table() -> str:
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([["prompt", "completion"], ["Question?", GERMAN], ["Another?", "Das heißt: “ja”."]])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "marked"),
+    [("utf-16-le", True), ("utf-16-be", True), ("utf-32-le", True), ("utf-16-le", False), ("utf-16-be", False)],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".json", ".jsonl.gz"])
+def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path) -> None:
+    text = {".csv": table(), ".json": "[" + ",".join(lines(GERMAN, "你好").splitlines()) + "]"}.get(suffix)
+    data = (WIDE[encoding] if marked else b"") + (text or lines(GERMAN, "你好")).encode(encoding)
+    path = tmp_path / f"rows{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    report = report_of(path)
+    assert (report.rows_in, report.usable) == (2, 2), report.document["problems"]
+    assert report.document["encodings"] == {str(path): encoding}
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_lines_that_end_with_carriage_returns_alone(suffix: str, encoding: str, packed: str, tmp_path: Path) -> None:
+    """As old programs for the Macintosh write them; such a table ended the check as a bug, JSONL was one broken row."""
+    dialogue = "User: Why is it so?\nAssistant: That is how it works.\n\n"
+    texts = {
+        ".csv": table(),
+        ".jsonl": lines(GERMAN, "Das ist gut so."),
+        ".txt": dialogue + dialogue.replace("so", "to"),
+    }
+    path = tmp_path / f"rows{suffix}{packed}"
+    content = texts[suffix].replace("\r\n", "\n").replace("\n", "\r").encode(encoding)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    document = report_of(path).document
+    assert document["carriage_returns"] == [str(path)]
+    assert (document["usable"], document["rows_in"], document["rejected"]) == (2, 2, {})
+
+
+def test_latin_letters_that_every_encoding_reads_alike(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines("plain").encode() + lines(GERMAN).encode("cp1252") + lines("你好 " + GERMAN).encode())
+    report = report_of(path)
+    assert report.usable == 3
+    assert report.document["changed"] == {"decoded-windows-1252": 1}
+
+
+def test_a_table_as_excel_saves_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(table().encode("cp1252"))
+    report = report_of(path)
+    assert report.usable == 2
+    assert report.document["changed"] == {"decoded-windows-1252": 2}
+
+
+WESTERN = [
+    "Vous êtes très près de la gare, et le café est à côté : c'est pour vous, même l'été.",
+    "¿Cómo se dice mañana en inglés? Es una pregunta difícil para usted, señor. ¡Qué ilusión!",
+    "Você não precisa disso para a instalação, mas pode usar com atenção à manutenção.",
+    "Perché non è così? Questo è il caffè che più mi piace, però c'è già la città.",
+    "Für größere Übungen müssen wir schön früh aufstehen, natürlich auch über die Brücke.",
+    "Vi går över ån på måndag, sedan äter vi smörgåsar på ön och åker båt hem på kvällen.",
+    "Må jeg få en øl og smørrebrød på båden, så går vi hjem, når det bliver mørkt på øen.",
+]
+
+
+@pytest.mark.parametrize("text", WESTERN)
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_windows_1252_is_never_read_as_cyrillic(text: str, suffix: str, tmp_path: Path) -> None:
+    """Any file with twenty or more letters beyond ASCII was read as Windows-1251: "fьr" for "für"."""
+    path = tmp_path / f"rows{suffix}"
+    rows = lines(*[f"{text} {i}" for i in range(5)])
+    if suffix == ".csv":
+        rows = "prompt,completion\n" + "".join(f'"Question {i}?","{text} {i}"\n' for i in range(5))
+    path.write_bytes(rows.encode("cp1252"))
+    assert report_of(path).document["encodings"] == {str(path): "cp1252"}
+    said = [example_of(raw).messages[-1].content for raw in rows_of_files(str(path))]
+    assert said == [f"{text} {i}" for i in range(5)]
+
+
+def test_the_user_names_the_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines("Привет, как дела").encode("cp1251"))
+    assert report_of(path).usable == 0  # too little to tell
+    report = check(DataConfig(path=str(path), encoding="cp1251"))
+    assert (report.usable, report.document["encodings"]) == (1, {str(path): "cp1251"})
+    with pytest.raises(UsageError, match="no encoding 'cp1521'"):
+        check(DataConfig(path=str(path), encoding="cp1521"))
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [("très à côté", "cp1252"), ("mañana", "latin-1"), ("Cześć, łódź", "cp1250"), ("Привет, как дела", "cp1251"),
+     ("Καλημέρα", "cp1253"), ("こんにちは", "shift-jis"), ("你好", "gb18030"), ("şoför", "cp1254")],
+)  # fmt: skip
+def test_what_could_be_several_texts_is_refused(text: str, encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(text, "fine").encode(encoding))
+    report = report_of(path)
+    assert report.document["rejected"] == {"bad-utf8": 1}
+    assert report.usable == 1
+
+
+def test_byte_order_marks_anywhere(tmp_path: Path) -> None:
+    """Files that were joined have one in the middle; text that was pasted from a file may hold one."""
+    path = tmp_path / "rows.jsonl"
+    mark = codecs.BOM_UTF8
+    pasted = json.dumps(chat("\ufeffHi", "Ho \ufeffthere")) + "\n"
+    path.write_bytes(mark + lines("one").encode() + mark + lines("two").encode() + pasted.encode())
+    clean = tmp_path / "clean.jsonl"
+    report = check(DataConfig(path=str(path), near_duplicates=0), clean=clean)
+    assert report.usable == 3
+    assert report.document["changed"] == {"byte-order-mark": 2}
+
+
+@given(st.text(max_size=200))
+def test_latin_text_is_never_one_of_two_readings(text: str) -> None:
+    payload = text.encode("cp1252", "ignore")
+    read = latin_text(payload)
+    assert read is None or {payload.decode(name) for name in ("cp1252", *LATIN)} == {read}
+
+
+@given(st.text(max_size=300), st.sampled_from(list(WIDE)), st.integers(1, 50))
+def test_transcoding_gives_the_same_text_in_any_pieces(text: str, encoding: str, size: int) -> None:
+    class Source:
+        def __init__(self) -> None:
+            self.file = io.BytesIO(WIDE[encoding] + text.encode(encoding, "replace"))
+
+        def read(self, wanted: int) -> tuple[bytes, str | None]:
+            return self.file.read(min(wanted, 7)), None
+
+    stream, pieces = Transcoded(Source(), encoding), []
+    while block := stream.read(size)[0]:
+        pieces.append(block)
+    assert b"".join(pieces).decode() == text.encode(encoding, "replace").decode(encoding).removeprefix("\ufeff")
+
+
+@given(st.binary(max_size=64))
+def test_wide_encodings_are_only_seen_with_zero_bytes(head: bytes) -> None:
+    if wide_encoding(head):
+        assert 0 in head or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+SPOKEN = {
+    "gb18030": "我们的仓库在哪里？它在波恩，你可以在那里取包裹。",
+    "big5": "我們的倉庫在哪裡？它在波恩，你可以在那裡取包裹。",
+    "cp932": "私たちの倉庫はどこにありますか。それはボンにあります、そこで受け取れます。",
+    "euc_jp": "私たちの倉庫はどこにありますか。それはボンにあります、そこで受け取れます。",
+    "cp949": "우리 창고는 어디에 있습니까? 본에 있으니 거기에서 소포를 받을 수 있습니다.",
+    "cp1251": "Где находится наш склад? Он в Бонне, и посылку можно забрать там.",
+    "koi8-r": "Где находится наш склад? Он в Бонне, и посылку можно забрать там.",
+}
+
+
+@pytest.mark.parametrize("encoding", SPOKEN)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
+def test_an_encoding_is_known_by_its_language(tmp_path: Path, encoding: str, name: str) -> None:
+    path, said = tmp_path / name, SPOKEN[encoding]
+    rows = [{"prompt": f"{n}: {said}", "completion": f"{said} {n}"} for n in range(9)]
+    text = "\n".join([",".join(rows[0]), *(",".join(f'"{v}"' for v in row.values()) for row in rows)])
+    text = text if name.endswith("csv") else "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_bytes(text.encode(encoding))
+    document = report_of(path).document
+    known = document["encodings"][str(path)]  # it may be the encoding under its other name
+    assert (said.encode(known), document["usable"]) == (said.encode(encoding), 9)
+    assert example_of(next(iter(rows_of_files(str(path))))).messages[1].content == f"{said} 0"
+
+
+def test_a_few_broken_bytes_are_no_other_encoding(tmp_path: Path) -> None:
+    assert legacy_encoding(SPOKEN["gb18030"].encode() * 9 + b"\xff" * 30) is None

@@ -1,0 +1,146 @@
+"""A row takes time in proportion to its text, whatever the text: no rule of the reading starts over at each place."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from hivetune.data.checks.placeholders import MAX_CHARS, placeholder_in
+from hivetune.data.columns import stands_in
+from hivetune.data.files.kinds import text_lines
+from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
+from hivetune.data.formats.opencode import rows as opencode_rows
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.parts import split_thoughts
+from hivetune.data.pieces.rounds import ended_rounds
+from hivetune.data.read import RawRow, read_example
+from hivetune.data.reasons import RowRefused
+from hivetune.data.render.dialect import CLOSED_THOUGHT
+
+# What a text begins with, what comes again and again in it, and what it ends with.
+HOSTILE = [
+    *((begin, blank, end) for blank in (" ", "\n") for begin, end in (("", ""), ("a", "a"))),
+    *(("", piece, "") for piece in ("<", "[", "{", '"', "'", "#", "*", "a", "a ", "a.", "a: ", "\na: ", "</s>", "\\")),
+    ("<|user|>a", " ", "b"),
+    ("<|user|>a", "</s>", "b"),
+    ("<|im_start|>assistant\n<think>", " ", "a"),
+    ("[INST] a", " ", "b [/INST] c"),
+    ("", "[INST] a ", ""),
+    ("", "[INST] <<SYS>>\n", ""),
+    ("", "### Instruction:\n", ""),
+    ("### Instruction: a", " ", "b"),
+    ("### Question: a\n### Answer: b", " ", "c"),
+    ("", "[Round 1] ", ""),
+    ("1.0 a", " ", "b"),
+    ("<tool_response>a", " ", "b"),
+    ("", "<tool_call>{", ""),
+    ("", '<details type="reasoning"', ""),
+    ("", '<details type="reasoning">', ""),
+    ("", "<USER_REQUEST>", ""),
+    ("<p>a<br", " ", "b"),
+    ("<think>a", "\n", "b</think>"),
+]
+
+
+def rows(text: str) -> Iterator[dict[str, Any]]:
+    yield {"question": text, "answer": "It is so because of this."}
+    yield {"question": "What is it that we see here?", "answer": text}
+    yield {"text": text}
+    yield {"zork": text, "reply": "It is so because of this."}
+    yield {"messages": [{"role": "user", "content": f"a {text}"}, {"role": "assistant", "content": f"b {text}"}]}
+    yield {"messages": [{"role": "tool", "content": text}, {"role": "assistant", "content": "It is so."}]}
+    yield {"ticket": {"subject": "The mill stands still", "comments": [{"author": "a", "body": text}]}}
+
+
+def seconds(row: dict[str, Any]) -> float:
+    raw = RawRow("f.jsonl:1", json.dumps(row).encode())
+    started = time.process_time()
+    with contextlib.suppress(RowRefused):
+        read_example(raw, {})
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize(("begin", "piece", "end"), HOSTILE)
+def test_four_times_the_text_takes_about_four_times_as_long(begin: str, piece: str, end: str) -> None:
+    """Sixteen times would be quadratic. The margins (two, and 20 ms) are for a busy machine."""
+    short, long = (rows(begin + piece * (size // len(piece)) + end) for size in (2_000, 8_000))
+    for one, other in zip(short, long, strict=True):
+        times = [(seconds(one), seconds(other))]
+        if times[0][1] > 8 * times[0][0] + 0.02:
+            times += [(seconds(one), seconds(other)) for _ in range(2)]
+        assert any(b <= 8 * a + 0.02 for a, b in times), (list(one), times)
+
+
+def rows_of(reader: Callable[[Iterator[tuple[int, str]]], Iterator[PlacedRow]], text: str) -> Sequence[PlacedRow]:
+    return list(reader(enumerate(text.split("\n"), 1)))
+
+
+def session(turns: str) -> str:
+    return f"# a\n\n**Session ID:** ses_1\n**Created:** a\n\n---\n\n## User\n\na\n\n---\n\n## Assistant\n\n{turns}"
+
+
+CALLED = "**Tool: a**\n\n**Input:**\n```json\n{}\n```\n"
+BODY = 'Received request: POST to /v1 with body {"a": "'
+
+# A part that reads, and of what it gets: the beginning, what comes again and again, and the end.
+PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
+    (lambda text: rows_of(lm_studio_log.rows, text), BODY, '\\"', ""),
+    (lambda text: rows_of(lm_studio_log.rows, text), BODY, '"a\\', ""),
+    (lambda text: rows_of(langchain_debug.rows, text), "", "[llm/start] ", ""),
+    (lambda text: rows_of(langchain_debug.rows, text), "", "[llm/start] [", ""),
+    (lambda text: rows_of(vllm_log.rows, text), "", "Generated response a (", ""),
+    (lambda text: rows_of(vllm_log.rows, text), "", "Generated response a: output: 'b' ", ""),
+    (lambda text: rows_of(opencode_rows, text), session(CALLED), "\n**Error:**\n```\na", ""),
+    (lambda text: rows_of(opencode_rows, text), session("**Output:**\n```\n"), "---\n\n## User\n\n", ""),
+    (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),
+    (ended_rounds, "USER: a", " ", "b"),
+    (ended_rounds, "USER: a\nASSISTANT: b", " ", "c"),
+    (ended_rounds, "USER: a\nASSISTANT: ", '<functioncall>{"name": "a", "arguments": \'b\'} ', "c"),
+    (CLOSED_THOUGHT.search, "<", "think", ""),
+    (lambda text: seconds({f"question_{i}": "What is it?" for i in range(len(text) // 20)}), "", " ", ""),
+    (lambda text: stands_in(text[: len(text) // 2] + "b", text), "", "a ", ""),
+    (lambda text: stands_in(text[1 : len(text) // 2], text), "x", "-a", ""),
+]
+
+
+@pytest.mark.parametrize(("part", "begin", "piece", "end"), PARTS)
+def test_a_part_takes_time_in_proportion_to_its_text(
+    part: Callable[[str], Any], begin: str, piece: str, end: str
+) -> None:
+    def took(size: int) -> float:
+        text = begin + piece * (size // len(piece)) + end
+        started = time.process_time()
+        part(text)
+        return time.process_time() - started
+
+    times = [(took(5_000), took(20_000)) for _ in range(3)]
+    assert any(b <= 8 * a + 0.002 for a, b in times), times
+
+
+class OneLine:
+    """The bytes of one line without an end, block for block."""
+
+    def __init__(self, size: int):
+        self.left = size
+
+    def read(self, size: int) -> tuple[bytes, str | None]:
+        size = min(size, self.left)
+        self.left -= size
+        return b"a" * size, None
+
+
+def test_a_huge_line_is_copied_once() -> None:
+    started = time.process_time()
+    assert [len(line) for _, line in text_lines(OneLine(128 << 20))] == [128 << 20]
+    assert time.process_time() - started < 2  # 7 s when each block was joined to what was there
+
+
+def test_the_longest_slot_is_looked_at_in_a_moment() -> None:
+    """Its words may be joined by what words are made of, too: each way to divide them was tried."""
+    started = time.process_time()
+    assert placeholder_in("[" + "a_" * (MAX_CHARS // 2 - 1), ()) is None
+    assert time.process_time() - started < 0.5
+    assert placeholder_in("[the text of your_final_answer here]", ()) is not None
