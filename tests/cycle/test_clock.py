@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.cycle.clock import local_zone, read_clocks
+from hivetune.cycle.window import local_zone, read_clocks
 
 
 def offset(text: str) -> timedelta | None:

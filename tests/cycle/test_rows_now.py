@@ -14,7 +14,7 @@ import hivetune.cycle.pool
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.cycle.acts.data import open_cycle_of
-from hivetune.cycle.acts.doing import Doing
+from hivetune.cycle.acts.night import Doing
 from hivetune.cycle.acts.release import close_cycle
 from hivetune.cycle.decide import STATIONS, Opened
 from hivetune.cycle.ledger import CycleRow, RowsOfCycle, begin_cycle, end_cycle, open_cycle

@@ -6,8 +6,7 @@ import pytest
 
 from hivetune.config import parse_config
 from hivetune.cycle.acts import night
-from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
-from hivetune.cycle.acts.night import LOOK_EVERY_S, Slice
+from hivetune.cycle.acts.night import LOOK_EVERY_S, Doing, Slice, SliceEnded, ends_with_window
 from hivetune.cycle.decide import Allowed, Observed
 from hivetune.machine.power import KWH, Energy
 from hivetune.process.lease import Answering

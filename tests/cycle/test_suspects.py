@@ -11,7 +11,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, write_json
 from hivetune.base.sealed import write_sealed
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.doing import Doing
+from hivetune.cycle.acts.night import Doing
 from hivetune.cycle.decide import STATIONS, CycleEnd, Opened
 from hivetune.cycle.ledger import GATE, CycleRow, begin_cycle, suspect_rows
 from hivetune.release.registry import Release

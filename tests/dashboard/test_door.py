@@ -21,9 +21,8 @@ from hivetune.base.disk import home
 from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
 from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
-from hivetune.dashboard.app import LONGEST_FORM_BYTES, PAGES
+from hivetune.dashboard.app import LONGEST_FORM_BYTES, PAGES, guarded_dashboard
 from hivetune.dashboard.pages.acts import FORMS
-from hivetune.dashboard.server import guarded_dashboard
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import EVENTS
@@ -288,7 +287,7 @@ def test_bodies_that_are_no_forms(guarded: tuple[Guard, str]) -> None:
 
 
 def test_a_port_that_is_taken_is_said(own_home: Path) -> None:
-    from hivetune.dashboard.server import run_dashboard
+    from hivetune.dashboard.app import run_dashboard
     from hivetune.errors import Busy
 
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Busy, match="in use"):

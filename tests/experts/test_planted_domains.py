@@ -9,8 +9,8 @@ from experts.planted import SHARED, config_of, domain, keep, share, shuffled_age
 
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.doing import Doing
-from hivetune.cycle.acts.experts import look_for_experts
+from hivetune.cycle.acts.model import look_for_experts
+from hivetune.cycle.acts.night import Doing
 from hivetune.cycle.decide import Allowed, Observed
 from hivetune.experts.station import not_looked_at, propose_experts, train_experts
 from hivetune.release.registry import desired, find, retire

@@ -15,9 +15,8 @@ from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.release.station import check_prompts
-from hivetune.serve.chat import Chat, Talk, Voice, open_voices
+from hivetune.serve.chat import Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
 from hivetune.serve.gateway.capture import Capture
-from hivetune.serve.voices import find_pair, find_voice, trained_prompt
 
 _BLOCK = '"""'
 _SHOWN_CHARS = 100

@@ -7,7 +7,7 @@ import typer
 
 from hivetune.cli.output import MODE, emit, say, show
 from hivetune.dashboard.access import dashboard_token
-from hivetune.dashboard.server import run_dashboard
+from hivetune.dashboard.app import run_dashboard
 
 
 def dashboard_command(

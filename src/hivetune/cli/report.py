@@ -15,9 +15,8 @@ from hivetune.base.paths import real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget
-from hivetune.dashboard.exporters.follow import report_on, report_once
-from hivetune.dashboard.exporters.grafana import dashboard
-from hivetune.dashboard.exporters.targets import destination_of, how_to_look
+from hivetune.dashboard.exporters.follow import destination_of, how_to_look, report_on, report_once
+from hivetune.dashboard.exporters.prometheus import dashboard
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.run.find import find_run, known_runs
 

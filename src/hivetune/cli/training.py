@@ -9,7 +9,7 @@ from hivetune.base.packages import install_command
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import AFTER_ROWS, duration, number, progress, say, size, table
 from hivetune.config import RunConfig
-from hivetune.dashboard.exporters.targets import what_is_missing
+from hivetune.dashboard.exporters.follow import what_is_missing
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy
 from hivetune.process.launch import Ahead

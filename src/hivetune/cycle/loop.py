@@ -19,21 +19,32 @@ from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.doing import Doing, SliceEnded
-from hivetune.cycle.acts.table import act
-from hivetune.cycle.clock import read_clocks
-from hivetune.cycle.decide import LOOK_AGAIN_S, STATIONS, Action, Allowed, Observed, decide
+from hivetune.cycle.acts.data import make_run, open_cycle_of, open_rebuild
+from hivetune.cycle.acts.model import evaluate_beside, judge_candidate, look_for_experts, train_slice
+from hivetune.cycle.acts.night import Doing, Requests, SliceEnded
+from hivetune.cycle.acts.release import (
+    close_cycle,
+    end_watch,
+    export_adapter,
+    promote_candidate,
+    register_candidate,
+    restore_champion,
+    return_to_previous,
+    wait_until_loaded,
+)
+from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Allowed, Observed, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
 from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
 from hivetune.cycle.pool import Seen
-from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window
+from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, read_clocks
 from hivetune.data.intake.collect import Collected, collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
 from hivetune.machine.power import busy_core_seconds
 from hivetune.models.fetch import fetch_model
+from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent
 from hivetune.release.registry import check_release_name
 
@@ -290,3 +301,42 @@ def release_name(config: RunConfig) -> str:
     if config.cycle.name is None:
         raise UsageError("'cycle.name' is missing: the name of the releases", hint="cycle: {name: helpdesk}")
     return check_release_name(config.cycle.name)
+
+
+# Each action and the act that it names.
+
+ACTS: Mapping[ActionKind, Callable[[Doing], str]] = {
+    "restore": restore_champion,
+    "roll_back": return_to_previous,
+    "experts": look_for_experts,
+    "open": open_cycle_of,
+    "rebuild": open_rebuild,
+    "snapshot": make_run,
+    "train": train_slice,
+    "evaluate": evaluate_beside,
+    "gate": judge_candidate,
+    "export": export_adapter,
+    "register": register_candidate,
+    "warm": wait_until_loaded,
+    "promote": promote_candidate,
+    "watch": end_watch,
+    "close": close_cycle,
+}
+
+
+def act(action: Action, doing: Doing) -> str:
+    """Do it; what came out, in words. Raises SliceEnded, and HivetuneError and OSError for what failed.
+
+    Long work stands still for requests: training by its supervisor, which knows that the silence is no hang, all else
+    here.
+    """
+    if action.kind not in HEAVY - {"train"} or doing.config.cycle.yield_to == "nothing":
+        return ACTS[action.kind](doing)
+    began_s, moved_s = time.monotonic(), moving_s()
+    try:
+        with yielding(Requests()):
+            return ACTS[action.kind](doing)
+    finally:
+        stood_still_s = (time.monotonic() - began_s) - (moving_s() - moved_s)
+        if stood_still_s >= 1:
+            doing.details["stood_still_s"] = round(stood_still_s)

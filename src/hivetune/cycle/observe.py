@@ -13,7 +13,6 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file
 from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig, parse_config
-from hivetune.cycle.clock import local_zone
 from hivetune.cycle.decide import STATIONS, Allowed, Observed, Opened, Station
 from hivetune.cycle.ledger import (
     AGAINST_BEST,
@@ -33,7 +32,7 @@ from hivetune.cycle.ledger import (
 )
 from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
 from hivetune.cycle.watch import read_service, why_worse
-from hivetune.cycle.window import InUse, allowed_now, parse_window
+from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.experts.station import not_looked_at
 from hivetune.models.prepared import folder_for
@@ -42,8 +41,7 @@ from hivetune.run.adapter import adapter_hash
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
-from hivetune.serve.gateway.loaded import loaded_labels
-from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, wanted
+from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
 
 

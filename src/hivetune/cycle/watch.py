@@ -1,6 +1,6 @@
 """Whether a new champion serves worse than the one before it: asked at every look, and wrong in few lives.
 
-Five rates, each held against that champion's own past by the gateway's alarm (serve/swap/alarm.py): answers that
+Five rates, each held against that champion's own past by the gateway's alarm (serve/swap/watch.py): answers that
 failed, that were slow and that were complained about, as the gateway counts them; and from the captured answers those
 that refuse and those that are unusually long or short. Each alarm may be asked after every answer and is false in at
 most 1 % of all lives of an equally good release, so one of the five is in at most 5 %. 20 answers are the fewest that
@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from hivetune.judge.drift import is_refusal
 from hivetune.serve.gateway.capture import SOURCE
-from hivetune.serve.swap.alarm import Alarm, usual_rate
-from hivetune.serve.swap.watch import FLOORS, WORDS, ReleaseCounts
+from hivetune.serve.swap.watch import FLOORS, WORDS, Alarm, ReleaseCounts, usual_rate
 
 REFUSAL_FLOOR = 0.02
 # Lengths outside of these shares of the earlier champion's answers are unusual: 10 % of its own are.

@@ -5,12 +5,17 @@ ends when the next one begins, and opens one cycle. Slots that were missed coale
 are seconds since 1970, told as local time.
 """
 
+import contextlib
 import math
+import os
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import pairwise
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
@@ -207,3 +212,27 @@ def _told(moment_s: float, now_s: float, zone: tzinfo) -> str:
     moment = datetime.fromtimestamp(moment_s, zone)
     same_day = moment.date() == datetime.fromtimestamp(now_s, zone).date()
     return moment.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M")
+
+
+# The clocks of this machine: of the wall, awake, since the boot, and the zone in which people read them.
+
+_LOCALTIME = Path("/etc/localtime")
+
+
+def read_clocks() -> Clocks:
+    awake_s = time.monotonic()
+    return Clocks(time.time(), awake_s, time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def local_zone() -> tzinfo:
+    """The zone that this machine tells time in, with its changes of the year; a rule in POSIX's own form ("CET-1CEST")
+    gives the offset of today."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    if not name and not _LOCALTIME.exists():
+        return UTC
+    with contextlib.suppress(ZoneInfoNotFoundError, ValueError, OSError):
+        if name and not os.path.isabs(name):
+            return ZoneInfo(name)
+        with open(name or _LOCALTIME, "rb") as file:
+            return ZoneInfo.from_file(file)
+    return datetime.now().astimezone().tzinfo or UTC

@@ -26,8 +26,8 @@ from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import Release, find, forgotten_rows, history, register
 from hivetune.run.adapter import adapter_hash, require_adapter
 from hivetune.run.folder import EVALUATION, EVENTS
+from hivetune.serve.chat import trained_prompt
 from hivetune.serve.swap.wanted import GREEDY
-from hivetune.serve.voices import trained_prompt
 from hivetune.train.open import Run, load_run
 
 

@@ -20,8 +20,7 @@ from hivetune.dashboard.exporters.event_file import (
     record_of,
     text_part,
 )
-from hivetune.dashboard.exporters.follow import report_once
-from hivetune.dashboard.exporters.targets import Destination
+from hivetune.dashboard.exporters.follow import Destination, report_once
 from hivetune.run.folder import EXPORTS, VERDICT
 
 EVENTS = st.lists(

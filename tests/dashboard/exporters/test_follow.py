@@ -10,8 +10,14 @@ from small_disk import fill
 from tensorboard_reader import read_by_tensorboard
 
 from hivetune.base.disk import home
-from hivetune.dashboard.exporters.follow import LONGEST_PAUSE_S, TRIES_AFTER_END_S, report_on, report_once, reports_of
-from hivetune.dashboard.exporters.targets import Destination
+from hivetune.dashboard.exporters.follow import (
+    LONGEST_PAUSE_S,
+    TRIES_AFTER_END_S,
+    Destination,
+    report_on,
+    report_once,
+    reports_of,
+)
 from hivetune.errors import Busy, DoesNotFit, MachineNotFit
 from hivetune.run.status import hold_run
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from journals import make_run, make_steps, points_in, take_back
 
 from hivetune.base.journal import Journal
-from hivetune.dashboard.exporters.points import JournalReader, first_difference, missing, point_of
-from hivetune.dashboard.exporters.sink import subject_of
+from hivetune.dashboard.exporters.points import JournalReader, first_difference, missing, point_of, subject_of
 from hivetune.dashboard.exporters.tensorboard import TensorBoard
 
 

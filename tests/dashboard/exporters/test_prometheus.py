@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock
 from hivetune.cycle.ledger import PAUSED, CycleRow, RowsOfCycle, begin_act, begin_cycle, end_act, end_cycle, loop_folder
-from hivetune.dashboard.exporters.grafana import dashboard
-from hivetune.dashboard.exporters.prometheus import HomeCollector, write_textfile
+from hivetune.dashboard.exporters.prometheus import HomeCollector, dashboard, write_textfile
 from hivetune.run.status import hold_run
 from hivetune.serve.gateway.metrics import Metrics
 

@@ -16,8 +16,7 @@ from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.run import own_hosts
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.router import Routes
-from hivetune.serve.swap.wanted import Deployment, Served, Wanted
+from hivetune.serve.swap.wanted import Deployment, Routes, Served, Wanted
 from hivetune.serve.swap.watch import Watch
 
 PORT = 8642

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from uvicorn.server import ServerState
 
-from hivetune.serve.gateway.connections import limited_protocol, raise_file_limit
+from hivetune.serve.gateway.guard import limited_protocol, raise_file_limit
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]

@@ -11,7 +11,7 @@ from serve.swap.test_keeper import play, wants
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere
 from hivetune.serve.gateway.run import own_hosts
-from hivetune.serve.swap.router import Route, Routes, Withdrawn, route, served_names
+from hivetune.serve.swap.wanted import Route, Routes, Withdrawn, route, served_names
 
 HEADERS = {"Authorization": "Bearer token-a"}
 

@@ -2,7 +2,7 @@
 
 import random
 
-from hivetune.serve.swap.alarm import FALSE_ALARMS, FEWEST, Alarm, usual_rate
+from hivetune.serve.swap.watch import FALSE_ALARMS, FEWEST, Alarm, usual_rate
 
 
 def test_ten_bad_answers_decide_nothing() -> None:

@@ -14,8 +14,7 @@ import pytest
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.router import Route
-from hivetune.serve.swap.wanted import Deployment, Served, Wanted
+from hivetune.serve.swap.wanted import Deployment, Route, Served, Wanted
 
 
 class FakeProcess:

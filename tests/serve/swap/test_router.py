@@ -3,7 +3,7 @@
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.serve.swap.router import Route, Routes, route
+from hivetune.serve.swap.wanted import Route, Routes, route
 
 ROUTES = Routes(
     bases=("m",),

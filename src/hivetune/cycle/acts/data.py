@@ -12,7 +12,7 @@ from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.doing import Doing, ends_with_window
+from hivetune.cycle.acts.night import Doing, ends_with_window
 from hivetune.cycle.decide import OpenedFor
 from hivetune.cycle.ledger import (
     LEFT_OUT,

@@ -1,18 +1,20 @@
 """Acts on the run: a slice of training, its evaluation, the verdict."""
 
 import time
+from collections import Counter
 from contextlib import closing
 
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
 from hivetune.base.units import number
-from hivetune.cycle.acts.doing import Doing, SliceEnded, ends_with_window
-from hivetune.cycle.acts.night import Slice
+from hivetune.cycle.acts.night import Doing, Slice, SliceEnded, ends_with_window
 from hivetune.cycle.gate import Contests, judge_cycle
 from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
 from hivetune.cycle.pool import rows_behind
 from hivetune.errors import Stopped
+from hivetune.experts.attended import Attended
+from hivetune.experts.station import train_experts
 from hivetune.judge.evaluate_run import evaluate_run
 from hivetune.judge.measure.station import compare_pair
 from hivetune.judge.verdict import read_evaluation, verdict_document
@@ -102,3 +104,27 @@ def judge_candidate(doing: Doing) -> str:
     }
     write_sealed(cycle.folder / GATE, document)
     return f"{verdict.verdict}: {'; '.join(reasons[:decisive])}"
+
+
+# The act on experts: after a promotion, the domains of the new champion are looked at (`experts.auto`).
+
+
+def look_for_experts(doing: Doing) -> str:
+    """As `hivetune experts CONFIG --train`, within the window: what is finished when it ends is kept."""
+    slice_ = Slice(doing.allowed, doing.config.cycle.yield_to == "serving")
+
+    def between() -> None:
+        allowed = doing.allowed()
+        if not allowed.now:
+            raise SliceEnded(f"the window ended first: {allowed.reason}")
+
+    try:
+        made = train_experts(doing.config, Attended(doing.progress, slice_.terms(), between, not slice_.yields))
+    except Stopped as error:
+        if error.signal_number is not None:
+            raise
+        raise SliceEnded(f"{slice_.why}: {error.message}") from None
+    counts = Counter(step.step for step in made.steps)
+    doing.details["experts"] = dict(counts)
+    steps = ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"
+    return "; ".join((steps, *made.problems))

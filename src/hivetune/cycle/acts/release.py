@@ -8,7 +8,7 @@ from pathlib import Path
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import write_sealed
-from hivetune.cycle.acts.doing import Doing, ends_with_window
+from hivetune.cycle.acts.night import Doing, ends_with_window
 from hivetune.cycle.decide import CycleEnd, ending
 from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
 from hivetune.cycle.observe import gate_of, release_of
@@ -23,9 +23,8 @@ from hivetune.release.registry import Release, promote, releases, rollback
 from hivetune.run import checkpoints
 from hivetune.run.record import read_record
 from hivetune.run.status import run_status
-from hivetune.serve.gateway.loaded import loaded_labels
 from hivetune.serve.register import register_run
-from hivetune.serve.swap.wanted import load_release
+from hivetune.serve.swap.wanted import load_release, loaded_labels
 
 BY = "cycle"  # who moved an alias, in its history
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.paths import real_path
-from hivetune.dashboard.exporters.points import Held, RunPoint, main_value
-from hivetune.dashboard.exporters.sink import PROJECT, Subject
+from hivetune.dashboard.exporters.points import PROJECT, Held, RunPoint, Subject, main_value
 
 RUN_TAG = "hivetune.run"
 # MLflow's limits of one request: 1,000 metrics, 100 parameters, 6,000 characters of a parameter.

@@ -132,3 +132,11 @@ def _cards() -> Iterator[Metric]:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
+
+
+# A Grafana dashboard of what the gateway and the home tell Prometheus.
+
+
+def dashboard() -> str:
+    """JSON to import; its data source is chosen there."""
+    return Path(__file__).with_name("grafana.json").read_text(encoding="utf-8")

@@ -14,8 +14,7 @@ from hivetune.dashboard.exporters.event_file import (
     settings_part,
     text_part,
 )
-from hivetune.dashboard.exporters.points import Held, RunPoint, point_kind
-from hivetune.dashboard.exporters.sink import Subject
+from hivetune.dashboard.exporters.points import Held, RunPoint, Subject, point_kind
 
 
 class TensorBoard:

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hivetune.dashboard.exporters.points import Held, RunPoint, point_kind
-from hivetune.dashboard.exporters.sink import PROJECT, Subject
+from hivetune.dashboard.exporters.points import PROJECT, Held, RunPoint, Subject, point_kind
 
 
 class Trackio:

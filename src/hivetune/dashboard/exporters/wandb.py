@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hivetune.base.disk import read_json, write_json
-from hivetune.dashboard.exporters.points import Held, RunPoint
-from hivetune.dashboard.exporters.sink import PROJECT, Subject
+from hivetune.dashboard.exporters.points import PROJECT, Held, RunPoint, Subject
 
 _POINTS = "hivetune.json"
 

@@ -11,7 +11,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.cycles import quality_charts
-from hivetune.dashboard.rows import ROWS_A_PAGE, snapshot_rows
+from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.experts.costs import known_costs

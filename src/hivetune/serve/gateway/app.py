@@ -11,13 +11,15 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route as Path
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.process.lease import Answering
@@ -26,17 +28,26 @@ from hivetune.serve.gateway.capture import Capture, Captured, Feedback, unknown_
 from hivetune.serve.gateway.fields import (
     ChatFields,
     FeedbackFields,
+    FieldRefused,
     TextFields,
     checked_fields,
 )
-from hivetune.serve.gateway.guard import error_body
+from hivetune.serve.gateway.guard import COOKIE, TooLarge, error_body, token_of
 from hivetune.serve.gateway.metrics import Metrics
-from hivetune.serve.gateway.refusals import HANDLERS, TooMany
-from hivetune.serve.gateway.sessions import REASON_HEADER, Sessions, chosen, keys_of_request, session_of
-from hivetune.serve.gateway.upstream import Asker, Upstream, ask, joined_calls
+from hivetune.serve.gateway.upstream import (
+    REASON_HEADER,
+    Asker,
+    Refused,
+    Sessions,
+    Upstream,
+    ask,
+    chosen,
+    joined_calls,
+    keys_of_request,
+    session_of,
+)
 from hivetune.serve.swap.keeper import Keeper
-from hivetune.serve.swap.router import served_names
-from hivetune.serve.swap.wanted import GREEDY
+from hivetune.serve.swap.wanted import GREEDY, Withdrawn, served_names
 from hivetune.serve.swap.watch import Watch
 
 MAX_OPEN = 2048  # requests at once, waiting ones included
@@ -71,13 +82,13 @@ class Gateway:
         """The ASGI application, without the guard (guard.py) and without the page."""
         return Starlette(
             routes=[
-                Path(CHAT, self.complete, methods=["POST"]),
-                Path(TEXT, self.complete, methods=["POST"]),
-                Path("/v1/feedback", self.feedback, methods=["POST"]),
-                Path("/v1/models", self.models),
-                Path("/v1/models/{name:path}", self.model),
-                Path("/metrics", self.show_metrics),
-                Path("/health", self.health),
+                Route(CHAT, self.complete, methods=["POST"]),
+                Route(TEXT, self.complete, methods=["POST"]),
+                Route("/v1/feedback", self.feedback, methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{name:path}", self.model),
+                Route("/metrics", self.show_metrics),
+                Route("/health", self.health),
             ],
             exception_handlers=HANDLERS,
             lifespan=self._lifespan,
@@ -380,3 +391,88 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
+
+
+# What the gateway refuses or fails at, in the form of the OpenAI API's errors and in plain words.
+
+RETRY_AFTER_S = 5
+
+
+class TooMany(HivetuneError):
+    """More requests than may be open."""
+
+
+def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HivetuneError)
+    if isinstance(error, Refused):
+        return _refusal(error.status, error.message)
+    message = f"{error.message}; {error.hint}" if error.hint else error.message
+    later = {"Retry-After": str(RETRY_AFTER_S)}
+    if isinstance(error, TooMany | MachineNotFit):
+        return _refusal(429 if isinstance(error, TooMany) else 503, message, later)
+    if isinstance(error, FieldRefused):
+        return JSONResponse(error_body(400, message, param=error.field), 400)
+    if isinstance(error, UsageError):
+        status = 410 if isinstance(error, Withdrawn) else 404 if isinstance(error, NotThere) else 400
+        return _refusal(status, message)
+    return _refusal(502, message)
+
+
+def _not_served(request: Request, error: Exception) -> Response:
+    """Says what there is: a client may expect all of the OpenAI API here, or have left out the /v1."""
+    there = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
+    named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in there)
+    return _refusal(
+        404,
+        f"{request.url.path} is not served; here are {named}. For text use /v1/chat/completions; embeddings, images and"
+        " speech need a server of their own",
+    )
+
+
+def _wrong_method(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    use = (error.headers or {}).get("Allow", "")
+    return _refusal(405, f"{request.method} is not allowed at {request.url.path}; use {use}", error.headers)
+
+
+def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(error_body(status, message), status, headers)
+
+
+HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
+    HivetuneError: _ours,
+    TooLarge: lambda request, error: _refusal(413, "the request is too large"),
+    404: _not_served,
+    405: _wrong_method,
+    Exception: lambda request, error: _refusal(500, "an unexpected error; see the log"),
+}
+
+
+# The chat page of the gateway, and how a browser trades its token for a cookie. No foreign request, no build step.
+
+_FILES = {
+    "/": ("chat.html", "text/html"),
+    "/chat.js": ("chat.js", "text/javascript"),
+    "/chat.css": ("chat.css", "text/css"),
+}
+
+
+def page_routes() -> list[Route]:
+    """The page's files and /login."""
+    return [*(Route(path, _file) for path in _FILES), Route("/login", _login, methods=["POST"])]
+
+
+async def _file(request: Request) -> Response:
+    name, kind = _FILES[request.url.path]
+    content = resources.files("hivetune.serve.gateway").joinpath("page_files", name).read_bytes()
+    return Response(content, media_type=f"{kind}; charset=utf-8")
+
+
+async def _login(request: Request) -> Response:
+    """The token comes in the Authorization header and goes back as a cookie that no script can read."""
+    if request.scope["client_name"] is None:
+        return JSONResponse(error_body(401, "this token is not known; hivetune clients --new NAME makes one"), 401)
+    token = token_of({"authorization": request.headers.get("authorization", "")}) or request.cookies.get(COOKIE, "")
+    response = JSONResponse({"client": request.scope["client_name"]})
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+    return response

@@ -25,17 +25,14 @@ from hivetune.process.lease import training_on
 from hivetune.release.base import base_gguf
 from hivetune.release.quantize import SERVED_QUANT
 from hivetune.release.registry import find, rollback
-from hivetune.serve.gateway import page
-from hivetune.serve.gateway.app import Gateway
+from hivetune.serve.gateway.app import Gateway, page_routes
 from hivetune.serve.gateway.capture import Capture, label_of
 from hivetune.serve.gateway.clients import client_of
-from hivetune.serve.gateway.connections import limited_protocol, raise_file_limit
-from hivetune.serve.gateway.guard import Door, Guard
-from hivetune.serve.gateway.loaded import gateway_folder, tell_loaded
+from hivetune.serve.gateway.guard import Door, Guard, limited_protocol, raise_file_limit
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, wanted
+from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, gateway_folder, tell_loaded, wanted
 from hivetune.serve.swap.watch import Watch, watched_pair
 
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
@@ -127,7 +124,7 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: S
     """The gateway with its page and what is added, behind the guard. One connection to hive.db answers for all
     tokens."""
     app = gateway.app()
-    app.router.routes += [*page.routes(), *(route for added in additions for route in added.routes)]
+    app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
     database = sqlite3.connect(database_path(), check_same_thread=False)
     names = _LOOPBACK if is_loopback(settings.host) else (settings.host,)
     hosts = own_hosts(names, port) | {host.lower() for host in settings.allow_hosts}

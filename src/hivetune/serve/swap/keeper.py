@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere
 from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.router import Route, Routes
-from hivetune.serve.swap.wanted import Deployment, Wanted
+from hivetune.serve.swap.wanted import Deployment, Route, Routes, Wanted
 
 _POLL_S = 0.25
 DRAIN_S = 60.0

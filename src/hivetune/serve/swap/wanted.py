@@ -4,14 +4,17 @@ One deployment a base model: its GGUF file and the adapters of every release tha
 their ids. What should be served is `desired` in hive.db; the other releases of a name can be asked for by version.
 """
 
+import contextlib
+import hashlib
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.disk import home, lock_holder, read_json, write_json
 from hivetune.base.paths import quoted
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.release.artefacts import EXPORTED
 from hivetune.release.registry import Release, desired, find, releases
 from hivetune.routing.steps import families
@@ -190,3 +193,99 @@ def load_release(release: Release, checks: Checks | None = None) -> Served:
             hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
         )
     return Served(release.label, files[0], files[0].stat().st_size)
+
+
+# Which release answers a request. Pure: the same request in the same state always gets the same answer.
+
+
+class Withdrawn(UsageError):
+    """A request for a version that was rolled back."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """What can be asked for. `bases`: names of the base models; `labels`: NAME@VERSION -> its base; `champions` and
+    `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to 1. `withdrawn`:
+    label -> why it was rolled back."""
+
+    bases: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    champions: Mapping[str, str] = field(default_factory=dict)
+    candidates: Mapping[str, str] = field(default_factory=dict)
+    canary: float = 0.0
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The base model, and the label of the release that answers on it; `adapted` is false for the base alone."""
+
+    model: str
+    label: str
+    adapted: bool = True
+
+
+def route(routes: Routes, model: str, session: str) -> Route:
+    """The release for a request's `model`: NAME, NAME@VERSION, NAME@champion, NAME@candidate, `base`, or nothing when
+    one name is served. A release goes before a base model of the same name. Raises Withdrawn; NotThere naming what is
+    served."""
+    if not model and len(routes.champions) == 1:
+        model = next(iter(routes.champions))
+    if model in routes.withdrawn:
+        name = model.partition("@")[0]
+        raise Withdrawn(f"{model} was rolled back: {routes.withdrawn[model]}", hint=f"ask for {name}, its champion")
+    name, _, which = model.partition("@")
+    label = model if model in routes.labels else None
+    if which in ("", "champion"):
+        label = routes.champions.get(name)
+        if not which and name in routes.candidates and _share(name, session) < routes.canary:
+            label = routes.candidates[name]
+    elif which == "candidate":
+        label = routes.candidates.get(name)
+    if label is not None:
+        return Route(routes.labels[label], label)
+    if model == BASE and len(routes.bases) == 1:
+        model = routes.bases[0]
+    if model in routes.bases:
+        return Route(model, BASE if len(routes.bases) == 1 else model, adapted=False)
+    raise NotThere(f"the model {model!r} is not served", hint=f"served are: {', '.join(served_names(routes))}")
+
+
+def served_names(routes: Routes) -> list[str]:
+    """Everything that a request can name, champions first."""
+    bases = [BASE] if len(routes.bases) == 1 else sorted(set(routes.bases) - routes.champions.keys())
+    return [*sorted(routes.champions), *sorted(routes.labels), *bases]
+
+
+def _share(name: str, session: str) -> float:
+    """A number from 0 to 1 that is the session's own: a session stays with the release that answered it."""
+    digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+# Which releases the gateway of this home has loaded: a file that it writes and that counts only while it lives.
+
+_FILE = "loaded.json"
+
+
+def gateway_folder() -> Path:
+    """Its lock is held by the gateway that runs."""
+    return home() / "gateway"
+
+
+def tell_loaded(names: Sequence[str], labels: Collection[str]) -> None:
+    """What can be asked now, of `names` or of every name. While the disk can't be written the old list stays, and who
+    reads it waits."""
+    with contextlib.suppress(OSError):
+        write_json(gateway_folder() / _FILE, {"schema": 1, "names": list(names), "loaded": sorted(labels)})
+
+
+def loaded_labels(name: str) -> frozenset[str] | None:
+    """None while no gateway runs that serves this name."""
+    if lock_holder(gateway_folder()) is None:
+        return None
+    try:
+        told = read_json(gateway_folder() / _FILE)
+        return None if told["names"] and name not in told["names"] else frozenset(told["loaded"])
+    except (OSError, ValueError, KeyError, TypeError):  # it has not told yet
+        return frozenset()
