@@ -108,7 +108,7 @@ def test_an_act_that_leaves_nothing_is_a_failure(
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
     with opened(load_config(make_config(tmp_path)), Listener()) as loop:
         assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
-        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, doing: "it is trained")
+        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, context: "it is trained")
         assert [loop.step().kind for _ in range(3)] == ["train", "train", "wait"]
     (failed,) = (entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry.get("outcome") == "failed")
     assert "not there after the first time" in failed["words"]
@@ -174,7 +174,7 @@ def test_what_is_damaged_is_told_once_and_the_loop_goes_on(
         with pytest.raises(Enough):
             loop.run()
         (run / "run.json").write_text(good)
-        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, doing: "it is trained")
+        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, context: "it is trained")
         assert loop.step().kind == "train"
     assert len(told("problem")) == 1 and "run.json" in told("problem")[0]
     assert "run.json" in (tmp_path / "notices").read_text()

@@ -30,8 +30,8 @@ def restore(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:
         raise error
 
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", register_run)
-    doing: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
-    return restore_champion(doing)
+    context: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
+    return restore_champion(context)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_a_run_that_holds_another_model_now_restores_nothing(
     """It was registered as another release; that one again and again would never end."""
     other = SimpleNamespace(label="demo@3", check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (other, True))
-    doing: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
-    assert restore_champion(doing) == "demo@1 is the champion again: demo@2 is damaged"
+    context: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
+    assert restore_champion(context) == "demo@1 is the champion again: demo@2 is damaged"
     assert rolled_back == ["it is damaged: its run holds another model now: /run"]
 
 
@@ -70,9 +70,9 @@ def test_a_champion_that_is_whole_and_can_t_be_served_is_not_restored(
     """A person deployed it without a GGUF adapter. That was told as restored, and done again at once, for ever."""
     whole = SimpleNamespace(name="demo", label="demo@2", run="/run", folder=tmp_path, check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (whole, False))
-    doing: Any = SimpleNamespace(name="demo", champion=lambda: whole)
+    context: Any = SimpleNamespace(name="demo", champion=lambda: whole)
     with pytest.raises(UsageError, match="demo@2 has no GGUF adapter"):
-        restore_champion(doing)
+        restore_champion(context)
     assert not rolled_back
 
 
@@ -82,6 +82,6 @@ def test_what_the_gateway_has_rolled_back_already_is_left_alone(
 ) -> None:
     now = SimpleNamespace(label=champion)
     observed = SimpleNamespace(desired="demo@2")
-    doing: Any = SimpleNamespace(name="demo", reason="it is slow", observed=observed, champion=lambda: now)
-    said = return_to_previous(doing)
+    context: Any = SimpleNamespace(name="demo", reason="it is slow", observed=observed, champion=lambda: now)
+    said = return_to_previous(context)
     assert rolled_back == reasons and said.startswith("demo@1 is" if reasons else "demo@2 is not the champion any more")

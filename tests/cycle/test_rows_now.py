@@ -13,8 +13,8 @@ import hivetune.cycle.acts.data
 import hivetune.cycle.pool
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
+from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.data import open_cycle_of
-from hivetune.cycle.acts.night import Doing
 from hivetune.cycle.acts.release import close_cycle
 from hivetune.cycle.decide import STATIONS, Opened
 from hivetune.cycle.ledger import CycleRow, RowsOfCycle, begin_cycle, end_cycle, open_cycle
@@ -64,7 +64,7 @@ def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mend
     changed = RunConfig.model_validate(config.model_dump() | mended)
     found = []
     for settings in (config, config, changed):
-        open_cycle_of(cast(Doing, SimpleNamespace(config=settings, name="demo", now=float(len(found)))))
+        open_cycle_of(cast(ActContext, SimpleNamespace(config=settings, name="demo", now=float(len(found)))))
         with closing(open_database()) as database:
             found.append(open_cycle(database, "demo"))
             end_cycle(database, found[-1], "failed", "evaluate failed", 9.0, RowsOfCycle())
@@ -109,7 +109,7 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
         begin_cycle(database, cycle)
         refused = SimpleNamespace(open=Opened("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
         close_cycle(
-            cast(Doing, SimpleNamespace(config=config, now=2.0, details={}, cycle=lambda: cycle, observed=refused))
+            cast(ActContext, SimpleNamespace(config=config, now=2.0, details={}, cycle=lambda: cycle, observed=refused))
         )
         make_champion(database, 2, trained.hash)
         assert groups(database) == 0

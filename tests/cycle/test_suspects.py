@@ -11,7 +11,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, write_json
 from hivetune.base.sealed import write_sealed
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.night import Doing
+from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.decide import STATIONS, CycleEnd, Opened
 from hivetune.cycle.ledger import GATE, CycleRow, begin_cycle, suspect_rows
 from hivetune.release.registry import Release
@@ -40,13 +40,13 @@ def refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(acts, "_rows_of", lambda cycle: OLD | NEW)
         monkeypatch.setattr(acts, "read_record", lambda run: {"identity": {"settings": candidate, "model": "base"}})
         opened = SimpleNamespace(open=Opened("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
-        doing = SimpleNamespace(
+        context = SimpleNamespace(
             config=SimpleNamespace(cycle=None), now=2.0, details={}, cycle=lambda: cycle, observed=opened
         )
         monkeypatch.setattr(acts, "ending", lambda *_: (cast(CycleEnd, "refused"), "the gate refused it"))
         with open_database() as database:
             begin_cycle(database, cycle)
-            words = acts.close_cycle(cast(Doing, doing))
+            words = acts.close_cycle(cast(ActContext, context))
             return words, set(suspect_rows(database, "demo"))
 
     return close

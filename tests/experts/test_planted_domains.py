@@ -9,8 +9,8 @@ from experts.planted import SHARED, config_of, domain, keep, share, shuffled_age
 
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.model import look_for_experts
-from hivetune.cycle.acts.night import Doing
+from hivetune.cycle.acts.context import ActContext
+from hivetune.cycle.acts.training import look_for_experts
 from hivetune.cycle.decide import Allowed, Observed
 from hivetune.experts.station import not_looked_at, propose_experts, train_experts
 from hivetune.release.registry import desired, find, retire
@@ -81,8 +81,8 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
 
 def look_again(config: RunConfig) -> str:
     """As the cycle does it."""
-    doing = Doing(config, SHARED, Observed(), "test", Allowed, 0.0)
-    return look_for_experts(doing)
+    context = ActContext(config, SHARED, Observed(), "test", Allowed, 0.0)
+    return look_for_experts(context)
 
 
 def test_shuffled_labels_give_no_expert(own_home: Path, tmp_path: Path) -> None:

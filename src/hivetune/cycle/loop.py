@@ -19,9 +19,8 @@ from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
+from hivetune.cycle.acts.context import ActContext, Requests, SliceEnded
 from hivetune.cycle.acts.data import make_run, open_cycle_of, open_rebuild
-from hivetune.cycle.acts.model import evaluate_beside, judge_candidate, look_for_experts, train_slice
-from hivetune.cycle.acts.night import Doing, Requests, SliceEnded
 from hivetune.cycle.acts.release import (
     close_cycle,
     end_watch,
@@ -32,6 +31,7 @@ from hivetune.cycle.acts.release import (
     return_to_previous,
     wait_until_loaded,
 )
+from hivetune.cycle.acts.training import evaluate_beside, judge_candidate, look_for_experts, train_slice
 from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Allowed, Observed, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
@@ -122,11 +122,11 @@ class Loop:
         self.journal.append("intent", number=number, cycle=cycle, action=action.kind)
         self.journal.sync()
         self.told.say(f"{action.kind.replace('_', ' ')}: {action.reason}")
-        doing = Doing(
+        context = ActContext(
             self.config, self.name, observed, action.reason, partial(self._allowed, observed), now, self.told.progress
         )
         try:
-            words, outcome = act(action, doing), "done"
+            words, outcome = act(action, context), "done"
             if action.kind in STATIONS and self._done == (cycle, action.kind):
                 raise HivetuneError(f"{words}, twice, and what it leaves was not there after the first time")
             self._done = (cycle, action.kind)
@@ -139,14 +139,14 @@ class Loop:
             words, outcome = str(error).partition("\n")[0], "failed"
             full = isinstance(error, OSError) and error.errno in UNWRITABLE
             full = full or isinstance(error, DoesNotFit)
-            doing.details |= {"final": isinstance(error, FINAL), "patient": full or isinstance(error, Busy)}
-            doing.details["full_disk"] = full
-            doing.details["exit_code"] = error.exit_code if isinstance(error, HivetuneError) else 1
+            context.details |= {"final": isinstance(error, FINAL), "patient": full or isinstance(error, Busy)}
+            context.details["full_disk"] = full
+            context.details["exit_code"] = error.exit_code if isinstance(error, HivetuneError) else 1
         with closing(open_database()) as database:
-            end_act(database, number, outcome, self.clock(), words, doing.details)
-        self.journal.append("outcome", number=number, action=action.kind, outcome=outcome, words=words, **doing.details)
+            end_act(database, number, outcome, self.clock(), words, context.details)
+        self.journal.append("outcome", number=number, action=action.kind, outcome=outcome, words=words, **context.details)
         self.told.say(f"{action.kind.replace('_', ' ')} {outcome}: {words}")
-        notice = self._notice(action, outcome, words, doing.details)
+        notice = self._notice(action, outcome, words, context.details)
         if notice is not None:
             self._send(Notice(*notice))
 
@@ -305,7 +305,7 @@ def release_name(config: RunConfig) -> str:
 
 # Each action and the act that it names.
 
-ACTS: Mapping[ActionKind, Callable[[Doing], str]] = {
+ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
     "restore": restore_champion,
     "roll_back": return_to_previous,
     "experts": look_for_experts,
@@ -324,19 +324,19 @@ ACTS: Mapping[ActionKind, Callable[[Doing], str]] = {
 }
 
 
-def act(action: Action, doing: Doing) -> str:
+def act(action: Action, context: ActContext) -> str:
     """Do it; what came out, in words. Raises SliceEnded, and HivetuneError and OSError for what failed.
 
     Long work stands still for requests: training by its supervisor, which knows that the silence is no hang, all else
     here.
     """
-    if action.kind not in HEAVY - {"train"} or doing.config.cycle.yield_to == "nothing":
-        return ACTS[action.kind](doing)
+    if action.kind not in HEAVY - {"train"} or context.config.cycle.yield_to == "nothing":
+        return ACTS[action.kind](context)
     began_s, moved_s = time.monotonic(), moving_s()
     try:
         with yielding(Requests()):
-            return ACTS[action.kind](doing)
+            return ACTS[action.kind](context)
     finally:
         stood_still_s = (time.monotonic() - began_s) - (moving_s() - moved_s)
         if stood_still_s >= 1:
-            doing.details["stood_still_s"] = round(stood_still_s)
+            context.details["stood_still_s"] = round(stood_still_s)

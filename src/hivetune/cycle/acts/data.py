@@ -12,7 +12,7 @@ from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.night import Doing, ends_with_window
+from hivetune.cycle.acts.context import ActContext, ends_with_window
 from hivetune.cycle.decide import OpenedFor
 from hivetune.cycle.ledger import (
     LEFT_OUT,
@@ -38,18 +38,18 @@ from hivetune.run.folder import CONFIG, RECORD, SCORES
 from hivetune.train.open import open_run
 
 
-def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:
+def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:
     """A row of `cycles` that names the rows to choose from. The same rows, settings and champion are the same cycle."""
-    pool = pool_of(doing.config)
-    asked = loop_folder(doing.name) / NOW
+    pool = pool_of(context.config)
+    asked = loop_folder(context.name) / NOW
     with closing(open_database()) as database:
-        champion = champion_of(database, doing.name)
+        champion = champion_of(database, context.name)
         cycle = CycleRow(
-            id=cycle_id(pool, suspect_rows(database, doing.name), doing.config, champion),
-            name=doing.name,
-            opened=doing.now,
+            id=cycle_id(pool, suspect_rows(database, context.name), context.config, champion),
+            name=context.name,
+            opened=context.now,
             opened_for="request" if asked.exists() and opened_for == "rows" else opened_for,
-            config=doing.config.model_dump(mode="json", exclude={"cycle": {"notify"}}),  # it goes into releases
+            config=context.config.model_dump(mode="json", exclude={"cycle": {"notify"}}),  # it goes into releases
             pool=str(pool.folder),
             champion=None if champion is None else champion.label,
         )
@@ -59,13 +59,13 @@ def open_cycle_of(doing: Doing, opened_for: OpenedFor = "rows") -> str:
     return f"cycle {cycle.id} is open" if new else f"cycle {cycle.id} was there before"
 
 
-def open_rebuild(doing: Doing) -> str:
-    return open_cycle_of(doing, "rebuild")
+def open_rebuild(context: ActContext) -> str:
+    return open_cycle_of(context, "rebuild")
 
 
-def make_run(doing: Doing) -> str:
+def make_run(context: ActContext) -> str:
     """The rows are chosen, and the run is made with its plan."""
-    cycle = doing.cycle()
+    cycle = context.cycle()
     config = settings_then(cycle)
     present = pool_of(config)
     try:
@@ -73,9 +73,9 @@ def make_run(doing: Doing) -> str:
     except UsageError:  # deleted meanwhile: the same rows make the same one again
         pool = present
     rows = list(pool.pool())
-    champion = doing.champion()
+    champion = context.champion()
     with closing(open_database()) as database:
-        wishes = wishes_of(database, config, doing.name, champion)
+        wishes = wishes_of(database, config, context.name, champion)
     start = _start(config, champion) if cycle.opened_for != "rebuild" else None
     trainable = [row for row in rows if row.id not in wishes.suspect]
     wishes = replace(wishes, budget_tokens=budget_tokens(config, trainable), going_on=start is not None)
@@ -91,7 +91,7 @@ def make_run(doing: Doing) -> str:
         shutil.rmtree(cycle.run)  # killed before it was a run
     lora = config.lora.model_copy(update={"start": None if start is None else str(start)})
     chosen = config.model_copy(update={"data": data, "lora": lora, "output": str(cycle.run)})
-    run = open_run(chosen, doing.name, ends_with_window(doing, "preparing rows"))
+    run = open_run(chosen, context.name, ends_with_window(context, "preparing rows"))
     late = {row.id for row in run.snapshot.pool()} - there
     if late:
         shutil.rmtree(cycle.run)
@@ -99,9 +99,9 @@ def make_run(doing: Doing) -> str:
     tried = dry_export(run)
     if tried.unwritten:  # said now, not after the night in which it was trained
         raise UsageError(f"what this cycle would train can't be exported: {tried.unwritten}")
-    doing.details["start"] = "base" if champion is None or start is None else champion.label
-    doing.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
-    doing.details["rows"] = dict(run.snapshot.manifest["accounting"])
+    context.details["start"] = "base" if champion is None or start is None else champion.label
+    context.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
+    context.details["rows"] = dict(run.snapshot.manifest["accounting"])
     return f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps"
 
 

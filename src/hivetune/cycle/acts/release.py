@@ -8,7 +8,7 @@ from pathlib import Path
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import write_sealed
-from hivetune.cycle.acts.night import Doing, ends_with_window
+from hivetune.cycle.acts.context import ActContext, ends_with_window
 from hivetune.cycle.decide import CycleEnd, ending
 from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
 from hivetune.cycle.observe import gate_of, release_of
@@ -34,11 +34,11 @@ SAME_ROWS = 0.95  # of the champion's rows that a replay has too: a few are forg
 WARM_S = 120.0  # how long a gateway may take to load a new release before that counts as a failure
 
 
-def restore_champion(doing: Doing) -> str:
+def restore_champion(context: ActContext) -> str:
     """The champion's files again from its run; where that is damaged too, the one before it."""
-    champion = doing.champion()
+    champion = context.champion()
     if champion is None:
-        raise UsageError(f"{doing.name} has no champion to restore", hint=f"hivetune promote {doing.name}@VERSION")
+        raise UsageError(f"{context.name} has no champion to restore", hint=f"hivetune promote {context.name}@VERSION")
     try:
         again, _ = register_run(Path(champion.run), champion.name)
         if again.label != champion.label:
@@ -56,31 +56,31 @@ def restore_champion(doing: Doing) -> str:
     return f"{again.label} was restored from its run"
 
 
-def return_to_previous(doing: Doing) -> str:
+def return_to_previous(context: ActContext) -> str:
     """The gateway watches too, and may have been faster."""
-    worse, champion = doing.observed.desired, doing.champion()
+    worse, champion = context.observed.desired, context.champion()
     if worse is None or champion is None or champion.label != worse:
         return f"{worse} is not the champion any more"
     with closing(open_database()) as database:
-        back, gone = rollback(database, worse, by=BY, reason=doing.reason)
+        back, gone = rollback(database, worse, by=BY, reason=context.reason)
     return f"{back.label} is the champion again; {gone.label} is withdrawn"
 
 
-def export_adapter(doing: Doing) -> str:
-    return str(export_run(doing.run().folder, "gguf-adapter", progress=ends_with_window(doing, "exporting")).path)
+def export_adapter(context: ActContext) -> str:
+    return str(export_run(context.run().folder, "gguf-adapter", progress=ends_with_window(context, "exporting")).path)
 
 
-def register_candidate(doing: Doing) -> str:
-    release, _ = register_run(doing.run().folder, doing.name)
+def register_candidate(context: ActContext) -> str:
+    release, _ = register_run(context.run().folder, context.name)
     return f"{release.label} is registered"
 
 
-def wait_until_loaded(doing: Doing) -> str:
+def wait_until_loaded(context: ActContext) -> str:
     """The gateway has loaded it beside the champion."""
-    release = _needed(doing)
+    release = _needed(context)
     deadline = time.monotonic() + WARM_S
     while True:
-        loaded = loaded_labels(doing.name)
+        loaded = loaded_labels(context.name)
         if loaded is None or release.label in loaded:
             return f"{release.label} is loaded" if loaded is not None else "no gateway runs"
         if time.monotonic() > deadline:
@@ -88,24 +88,24 @@ def wait_until_loaded(doing: Doing) -> str:
         time.sleep(0.25)
 
 
-def promote_candidate(doing: Doing) -> str:
-    release = _needed(doing)
+def promote_candidate(context: ActContext) -> str:
+    release = _needed(context)
     with closing(open_database()) as database:
-        promoted = promote(database, release.label, by=BY, reason=f"cycle {doing.cycle().id}")
+        promoted = promote(database, release.label, by=BY, reason=f"cycle {context.cycle().id}")
     return f"{promoted.label} is the champion"
 
 
-def end_watch(doing: Doing) -> str:
+def end_watch(context: ActContext) -> str:
     """What it answered rightly is kept as questions that no later candidate may lose."""
-    freeze_wins(_needed(doing))
-    write_sealed(doing.cycle().folder / WATCHED, {"schema": 1, "time": doing.now})
+    freeze_wins(_needed(context))
+    write_sealed(context.cycle().folder / WATCHED, {"schema": 1, "time": context.now})
     return "the watch is over"
 
 
-def close_cycle(doing: Doing) -> str:
-    cycle = doing.cycle()
-    assert doing.observed.open is not None
-    found = ending(doing.observed.open, doing.config.cycle, doing.observed.failed)
+def close_cycle(context: ActContext) -> str:
+    cycle = context.cycle()
+    assert context.observed.open is not None
+    found = ending(context.observed.open, context.config.cycle, context.observed.failed)
     assert found is not None, "decided by what was observed"
     end, reason = found
     trained = frozenset() if end in ("failed", "given_up") else _rows_of(cycle)
@@ -118,14 +118,14 @@ def close_cycle(doing: Doing) -> str:
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":  # first: a closed cycle is not looked at again
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
-        end_cycle(database, cycle, end, reason, doing.now, RowsOfCycle(trained | innocent, suspect))
-    doing.details["end"] = end
+        end_cycle(database, cycle, end, reason, context.now, RowsOfCycle(trained | innocent, suspect))
+    context.details["end"] = end
     words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
     if harmful and excuse:
         words += f"; its rows are not blamed, since {excuse}"
     if not suspect:
         return words
-    doing.details["suspect"] = len(suspect)
+    context.details["suspect"] = len(suspect)
     return f"{words}; {len(suspect)} rows that came with it are set aside as suspect: {cycle.run}"
 
 
@@ -170,9 +170,9 @@ def _rows_of(cycle: CycleRow) -> frozenset[str]:
         return frozenset(row.id for row in open_snapshot(Path(cycle.pool)).pool())
 
 
-def _needed(doing: Doing) -> Release:
+def _needed(context: ActContext) -> Release:
     with closing(open_database()) as database:
-        release = release_of(database, doing.cycle())
+        release = release_of(database, context.cycle())
     if release is None:
-        raise HivetuneError(f"no release was registered from cycle {doing.cycle().id}", hint="it is registered again")
+        raise HivetuneError(f"no release was registered from cycle {context.cycle().id}", hint="it is registered again")
     return release

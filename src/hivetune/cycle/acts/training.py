@@ -7,7 +7,7 @@ from contextlib import closing
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
 from hivetune.base.units import number
-from hivetune.cycle.acts.night import Doing, Slice, SliceEnded, ends_with_window
+from hivetune.cycle.acts.context import ActContext, Slice, SliceEnded, ends_with_window
 from hivetune.cycle.gate import Contests, judge_cycle
 from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
@@ -25,18 +25,18 @@ from hivetune.train.before.proof import proof_is_due, prove_again
 from hivetune.train.start import train_run
 
 
-def train_slice(doing: Doing) -> str:
+def train_slice(context: ActContext) -> str:
     """One slice. The worker holds the card's lease as long as it lives; the kernel gives it back."""
-    run = doing.run()
-    settings, opened = doing.config.cycle, doing.observed.open
+    run = context.run()
+    settings, opened = context.config.cycle, context.observed.open
     assert opened is not None
     left_kwh = None if settings.budget_kwh is None else settings.budget_kwh - opened.spent_kwh
-    slice_ = Slice(doing.allowed, settings.yield_to == "serving", left_kwh)
+    slice_ = Slice(context.allowed, settings.yield_to == "serving", left_kwh)
     total = len(run.plan.steps)
     if proof_is_due(run):
-        prove_again(run, doing.progress("proving again that this machine computes right"))
-    probe_run(run, doing.progress("measuring this machine"))
-    report = doing.progress("training")
+        prove_again(run, context.progress("proving again that this machine computes right"))
+    probe_run(run, context.progress("measuring this machine"))
+    report = context.progress("training")
     slice_.on_step = lambda done: report(done, total)
     started = time.monotonic()
     try:
@@ -47,18 +47,18 @@ def train_slice(doing: Doing) -> str:
         raise SliceEnded(f"{slice_.why}: {error.message}") from None
     finally:
         hours = (time.monotonic() - started) / 3600
-        doing.details |= {"hours": round(hours, 6), "kwh": round(slice_.energy.kwh, 6)}
-        doing.details["energy"] = "measured" if slice_.energy.measured else "estimated"
+        context.details |= {"hours": round(hours, 6), "kwh": round(slice_.energy.kwh, 6)}
+        context.details["energy"] = "measured" if slice_.energy.measured else "estimated"
     return f"{document['steps']} steps, loss {number(document['loss_last'])}"
 
 
-def evaluate_beside(doing: Doing) -> str:
+def evaluate_beside(context: ActContext) -> str:
     """Against the base on its held-out rows, and against the champion and the best ever on the same."""
-    cycle, run = doing.cycle(), doing.run()
-    report = ends_with_window(doing, "scoring and answering")
+    cycle, run = context.cycle(), context.run()
+    report = ends_with_window(context, "scoring and answering")
     evaluate_run(run, report)
     with closing(open_database()) as database:
-        rivals = rivals_of(database, doing.name)
+        rivals = rivals_of(database, context.name)
     for rival, file in ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST)):
         if rival is None or is_evaluation_of(cycle.folder / file, adapter_hash(run.folder), rival):
             continue
@@ -68,13 +68,13 @@ def evaluate_beside(doing: Doing) -> str:
     return f"measured against {', '.join(('the base', *rivals.labels))}"
 
 
-def judge_candidate(doing: Doing) -> str:
+def judge_candidate(context: ActContext) -> str:
     """One verdict on the evaluations against base, champion and best ever; another champion needs another one."""
-    cycle, run = doing.cycle(), doing.run()
+    cycle, run = context.cycle(), context.run()
     with closing(open_database()) as database:
-        rivals = rivals_of(database, doing.name)
+        rivals = rivals_of(database, context.name)
         known = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
-        looks = looks_at(database, doing.name, rivals)
+        looks = looks_at(database, context.name, rivals)
     contests = Contests(
         base=read_evaluation(run.folder / EVALUATION),
         champion=read_evaluation(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
@@ -109,22 +109,22 @@ def judge_candidate(doing: Doing) -> str:
 # The act on experts: after a promotion, the domains of the new champion are looked at (`experts.auto`).
 
 
-def look_for_experts(doing: Doing) -> str:
+def look_for_experts(context: ActContext) -> str:
     """As `hivetune experts CONFIG --train`, within the window: what is finished when it ends is kept."""
-    slice_ = Slice(doing.allowed, doing.config.cycle.yield_to == "serving")
+    slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving")
 
     def between() -> None:
-        allowed = doing.allowed()
+        allowed = context.allowed()
         if not allowed.now:
             raise SliceEnded(f"the window ended first: {allowed.reason}")
 
     try:
-        made = train_experts(doing.config, Attended(doing.progress, slice_.terms(), between, not slice_.yields))
+        made = train_experts(context.config, Attended(context.progress, slice_.terms(), between, not slice_.yields))
     except Stopped as error:
         if error.signal_number is not None:
             raise
         raise SliceEnded(f"{slice_.why}: {error.message}") from None
     counts = Counter(step.step for step in made.steps)
-    doing.details["experts"] = dict(counts)
+    context.details["experts"] = dict(counts)
     steps = ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"
     return "; ".join((steps, *made.problems))

@@ -110,7 +110,7 @@ class SliceEnded(HivetuneError):
 
 
 @dataclass
-class Doing:
+class ActContext:
     """What an act needs. `allowed` is asked while it goes on; `details` is what the outcome keeps of it."""
 
     config: RunConfig
@@ -136,10 +136,10 @@ class Doing:
         return load_run(self.cycle().run)
 
 
-def ends_with_window(doing: Doing, label: str) -> Progress:
+def ends_with_window(context: ActContext, label: str) -> Progress:
     """Tells how far it is, ends the work when it is not allowed any more, and holds up what is computed here while the
     children stand still."""
-    report = doing.progress(label)
+    report = context.progress(label)
     looked = float("-inf")
 
     def progress(done: int, total: int | None) -> None:
@@ -148,7 +148,7 @@ def ends_with_window(doing: Doing, label: str) -> Progress:
         while True:
             if time.monotonic() - looked >= LOOK_EVERY_S:
                 looked = time.monotonic()
-                _check_window(doing.allowed())
+                _check_window(context.allowed())
             if not stands_still():
                 return
             time.sleep(STILL_LOOK_S)
