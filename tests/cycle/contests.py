@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.config import GateConfig
-from hivetune.cycle.gate import Contests
+from hivetune.cycle.gate import Comparisons
 
 # Answers are not asked in these worlds, so nothing is required of them.
 LOSS_ONLY = GateConfig(latency_ratio=None, memory_ratio=None)
@@ -71,8 +71,8 @@ def contest(
     *,
     look: int = 1,
     best: Sequence[float] | None = None,
-) -> Contests:
-    return Contests(
+) -> Comparisons:
+    return Comparisons(
         base=world.evaluation(base, candidate),
         champion=world.evaluation(champion, candidate),
         best=None if best is None else world.evaluation(best, candidate),

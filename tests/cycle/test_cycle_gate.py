@@ -6,7 +6,7 @@ import pytest
 from contests import LOSS_ONLY, HeldOutWorld, contest
 
 from hivetune.config import GateConfig
-from hivetune.cycle.gate import Contests, judge_cycle
+from hivetune.cycle.gate import Comparisons, judge_cycle
 
 KNOWN = 70
 
@@ -57,7 +57,7 @@ def test_the_first_candidate_is_held_against_the_base_at_its_look() -> None:
     world = HeldOutWorld(5, 60)
     base, candidate = world.model(), world.model(0.09)
     document = world.evaluation(base, candidate)
-    first, thirtieth = (judge_cycle(Contests(document, look=look), LOSS_ONLY) for look in (1, 30))
+    first, thirtieth = (judge_cycle(Comparisons(document, look=look), LOSS_ONLY) for look in (1, 30))
     assert first.passed and first.becomes_best and first.fresh_rows == 60
     assert thirtieth.verdict == "not-enough-evidence"
 

@@ -12,7 +12,7 @@ import pytest
 from hivetune.base.database import open_database, transaction
 from hivetune.cycle.watch import FEWEST_BEFORE, SeenAnswer, Service, read_service, why_worse
 from hivetune.release.registry import Move
-from hivetune.serve.gateway.capture import Captured, Feedback, store_entries
+from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, store_entries
 from hivetune.serve.swap.watch import ReleaseCounts, predecessor
 
 KINDS = ("errors", "slow", "complaints")
@@ -107,7 +107,7 @@ def test_what_the_gateway_captured_and_counted_is_read() -> None:
     with closing(open_database()) as database:
         for number, label in enumerate(["a@1"] * 60 + ["a@2"] * 40):
             said = f"answer {number}" if label == "a@1" else text
-            entry = Captured(
+            entry = CapturedAnswer(
                 f"hive-{number}", label, [{"role": "user", "content": f"q{number}"}],
                 {"role": "assistant", "content": said}, time=1000.0 + number,
             )  # fmt: skip

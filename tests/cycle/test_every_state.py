@@ -10,20 +10,24 @@ import pytest
 from cycle.world import NOW, after, check
 
 from hivetune.config import CycleConfig
-from hivetune.cycle.decide import HEAVY, STATIONS, Allowed, Failed, Observed, Opened, decide
+from hivetune.cycle.decide import HEAVY, STATIONS, FailedAct, Observation, OpenCycle, Permission, decide
 
 LONGEST_CHAIN = 30  # restore, roll back, close, wait, open, nine stations, close, and waits between them
 AUTO = CycleConfig(name="demo", after_rows=10, budget_hours=8.0)
 ASK = AUTO.model_copy(update={"promote": "ask"})
 BOTH = (False, True)
-ALLOWED = (Allowed(), Allowed(False, None, NOW + 3600, "shut"), Allowed(False, None, NOW - 3600, "the clock was set"))
+ALLOWED = (
+    Permission(),
+    Permission(False, None, NOW + 3600, "shut"),
+    Permission(False, None, NOW - 3600, "the clock was set"),
+)
 SERVED = (("demo@2", "demo@2"), ("demo@2", "demo@1"), ("demo@2", None))
 
 
-def failures(*kinds: str) -> tuple[Failed | None, ...]:
-    made: list[Failed | None] = [None]
+def failures(*kinds: str) -> tuple[FailedAct | None, ...]:
+    made: list[FailedAct | None] = [None]
     for kind, times, at, how in itertools.product(kinds, (1, 3), (NOW - 1, NOW - 1e6), ("", "final", "patient")):
-        made.append(Failed(kind, times, at, "why", how == "final", how == "patient"))  # type: ignore[arg-type]
+        made.append(FailedAct(kind, times, at, "why", how == "final", how == "patient"))  # type: ignore[arg-type]
     return tuple(made)
 
 
@@ -48,7 +52,7 @@ OTHER = (
     BOTH,  # paused
     SERVED,
     ("", "slow"),  # watch failed
-    (None, Opened("a"), Opened("a", done=frozenset(STATIONS[:-1]), passed=True, promoted_at=NOW - 60)),
+    (None, OpenCycle("a"), OpenCycle("a", done=frozenset(STATIONS[:-1]), passed=True, promoted_at=NOW - 60)),
     (0, 3),  # forgotten rows
     BOTH,  # known
     BOTH,  # asked
@@ -65,19 +69,19 @@ OTHER = (
 
 def open_state(
     done: Any, passed: Any, void: Any, withdrawn: Any, promoted_at: Any, failed: Any, allowed: Any, *more: Any
-) -> tuple[Observed, CycleConfig]:
+) -> tuple[Observation, CycleConfig]:
     settings, spent = more
-    cycle = Opened("a", "rows", done, passed, void, withdrawn, spent, 0.0, promoted_at)
-    return Observed(open=cycle, failed=failed, allowed=allowed, desired="demo@1", served="demo@1"), settings
+    cycle = OpenCycle("a", "rows", done, passed, void, withdrawn, spent, 0.0, promoted_at)
+    return Observation(open=cycle, failed=failed, allowed=allowed, desired="demo@1", served="demo@1"), settings
 
 
-def other_state(*values: Any) -> tuple[Observed, CycleConfig]:
+def other_state(*values: Any) -> tuple[Observation, CycleConfig]:
     paused, served, watch, cycle, forgotten, known, asked, groups, bad, failed, cool, allowed, hours, disk, due = values
     before = (paused, *served, "why", watch, cycle, forgotten, known, asked, groups, bad, failed, *cool, allowed)
-    return Observed(*before, hours, None, 1, disk, due), AUTO
+    return Observation(*before, hours, None, 1, disk, due), AUTO
 
 
-def states(every: int) -> Iterator[tuple[Observed, CycleConfig]]:
+def states(every: int) -> Iterator[tuple[Observation, CycleConfig]]:
     """Each `every`-th of all, which has no divisor in common with their numbers."""
     for parts, make in ((OPEN, open_state), (OTHER, other_state)):
         for number in range(0, math.prod(map(len, parts)), every):
@@ -105,7 +109,7 @@ def check_states(every: int, chains: int) -> Counter[str]:
     return seen
 
 
-def follow(observed: Observed, settings: CycleConfig) -> None:
+def follow(observed: Observation, settings: CycleConfig) -> None:
     """To a wait, without deciding anything twice within one cycle."""
     taken: list[str] = []
     while (action := decide(observed, settings, NOW)).kind != "wait":

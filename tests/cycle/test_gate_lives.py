@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from contests import LOSS_ONLY, HeldOutWorld, contest
 
-from hivetune.cycle.gate import Contests, judge_cycle
+from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.judge.statistics import jackknife
 
 CHAMPION = 0.3  # nats per token better than the base
@@ -32,7 +32,7 @@ def null_life(seed: int, nights: int, rows: int = 20, grows: int = 1) -> int | N
     return None
 
 
-def poisoned(seed: int) -> Contests:
+def poisoned(seed: int) -> Comparisons:
     """Shuffled answers: 40 of 120 held-out rows came with them, are as wrong, and are learned well; what was known
     before got worse by as much as chance says, from hardly to badly."""
     world = HeldOutWorld(seed, 120)
@@ -43,13 +43,13 @@ def poisoned(seed: int) -> Contests:
     return contest(world, base, champion, candidate, 80, look=draw.randint(1, 30))
 
 
-def better(seed: int, gain: float, look: int, rows: int = 120) -> Contests:
+def better(seed: int, gain: float, look: int, rows: int = 120) -> Comparisons:
     world = HeldOutWorld(seed, rows)
     base, champion = world.model(), world.model(CHAMPION)
     return contest(world, base, champion, world.model(CHAMPION + gain), 80, look=look)
 
 
-def count(make: Callable[[int], Contests], seeds: range) -> int:
+def count(make: Callable[[int], Comparisons], seeds: range) -> int:
     return sum(judge_cycle(make(seed), LOSS_ONLY).passed for seed in seeds)
 
 

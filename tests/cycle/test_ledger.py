@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
-from hivetune.cycle.decide import Failed
+from hivetune.cycle.decide import FailedAct
 from hivetune.cycle.ledger import (
     GATE,
     KILLS_A_FAILURE,
@@ -77,7 +77,7 @@ def test_failures_in_a_row(told: list[tuple[str, str | None]], times: int) -> No
 
 def test_what_a_failure_tells() -> None:
     done = Act(1, None, "open", 5.0, "failed", 9.0, "the disk is full", {"patient": True})
-    assert last_failure([done], None) == Failed("open", 1, 9.0, "the disk is full", patient=True)
+    assert last_failure([done], None) == FailedAct("open", 1, 9.0, "the disk is full", patient=True)
 
 
 def test_an_act_whose_process_died_is_settled_by_the_next_one(own_home: Path) -> None:

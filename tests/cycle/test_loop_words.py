@@ -14,7 +14,7 @@ from hivetune.base.database import open_database
 from hivetune.base.journal import Journal
 from hivetune.cli.cycle import _run
 from hivetune.config import parse_config
-from hivetune.cycle.decide import Action, Observed
+from hivetune.cycle.decide import Action, Observation
 from hivetune.cycle.ledger import acts_of, begin_act, end_act
 from hivetune.cycle.loop import Listener, Loop
 from hivetune.errors import HivetuneError, MachineNotFit
@@ -39,7 +39,7 @@ def loop(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             "notify": {"command": [str(told)]},
         },
     }
-    monkeypatch.setattr(hivetune.cycle.loop, "observe", lambda *_: Observed())
+    monkeypatch.setattr(hivetune.cycle.loop, "observe", lambda *_: Observation())
     monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("experts", "a test", 0.0))
     open_database().close()
     with Journal(tmp_path / "cycle.jsonl") as journal:

@@ -30,7 +30,9 @@ def restore(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:
         raise error
 
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", register_run)
-    context: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
+    context: Any = SimpleNamespace(
+        name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run")
+    )
     return restore_champion(context)
 
 
@@ -59,7 +61,9 @@ def test_a_run_that_holds_another_model_now_restores_nothing(
     """It was registered as another release; that one again and again would never end."""
     other = SimpleNamespace(label="demo@3", check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (other, True))
-    context: Any = SimpleNamespace(name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"))
+    context: Any = SimpleNamespace(
+        name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run")
+    )
     assert restore_champion(context) == "demo@1 is the champion again: demo@2 is damaged"
     assert rolled_back == ["it is damaged: its run holds another model now: /run"]
 

@@ -13,7 +13,7 @@ from hivetune.cycle.rows import (
     MOST_IN_A_ROW,
     OWN_SHARE,
     VOICE_SHARE,
-    Wishes,
+    ChoiceSettings,
     begins_from,
     choose_rows,
     needs_scores,
@@ -56,7 +56,7 @@ def reasons(choice: Any) -> Counter[str]:
 def test_suspect_rows_train_no_cycle_and_are_no_evidence() -> None:
     found = [*rows(40), *rows(10, 40), *rows(5, 50, split="test")]
     suspect = ids(found[40:])
-    wishes = Wishes(known=ids(found), suspect=suspect)
+    wishes = ChoiceSettings(known=ids(found), suspect=suspect)
     choice = choose_rows(found, wishes)
     assert choice.left_out == dict.fromkeys(suspect, "suspect")
     assert choice.old_tokens == 40 * 50 and new_groups(found, wishes) == 0
@@ -66,7 +66,7 @@ def test_suspect_rows_train_no_cycle_and_are_no_evidence() -> None:
 
 def test_all_rows_while_they_fit() -> None:
     found = rows(40)
-    choice = choose_rows(found, Wishes(known=ids(found[:30]), budget_tokens=4000))
+    choice = choose_rows(found, ChoiceSettings(known=ids(found[:30]), budget_tokens=4000))
     assert choice.left_out == {}
     assert (choice.old_tokens, choice.new_tokens) == (1500, 500)
 
@@ -76,7 +76,7 @@ def test_all_new_rows_and_the_old_ones_that_the_champion_scores_worst() -> None:
     old = [row(number, agent="b" if number % 5 < 2 else "a") for number in range(100)]
     new = rows(20, first=100)
     scores = {one.id: float(number) for number, one in enumerate(old)}
-    choice = choose_rows([*old, *new], Wishes(known=ids(old), budget_tokens=7000, scores=scores))
+    choice = choose_rows([*old, *new], ChoiceSettings(known=ids(old), budget_tokens=7000, scores=scores))
     assert reasons(choice) == {"not-replayed": 50}
     kept = [one for one in old if one.id not in choice.left_out]
     assert Counter(one.agent for one in kept) == {"a": 30, "b": 20}
@@ -90,7 +90,7 @@ def test_all_new_rows_and_the_old_ones_that_the_champion_scores_worst() -> None:
 def test_old_rows_keep_their_half_and_new_ones_wait_their_turn() -> None:
     """More new rows than half of the budget: the oldest of them now, the others stay new."""
     old, new = rows(100), rows(100, first=100)
-    choice = choose_rows([*old, *new], Wishes(known=ids(old), budget_tokens=10_000))
+    choice = choose_rows([*old, *new], ChoiceSettings(known=ids(old), budget_tokens=10_000))
     assert reasons(choice) == {"not-replayed": 50, "next-cycle": 50}
     assert {identity for identity, why in choice.left_out.items() if why == "next-cycle"} == ids(new[50:])
 
@@ -98,13 +98,13 @@ def test_old_rows_keep_their_half_and_new_ones_wait_their_turn() -> None:
 def test_rows_without_a_finite_score_come_last() -> None:
     old = rows(10)
     scores = {one.id: 1.0 for one in old[2:]} | {old[0].id: float("nan")}
-    choice = choose_rows([*old, *rows(2, first=10)], Wishes(known=ids(old), budget_tokens=1000, scores=scores))
+    choice = choose_rows([*old, *rows(2, first=10)], ChoiceSettings(known=ids(old), budget_tokens=1000, scores=scores))
     assert choice.left_out == {old[0].id: "not-replayed", old[1].id: "not-replayed"}
 
 
 def test_going_on_replays_a_share_even_if_all_would_fit() -> None:
     old, new = rows(100), rows(30, first=100)
-    choice = choose_rows([*old, *new], Wishes(known=ids(old), replay=0.1, going_on=True))
+    choice = choose_rows([*old, *new], ChoiceSettings(known=ids(old), replay=0.1, going_on=True))
     assert choice.new_tokens == 1500
     assert 0.25 <= choice.old_tokens / (choice.old_tokens + choice.new_tokens) <= 0.30  # whole rows, at most 30 %
 
@@ -123,7 +123,7 @@ def test_only_new_people_count_towards_the_threshold() -> None:
         *rows(5, first=30, answered_by="helpdesk@1"),
         *rows(6, first=40, source="general.jsonl:1"),
     ]
-    wishes = Wishes(known=ids(rows(4, first=20)), general="general.jsonl")
+    wishes = ChoiceSettings(known=ids(rows(4, first=20)), general="general.jsonl")
     assert new_groups(found, wishes) == 3 == choose_rows(found, wishes).new_groups
 
 
@@ -131,7 +131,7 @@ def test_one_user_who_floods_is_held_to_a_share_of_training_and_of_evidence() ->
     """50 users with 10 rows and one with 3,000: in no split more than 30 %, and no group of it counts beyond that."""
     people = [row(n, user=f"u{n % 50}", split=("train", "test")[n % 5 == 0]) for n in range(500)]
     flood = [row(n, user="flood", split=("train", "test")[n % 5 == 0]) for n in range(1000, 4000)]
-    choice = choose_rows([*people, *flood], Wishes())
+    choice = choose_rows([*people, *flood], ChoiceSettings())
     assert not ids(people) & choice.left_out.keys()
     for split in ("train", "test"):
         left = [one for one in flood if one.split == split and one.id not in choice.left_out]
@@ -142,14 +142,14 @@ def test_one_user_who_floods_is_held_to_a_share_of_training_and_of_evidence() ->
 
 def test_a_few_people_are_not_held_to_each_others_silence() -> None:
     found = [*rows(100, user="ada"), *rows(1, first=200, user="bob")]
-    assert choose_rows(found, Wishes()).left_out == {}
+    assert choose_rows(found, ChoiceSettings()).left_out == {}
 
 
 def test_who_always_wrote_most_may_go_on() -> None:
     """Half of the champion's rows were ada's: her share stays a half, and another's is 30 %."""
     old = [row(n, user="ada" if n % 2 else f"u{n % 12}") for n in range(120)]
     new = [*rows(100, first=200, user="ada"), *rows(400, first=400, user="u2")]
-    choice = choose_rows([*old, *new], Wishes(known=ids(old)))
+    choice = choose_rows([*old, *new], ChoiceSettings(known=ids(old)))
     kept = [one for one in (*old, *new) if one.id not in choice.left_out]
     share = Counter(one.user for one in kept)
     assert 0.40 <= share["ada"] / len(kept) <= 0.5
@@ -158,7 +158,7 @@ def test_who_always_wrote_most_may_go_on() -> None:
 
 def test_one_source_of_many_is_held_to_its_share() -> None:
     found = [*rows(500, source="loud.jsonl:1"), *(row(600 + n, source=f"log{n % 6}.jsonl:{n}") for n in range(60))]
-    choice = choose_rows(found, Wishes())
+    choice = choose_rows(found, ChoiceSettings())
     assert set(choice.left_out.values()) == {"source-share"}
     kept = [one for one in found if one.id not in choice.left_out]
     assert sum(one.source == "loud.jsonl:1" for one in kept) <= VOICE_SHARE * len(kept)
@@ -170,7 +170,7 @@ def test_own_answers_are_a_quarter_at_most_and_never_evidence() -> None:
         *rows(100, first=200, answered_by="helpdesk@1"),
         *rows(5, first=400, answered_by="x@1", split="test"),
     ]
-    choice = choose_rows(found, Wishes())
+    choice = choose_rows(found, ChoiceSettings())
     assert reasons(choice) == {"own-share": 70, "own-evidence": 5}
     kept = [one for one in found if one.id not in choice.left_out and one.answered_by]
     assert ids(kept) == ids(rows(30, first=270))  # the newest
@@ -178,19 +178,19 @@ def test_own_answers_are_a_quarter_at_most_and_never_evidence() -> None:
 
 def test_general_rows_are_a_twentieth() -> None:
     found = [*rows(95), *rows(50, first=200, source="general.jsonl:1")]
-    choice = choose_rows(found, Wishes(general="general.jsonl"))
+    choice = choose_rows(found, ChoiceSettings(general="general.jsonl"))
     assert reasons(choice) == {"general-share": 45}
     assert choice.general_tokens == 250
     inside = [replace(one, source=one.source.replace("general.jsonl", "general/a.jsonl")) for one in found]
-    assert choose_rows(inside, Wishes(general="general")).left_out == choice.left_out
+    assert choose_rows(inside, ChoiceSettings(general="general")).left_out == choice.left_out
 
 
 def test_the_champion_scores_only_where_it_matters() -> None:
     old = rows(10)
-    assert not needs_scores(old, Wishes(known=ids(old), budget_tokens=1000))
-    assert needs_scores(old, Wishes(known=ids(old), budget_tokens=999))
-    assert needs_scores(old, Wishes(known=ids(old), going_on=True))
-    assert not needs_scores(old, Wishes(budget_tokens=1))
+    assert not needs_scores(old, ChoiceSettings(known=ids(old), budget_tokens=1000))
+    assert needs_scores(old, ChoiceSettings(known=ids(old), budget_tokens=999))
+    assert needs_scores(old, ChoiceSettings(known=ids(old), going_on=True))
+    assert not needs_scores(old, ChoiceSettings(budget_tokens=1))
 
 
 POOL = st.lists(
@@ -219,7 +219,7 @@ def test_whatever_comes_every_row_is_accounted_and_no_share_is_passed(
 ) -> None:
     old = {one.id for one in found[: int(known * len(found))]}
     scores = {identity: data.draw(st.floats()) for identity in sorted(old)[:5]}
-    wishes = Wishes(old, "general.jsonl", budget, replay, going_on, scores)
+    wishes = ChoiceSettings(old, "general.jsonl", budget, replay, going_on, scores)
     choice = choose_rows(found, wishes)
     assert choice.left_out.keys() <= ids(found)
     assert set(choice.left_out.values()) <= set(LEAVE_OUT)
@@ -247,5 +247,5 @@ def test_whatever_comes_every_row_is_accounted_and_no_share_is_passed(
 def test_the_same_choice_for_rows_that_only_moved() -> None:
     found = rows(200, user="ada")
     moved = [replace(one, numbers=(one.numbers[0] + 1,)) for one in found]
-    wishes = Wishes(known=ids(found[:150]), budget_tokens=9000)
+    wishes = ChoiceSettings(known=ids(found[:150]), budget_tokens=9000)
     assert choose_rows(found, wishes) == choose_rows(moved, wishes)

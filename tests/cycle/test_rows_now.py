@@ -16,10 +16,10 @@ from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.data import open_cycle_of
 from hivetune.cycle.acts.release import close_cycle
-from hivetune.cycle.decide import STATIONS, Opened
+from hivetune.cycle.decide import STATIONS, OpenCycle
 from hivetune.cycle.ledger import CycleRow, RowsOfCycle, begin_cycle, end_cycle, open_cycle
 from hivetune.cycle.observe import champion_of, settings_then
-from hivetune.cycle.pool import Seen, budget_tokens, pool_of, read_rows_now
+from hivetune.cycle.pool import LookCache, budget_tokens, pool_of, read_rows_now
 from hivetune.errors import DataRefused, UsageError
 
 
@@ -39,7 +39,7 @@ def test_refused_rows_are_read_again_when_they_changed(
         raise error
 
     monkeypatch.setattr(hivetune.cycle.pool, "pool_of", refused)
-    rows, known = tmp_path / "rows.jsonl", Seen()
+    rows, known = tmp_path / "rows.jsonl", LookCache()
     with closing(open_database()) as database:
         for content in ("{}\n", "{}\n{}\n"):
             rows.write_text(content)
@@ -92,7 +92,7 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
     monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (1.0, 0, ""))
     config = load_config(make_config(tmp_path))
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 30))
-    snapshot, known = pool_of(config), Seen()
+    snapshot, known = pool_of(config), LookCache()
 
     def groups(database: Any) -> int:
         return read_rows_now(config, database, "demo", champion_of(database, "demo"), known).groups
@@ -107,7 +107,7 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
         trained = pool_of(load_config(tmp_path / "cycle.yaml", [f"data.path={tmp_path / 'new.jsonl'}"]))
         cycle = CycleRow("c1", "demo", 1.0, "rows", {}, str(trained.folder), "demo@1")
         begin_cycle(database, cycle)
-        refused = SimpleNamespace(open=Opened("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
+        refused = SimpleNamespace(open=OpenCycle("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
         close_cycle(
             cast(ActContext, SimpleNamespace(config=config, now=2.0, details={}, cycle=lambda: cycle, observed=refused))
         )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.config import CycleConfig
-from hivetune.cycle.decide import STATIONS, Action, Allowed, Failed, Observed, decide
+from hivetune.cycle.decide import STATIONS, Action, FailedAct, Observation, Permission, decide
 
 CONFIG = CycleConfig(name="demo", after_rows=10)
 LONGEST_WAIT_S = 8 * 86400.0
@@ -27,7 +27,9 @@ EVENTS = st.one_of(
 class World:
     """`taken`: acts that went well since the newest cycle was opened; `promoted`: what the gate said of each."""
 
-    state: Observed = field(default_factory=lambda: Observed(desired="demo@1", served="demo@1", disk_free_bytes=1))
+    state: Observation = field(
+        default_factory=lambda: Observation(desired="demo@1", served="demo@1", disk_free_bytes=1)
+    )
     now: float = NOW
     passes: bool = True
     trouble: str = ""
@@ -42,8 +44,8 @@ class World:
             "pause": {"paused": True},
             "resume": {"paused": False},
             "now": {"asked": True},
-            "shut": {"allowed": Allowed(False, None, self.now + 3600, "shut")},
-            "open": {"allowed": Allowed()},
+            "shut": {"allowed": Permission(False, None, self.now + 3600, "shut")},
+            "open": {"allowed": Permission()},
             "full": {"disk_needed_bytes": 2},
             "free": {"disk_needed_bytes": 0},
             "damage": {"served": None, "problem": "damaged"},
@@ -74,7 +76,7 @@ class World:
             before = self.state.failed
             times = before.times + 1 if before is not None and before.kind == action.kind else 1
             how = trouble.removeprefix("fail ")
-            failed = Failed(action.kind, times, self.now, "why", how == "final", how == "patient")
+            failed = FailedAct(action.kind, times, self.now, "why", how == "final", how == "patient")
             self.state = replace(self.state, failed=failed)
         elif trouble != "kill before":  # killed after it: the artefact is there, the outcome is not
             self._done(action)

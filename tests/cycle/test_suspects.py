@@ -12,7 +12,7 @@ from hivetune.base.disk import MANIFEST, write_json
 from hivetune.base.sealed import write_sealed
 from hivetune.config import RunConfig
 from hivetune.cycle.acts.context import ActContext
-from hivetune.cycle.decide import STATIONS, CycleEnd, Opened
+from hivetune.cycle.decide import STATIONS, CycleEnd, OpenCycle
 from hivetune.cycle.ledger import GATE, CycleRow, begin_cycle, suspect_rows
 from hivetune.release.registry import Release
 
@@ -39,7 +39,7 @@ def refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(acts, "rows_behind", lambda database, release: behind)
         monkeypatch.setattr(acts, "_rows_of", lambda cycle: OLD | NEW)
         monkeypatch.setattr(acts, "read_record", lambda run: {"identity": {"settings": candidate, "model": "base"}})
-        opened = SimpleNamespace(open=Opened("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
+        opened = SimpleNamespace(open=OpenCycle("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
         context = SimpleNamespace(
             config=SimpleNamespace(cycle=None), now=2.0, details={}, cycle=lambda: cycle, observed=opened
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.cycle.decide import Allowed
+from hivetune.cycle.decide import Permission
 from hivetune.cycle.window import (
     Clocks,
     Cron,
@@ -128,7 +128,7 @@ def test_what_is_not_a_window(text: str) -> None:
 
 def test_outside_the_window_it_says_when() -> None:
     found = allowed_now(NIGHT, at("2026-06-10 12:00"), BERLIN)
-    assert found == Allowed(False, None, at("2026-06-10 22:00"), "the window opens at 22:00")
+    assert found == Permission(False, None, at("2026-06-10 22:00"), "the window opens at 22:00")
 
 
 def test_another_day_is_told_with_its_date() -> None:
@@ -157,7 +157,7 @@ def test_the_end_is_that_of_the_window_or_of_the_budget(left_hours: float | None
 
 
 def test_without_a_window_there_is_no_end() -> None:
-    assert allowed_now(None, at("2026-06-11 05:00"), BERLIN) == Allowed()
+    assert allowed_now(None, at("2026-06-11 05:00"), BERLIN) == Permission()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from hivetune.config import CycleConfig
-from hivetune.cycle.decide import STATIONS, Action, Observed, Opened, ending
+from hivetune.cycle.decide import STATIONS, Action, Observation, OpenCycle, ending
 
 NOW = 1_800_000_000.0
 
 
-def after(action: Action, observed: Observed, settings: CycleConfig, now: float, *, passes: bool = True) -> Observed:
+def after(
+    action: Action, observed: Observation, settings: CycleConfig, now: float, *, passes: bool = True
+) -> Observation:
     """The state that the artefacts of `action` make of `observed`. `passes`: what the gate says."""
     kind = action.kind
     if kind == "wait":
@@ -24,7 +26,7 @@ def after(action: Action, observed: Observed, settings: CycleConfig, now: float,
         gone = replace(cycle, withdrawn="slow") if promoted and cycle is not None else cycle
         return replace(state, watch_failed="", desired="demo@1", served="demo@1", open=gone)
     if kind in ("open", "rebuild"):
-        return replace(state, open=Opened("a", "rebuild" if kind == "rebuild" else "rows"), asked=False)
+        return replace(state, open=OpenCycle("a", "rebuild" if kind == "rebuild" else "rows"), asked=False)
     assert cycle is not None
     if kind == "close":
         end = ending(cycle, settings, observed.failed)
@@ -47,7 +49,7 @@ def after(action: Action, observed: Observed, settings: CycleConfig, now: float,
     return replace(state, open=done)
 
 
-def check(action: Action, observed: Observed, settings: CycleConfig, now: float) -> None:
+def check(action: Action, observed: Observation, settings: CycleConfig, now: float) -> None:
     """What holds of every decision."""
     cycle = observed.open
     if action.kind == "wait":

@@ -11,7 +11,7 @@ from hivetune.base.database import open_database
 from hivetune.config import RunConfig
 from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.training import look_for_experts
-from hivetune.cycle.decide import Allowed, Observed
+from hivetune.cycle.decide import Observation, Permission
 from hivetune.experts.station import not_looked_at, propose_experts, train_experts
 from hivetune.release.registry import desired, find, retire
 from hivetune.routing.steps import expert_steps
@@ -81,7 +81,7 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
 
 def look_again(config: RunConfig) -> str:
     """As the cycle does it."""
-    context = ActContext(config, SHARED, Observed(), "test", Allowed, 0.0)
+    context = ActContext(config, SHARED, Observation(), "test", Permission, 0.0)
     return look_for_experts(context)
 
 

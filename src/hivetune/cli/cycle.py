@@ -16,7 +16,7 @@ from hivetune.base.typed import to_plain
 from hivetune.cli.model import model_folder
 from hivetune.cli.output import duration, emit, plain_progress, say, show, size, table
 from hivetune.config import RunConfig, load_config
-from hivetune.cycle.decide import STATIONS, Observed, decide
+from hivetune.cycle.decide import STATIONS, Observation, decide
 from hivetune.cycle.ledger import (
     NOW,
     PAUSED,
@@ -30,7 +30,7 @@ from hivetune.cycle.ledger import (
 )
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
 from hivetune.cycle.observe import observe
-from hivetune.cycle.pool import Seen
+from hivetune.cycle.pool import LookCache
 from hivetune.errors import DoesNotFit, HivetuneError, UsageError
 from hivetune.process.detach import cycle_unit
 
@@ -96,7 +96,7 @@ def _look(config: RunConfig) -> None:
     name = release_name(config)
     model_folder(config.model)
     now = time.time()
-    observed = observe(config, name, Seen(), now)
+    observed = observe(config, name, LookCache(), now)
     action = decide(observed, config.cycle, now)
     for key, value in seen_lines(observed, config.cycle.after_rows):
         show(f"  {key}: {value}")
@@ -106,7 +106,7 @@ def _look(config: RunConfig) -> None:
     emit({"name": name, "action": to_plain(action), "observed": to_plain(observed)})
 
 
-def seen_lines(seen: Observed, after_rows: int) -> Iterator[tuple[str, str]]:
+def seen_lines(seen: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
     """What a decision rests on, for people: what there is nothing of is left out."""
     yield "champion", f"{seen.desired or 'none yet'}{f', not served: {seen.problem}' if seen.problem else ''}"
     opened, allowed = seen.open, seen.allowed
@@ -125,7 +125,7 @@ def seen_lines(seen: Observed, after_rows: int) -> Iterator[tuple[str, str]]:
     yield from _more_seen(seen)
 
 
-def _more_seen(seen: Observed) -> Iterator[tuple[str, str]]:
+def _more_seen(seen: Observation) -> Iterator[tuple[str, str]]:
     failed = seen.failed
     last = "" if failed is None else f"{failed.kind.replace('_', ' ')}, {failed.times} in a row: {failed.words}"
     for key, words in (

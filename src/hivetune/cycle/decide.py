@@ -13,7 +13,7 @@ from hivetune.config import CycleConfig
 # of the worker, there exactly as long as it lives (process/lease.py), so no station stands for them.
 Station = Literal["snapshot", "train", "evaluate", "gate", "export", "register", "warm", "promote", "watch"]
 STATIONS: tuple[Station, ...] = get_args(Station)
-# Stations that compute for minutes or hours: only while `Observed.allowed` says so.
+# Stations that compute for minutes or hours: only while `Observation.allowed` says so.
 HEAVY: frozenset[Station] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register"))
 ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "experts", Station]
 OpenedFor = Literal["rows", "rebuild", "request"]
@@ -28,7 +28,7 @@ FIRST_COOL_S, LONGEST_COOL_S = 3600.0, 7 * 86400.0
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Permission:
     """Whether long work may go on now (window.py). `until`: when it must have ended, None for no end. `again`: when it
     may next, if not now. `reason`: in words, also when it may."""
 
@@ -39,7 +39,7 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedAct:
     """The last act that failed, `times` in a row. `final`: trying again would give the same; `patient`: it waits for a
     disk or for another process, and no cycle is given up for that."""
 
@@ -52,7 +52,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenCycle:
     """The open cycle as its artefacts show it.
 
     `done`: the stations whose artefact is there and whole. `passed`: what the gate said, None before it. `void`: why
@@ -72,7 +72,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """All that a decision rests on. Times are seconds since 1970.
 
     `desired`: the release that should be served, None before the first; `served`: the one that can be; `problem`: why
@@ -90,16 +90,16 @@ class Observed:
     served: str | None = None
     problem: str = ""
     watch_failed: str = ""
-    open: Opened | None = None
+    open: OpenCycle | None = None
     forgotten_rows: int = 0
     known: bool = False
     asked: bool = False
     new_groups: int = 0
     unusable: str = ""
-    failed: Failed | None = None
+    failed: FailedAct | None = None
     failed_cycles: int = 0
     failed_at: float = 0.0
-    allowed: Allowed = Allowed()
+    allowed: Permission = Permission()
     predicted_hours: float | None = None
     predicted_kwh: float | None = None
     disk_free_bytes: int = 0
@@ -116,7 +116,7 @@ class Action:
     not_before: float
 
 
-def decide(observed: Observed, settings: CycleConfig, now: float) -> Action:
+def decide(observed: Observation, settings: CycleConfig, now: float) -> Action:
     """The next action. Every state has one; all but a wait make progress, and a wait ends at a time after `now`.
 
     A time that lies in the future of something past means that the clock was set back: it holds nothing up.
@@ -131,7 +131,7 @@ def decide(observed: Observed, settings: CycleConfig, now: float) -> Action:
     return action
 
 
-def ending(cycle: Opened, settings: CycleConfig, failed: Failed | None) -> tuple[CycleEnd, str] | None:
+def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) -> tuple[CycleEnd, str] | None:
     """How and why an open cycle is to be closed now; None while it goes on."""
     if cycle.withdrawn:
         return "rolled_back", cycle.withdrawn
@@ -153,11 +153,11 @@ def ending(cycle: Opened, settings: CycleConfig, failed: Failed | None) -> tuple
     return ("failed", over) if over else None
 
 
-def _is_enough(failed: Failed) -> bool:
+def _is_enough(failed: FailedAct) -> bool:
     return failed.final or (failed.times >= MOST_FAILURES and not failed.patient)
 
 
-def _first_match(observed: Observed, settings: CycleConfig, now: float) -> Action:
+def _first_match(observed: Observation, settings: CycleConfig, now: float) -> Action:
     if observed.paused:
         return Action("wait", "paused by a person", now + LOOK_AGAIN_S)
     if observed.served != observed.desired:
@@ -169,7 +169,7 @@ def _first_match(observed: Observed, settings: CycleConfig, now: float) -> Actio
     return _begin(observed, settings, now)
 
 
-def _go_on(cycle: Opened, observed: Observed, settings: CycleConfig, now: float) -> Action:
+def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: float) -> Action:
     """The next missing artefact of an open cycle, or its end."""
     end = ending(cycle, settings, observed.failed)
     if end is not None:
@@ -186,12 +186,12 @@ def _go_on(cycle: Opened, observed: Observed, settings: CycleConfig, now: float)
     return Action(station, f"the next missing artefact of cycle {cycle.id}", now)
 
 
-def _next(cycle: Opened) -> Station:
+def _next(cycle: OpenCycle) -> Station:
     """The first station whose artefact is missing: an earlier one that was lost comes before what rests on it."""
     return next(station for station in STATIONS if station not in cycle.done)
 
 
-def _begin(observed: Observed, settings: CycleConfig, now: float) -> Action:
+def _begin(observed: Observation, settings: CycleConfig, now: float) -> Action:
     """Without an open cycle: what opens one, or until when to wait."""
     if observed.forgotten_rows and not observed.known:
         return Action("rebuild", f"{observed.desired} holds {observed.forgotten_rows} forgotten rows", now)
@@ -212,7 +212,7 @@ def _begin(observed: Observed, settings: CycleConfig, now: float) -> Action:
     return Action("open", why, now)
 
 
-def _lacks(observed: Observed, settings: CycleConfig) -> str:
+def _lacks(observed: Observation, settings: CycleConfig) -> str:
     """What a new cycle lacks that has no time of its own; empty when nothing does."""
     if observed.unusable:
         return f"the rows can't be used: {observed.unusable}"

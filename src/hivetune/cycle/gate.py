@@ -26,7 +26,7 @@ NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items(
 
 
 @dataclass(frozen=True)
-class Contests:
+class Comparisons:
     """The candidate (`tuned`) beside each rival (`base`), as documents of the form of eval.json.
 
     `champion` and `best` are None before there is a champion; `best` also while it is the champion. `known`: ids of the
@@ -60,7 +60,7 @@ class CycleVerdict:
         return self.verdict == "deploy"
 
 
-def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
+def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
     """The gravest of the verdicts against each rival; its reasons name who it was.
 
     A held-out row on which a rival is not finite either says nothing about the candidate: it is left out, and counted.
@@ -100,7 +100,7 @@ def judge_cycle(contests: Contests, config: GateConfig) -> CycleVerdict:
     )
 
 
-def _not_finite(contests: Contests) -> frozenset[str]:
+def _not_finite(contests: Comparisons) -> frozenset[str]:
     """Ids of the rows on which a rival's loss is not finite."""
     documents = [document for document in (contests.base, contests.champion, contests.best) if document is not None]
     return frozenset(row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite")
@@ -114,7 +114,7 @@ def _against(rival: Rival, reason: str) -> str:
     return f"against the {'best ever' if rival == 'best' else rival}: {reason}"
 
 
-def _against_champion(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
+def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
     """Better in what the config requires, by any amount; how fast and how large it is, is held against the base, which
     does not move. Where the base model was upgraded since, their losses are of other tokens, and answers decide."""
     by_answers = config.loss_gain is None and config.success_gain is not None
@@ -140,7 +140,7 @@ def _against_champion(evaluation: Evaluation, contests: Contests, config: GateCo
     return replace(verdict, reasons=(*verdict.reasons, seen))
 
 
-def _against_best(evaluation: Evaluation, contests: Contests, config: GateConfig) -> Verdict:
+def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
     """Within the tolerance on the rows that are not fresh, which is to be shown: a candidate that learned what the
     fresh rows say, right or wrong, at the price of all else shows it here. One of another base is held to it by its
     answers, on all rows."""

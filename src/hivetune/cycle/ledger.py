@@ -19,7 +19,7 @@ from typing import Any
 
 from hivetune.base.database import open_database, transaction
 from hivetune.base.disk import home
-from hivetune.cycle.decide import ActionKind, CycleEnd, Failed, OpenedFor
+from hivetune.cycle.decide import ActionKind, CycleEnd, FailedAct, OpenedFor
 from hivetune.run.folder import METRICS
 
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
@@ -207,7 +207,7 @@ def settle_interrupted(name: str) -> list[tuple[int, str]]:
     return settled
 
 
-def last_failure(acts: Iterable[Act], cycle: str | None) -> Failed | None:
+def last_failure(acts: Iterable[Act], cycle: str | None) -> FailedAct | None:
     """The failures at the end of `acts` that are of one kind and of this cycle; None when the last act went well.
 
     Interrupted acts stand among them and count when there are many.
@@ -229,10 +229,10 @@ def last_failure(acts: Iterable[Act], cycle: str | None) -> Failed | None:
     if newest is None or not times:
         return None
     if last is None:
-        return Failed(newest, times, 0.0, f"its process died {kills} times")
+        return FailedAct(newest, times, 0.0, f"its process died {kills} times")
     details = last.details
     final, patient = bool(details.get("final")), bool(details.get("patient"))
-    return Failed(newest, times, last.ended or 0.0, last.words, final, patient)
+    return FailedAct(newest, times, last.ended or 0.0, last.words, final, patient)
 
 
 def failed_in_a_row(cycles: Iterable[CycleRow]) -> tuple[int, float]:

@@ -32,11 +32,11 @@ from hivetune.cycle.acts.release import (
     wait_until_loaded,
 )
 from hivetune.cycle.acts.training import evaluate_beside, judge_candidate, look_for_experts, train_slice
-from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Allowed, Observed, decide
+from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Observation, Permission, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
 from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
-from hivetune.cycle.pool import Seen
+from hivetune.cycle.pool import LookCache
 from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, read_clocks
 from hivetune.data.intake.collect import Collected, collect
 from hivetune.data.intake.sources.parse import parse_sources
@@ -71,7 +71,7 @@ class Loop:
     name: str
     journal: Journal
     told: Listener
-    known: Seen = field(default_factory=Seen)
+    known: LookCache = field(default_factory=LookCache)
     clock: Callable[[], float] = time.time
     _clocks: Clocks | None = None
     _others: OtherPrograms = field(default_factory=OtherPrograms)
@@ -114,7 +114,7 @@ class Loop:
                 return action
             self._sleep(wait_s)
 
-    def _act(self, observed: Observed, action: Action, now: float) -> None:
+    def _act(self, observed: Observation, action: Action, now: float) -> None:
         """Intent, act, outcome. A failure is an outcome; what ends this process leaves an intent without one."""
         cycle = observed.open.id if observed.open else None
         with closing(open_database()) as database:
@@ -144,7 +144,9 @@ class Loop:
             context.details["exit_code"] = error.exit_code if isinstance(error, HivetuneError) else 1
         with closing(open_database()) as database:
             end_act(database, number, outcome, self.clock(), words, context.details)
-        self.journal.append("outcome", number=number, action=action.kind, outcome=outcome, words=words, **context.details)
+        self.journal.append(
+            "outcome", number=number, action=action.kind, outcome=outcome, words=words, **context.details
+        )
         self.told.say(f"{action.kind.replace('_', ' ')} {outcome}: {words}")
         notice = self._notice(action, outcome, words, context.details)
         if notice is not None:
@@ -190,10 +192,10 @@ class Loop:
             if sent.problem:
                 self.told.say(f"a notice was not sent: {sent.problem}")
 
-    def _allowed(self, observed: Observed) -> Allowed:
+    def _allowed(self, observed: Observation) -> Permission:
         """What the window says in the middle of an act that was decided by `observed`; a person's pause ends it too."""
         if (loop_folder(self.name) / PAUSED).exists():
-            return Allowed(False, reason="paused by a person")
+            return Permission(False, reason="paused by a person")
         asked = observed.open is not None and observed.open.opened_for == "request"
         found = allowed_at(self.config, self.clock(), self._in_use(), asked=asked)
         ends = [end for end in (found.until, observed.allowed.until) if end is not None]
@@ -209,7 +211,7 @@ class Loop:
             if said != [(folder / word).exists() for word in (PAUSED, NOW)]:
                 return
 
-    def _write_decision(self, observed: Observed, action: Action, now: float) -> None:
+    def _write_decision(self, observed: Observation, action: Action, now: float) -> None:
         """With all that it rests on, so that it can be replayed; a wait only when it differs from the last one."""
         if action.kind == "wait" and action.reason == self._said:
             return

@@ -13,7 +13,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file
 from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig, parse_config
-from hivetune.cycle.decide import STATIONS, Allowed, Observed, Opened, Station
+from hivetune.cycle.decide import STATIONS, Observation, OpenCycle, Permission, Station
 from hivetune.cycle.ledger import (
     AGAINST_BEST,
     AGAINST_CHAMPION,
@@ -30,7 +30,7 @@ from hivetune.cycle.ledger import (
     loop_folder,
     suspect_rows,
 )
-from hivetune.cycle.pool import Seen, cycle_id, read_rows_now
+from hivetune.cycle.pool import LookCache, cycle_id, read_rows_now
 from hivetune.cycle.watch import read_service, why_worse
 from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
@@ -45,7 +45,7 @@ from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, loaded_labels, wa
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
 
 
-def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse | None = None) -> Observed:
+def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:
     """All that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be read or written now."""
     settings, folder = config.cycle, loop_folder(name)
     with closing(open_database()) as database:
@@ -58,7 +58,7 @@ def observe(config: RunConfig, name: str, known: Seen, now: float, in_use: InUse
         mine = [act for act in acts if opened is not None and act.cycle == opened.id]
         spent_hours, spent_kwh = spent(mine)
         label = None if wants is None else f"{name}@{wants}"
-        common = Observed(
+        common = Observation(
             paused=(folder / PAUSED).exists(),
             desired=label,
             served=served,
@@ -197,7 +197,7 @@ def allowed_at(
     newest: float | None = None,
     left: float | None = None,
     asked: bool = False,
-) -> Allowed:
+) -> Permission:
     """What the window says at a moment. `newest`: when the newest cycle was opened, where none is open; `left`: hours
     of the budget."""
     window = parse_window(config.cycle.window)
@@ -210,7 +210,7 @@ def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
     return None if hours is None or not known_hours or not kwh else hours * kwh / known_hours
 
 
-def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> Opened:
+def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> OpenCycle:
     """Which stations have left what they leave."""
     release = release_of(database, cycle)
     done: set[Station] = set()
@@ -233,7 +233,7 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
         done |= {"gate"} if passed is not None else set()
     if (cycle.folder / WATCHED).exists():
         done.add("watch")
-    return Opened(
+    return OpenCycle(
         id=cycle.id,
         opened_for=cycle.opened_for,
         done=frozenset(done),

@@ -14,7 +14,7 @@ from typing import Any
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
 from hivetune.cycle.ledger import suspect_rows, trained_rows
-from hivetune.cycle.rows import Wishes, new_groups
+from hivetune.cycle.rows import ChoiceSettings, new_groups
 from hivetune.data.identity import settings_of
 from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
@@ -42,7 +42,7 @@ class RowsNow:
 
 
 @dataclass
-class Seen:
+class LookCache:
     """What is kept from one look to the next, so that nothing is read twice that did not change."""
 
     checks: Checks = field(default_factory=Checks)
@@ -51,7 +51,7 @@ class Seen:
 
 
 def read_rows_now(
-    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, known: Seen
+    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, known: LookCache
 ) -> RowsNow:
     """Read again only when the inputs or what was trained changed."""
     behind = None if champion is None else champion.snapshot
@@ -140,9 +140,9 @@ def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str
         return trained_rows(database, release.name)
 
 
-def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str, champion: Release | None) -> Wishes:
+def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str, champion: Release | None) -> ChoiceSettings:
     behind = frozenset() if champion is None else rows_behind(database, champion)
-    return Wishes(
+    return ChoiceSettings(
         known=trained_rows(database, name) | behind,
         suspect=suspect_rows(database, name).keys(),
         general=config.cycle.general,

@@ -35,7 +35,7 @@ class RowChoice:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ChoiceSettings:
     """`known`: ids of the rows that cycles had or that the champion was made with. `suspect`: ids of rows that came
     with a model that was worse. `general`: file or folder of the general rows.
 
@@ -58,20 +58,20 @@ def begins_from(start_from: str, in_a_row: int) -> str:
     return "last" if start_from == "last" and in_a_row < MOST_IN_A_ROW else "base"
 
 
-def new_groups(rows: Sequence[PoolRow], wishes: Wishes) -> int:
+def new_groups(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> int:
     """Groups with a new row that counts: not a release's own answer, not a general one, none that is above a share."""
     left_out = _over_shares(rows, wishes)
     return len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
 
 
-def needs_scores(rows: Sequence[PoolRow], wishes: Wishes) -> bool:
+def needs_scores(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> bool:
     """Whether the old rows have to be scored by the champion before `choose_rows` can tell them apart."""
     trained = [row for row in rows if row.split == "train" and row.id not in wishes.suspect]
     over = wishes.budget_tokens is not None and sum(row.length for row in trained) > wishes.budget_tokens
     return bool(wishes.known) and (over or wishes.going_on)
 
 
-def choose_rows(rows: Sequence[PoolRow], wishes: Wishes) -> RowChoice:
+def choose_rows(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> RowChoice:
     """What a cycle trains and is judged on. Each row is in `left_out` at most once; its first reason counts."""
     left_out = _over_shares(rows, wishes)
     groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
@@ -88,11 +88,11 @@ def _remaining(rows: Iterable[PoolRow], left_out: Mapping[str, str], split: str)
     return [row for row in rows if row.split == split and row.id not in left_out]
 
 
-def _counts(row: PoolRow, wishes: Wishes) -> bool:
+def _counts(row: PoolRow, wishes: ChoiceSettings) -> bool:
     return row.id not in wishes.known and row.answered_by is None and not _is_general(row, wishes)
 
 
-def _is_general(row: PoolRow, wishes: Wishes) -> bool:
+def _is_general(row: PoolRow, wishes: ChoiceSettings) -> bool:
     source = _source(row)
     return wishes.general is not None and (source == wishes.general or source.startswith(f"{wishes.general}/"))
 
@@ -104,7 +104,7 @@ def _source(row: PoolRow) -> str:
 # Shares: for training and for evidence alike, so that one voice can't write the test that it is judged by.
 
 
-def _over_shares(rows: Sequence[PoolRow], wishes: Wishes) -> dict[str, str]:
+def _over_shares(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, str]:
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
     left_out |= {row.id: "suspect" for row in rows if row.id in wishes.suspect}
     for split in ("train", "validation", "test"):
@@ -133,7 +133,7 @@ def _stated_source(row: PoolRow) -> str | None:
     return None if row.source.startswith("gateway:") else _source(row)
 
 
-def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], wishes: Wishes) -> list[str]:
+def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], wishes: ChoiceSettings) -> list[str]:
     """Rows of voices that have more than their share of the tokens: 30 %, or what they had in the champion's rows."""
     tokens: Counter[str] = Counter()
     before: Counter[str] = Counter()
@@ -183,7 +183,7 @@ def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tup
 # The budget
 
 
-def _over_budget(rows: Sequence[PoolRow], wishes: Wishes) -> dict[str, str]:
+def _over_budget(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, str]:
     """Rows of the training split beyond the budget, and where training goes on the old ones that are not replayed."""
     budget = math.inf if wishes.budget_tokens is None else wishes.budget_tokens
     if not wishes.going_on and sum(row.length for row in rows) <= budget:

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from hivetune.cycle.decide import Allowed
+from hivetune.cycle.decide import Permission
 from hivetune.errors import UsageError
 
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)")
@@ -160,7 +160,7 @@ def allowed_now(
     left_hours: float | None = None,
     in_use: InUse | None = None,
     asked: bool = False,
-) -> Allowed:
+) -> Permission:
     """Whether long work may go on at `now_s`, and until when.
 
     `opened_s`: when the newest cycle was opened, where none is open: a slot of a cron expression opens one.
@@ -170,15 +170,15 @@ def allowed_now(
     window = None if asked else window
     slot, coming = slot_at(window, now_s, zone), next_slot(window, now_s, zone)
     if slot is None or (isinstance(window, Cron) and is_served(slot, opened_s, now_s)):
-        return Allowed(False, None, coming.start_s, f"the window opens at {_told(coming.start_s, now_s, zone)}")
+        return Permission(False, None, coming.start_s, f"the window opens at {_told(coming.start_s, now_s, zone)}")
     other = None if asked or in_use is None else _used_by(in_use)
     if other is not None:
-        return Allowed(False, None, min(now_s + LATER_S, slot.end_s), other)
+        return Permission(False, None, min(now_s + LATER_S, slot.end_s), other)
     ends = [slot.end_s] if window is not None else []
     ends += [now_s + 3600 * left_hours] if left_hours is not None else []
     if not ends:
-        return Allowed(reason="a person asked for it" if asked else "no window is set")
-    return Allowed(True, min(ends), None, f"open until {_told(min(ends), now_s, zone)}")
+        return Permission(reason="a person asked for it" if asked else "no window is set")
+    return Permission(True, min(ends), None, f"open until {_told(min(ends), now_s, zone)}")
 
 
 def _used_by(in_use: InUse) -> str | None:

@@ -29,7 +29,7 @@ RETRY_S, MADE_WAY_S = 2.0, 4.0
 
 
 @dataclass(frozen=True)
-class Made:
+class RenderedPage:
     """A page as it was made: its parts by the id of their element. `cost_s`: processor time that it took."""
 
     parts: Mapping[str, str]
@@ -51,7 +51,7 @@ class LivePages:
     def __init__(self, ending: Callable[[], bool]):
         self.ending = ending
         self._thread = ThreadPoolExecutor(1, "dashboard")
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, RenderedPage] = {}
         self._streams: list[Stream] = []
 
     async def now(self, make: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
@@ -89,18 +89,18 @@ class LivePages:
         self._streams.append(stream)
         return stream
 
-    async def _current(self, address: str, make: Callable[[], Mapping[str, str]]) -> Made:
+    async def _current(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
         known = self._made.get(address)
         if known is None or time.monotonic() - known.made >= self._pause_s(known):
             known = await asyncio.get_running_loop().run_in_executor(self._thread, partial(self._make, address, make))
         return known
 
-    def _pause_s(self, known: Made) -> float:
+    def _pause_s(self, known: RenderedPage) -> float:
         """All pages that are followed share the same time."""
         addresses = {stream.address for stream in self._streams}
         return min(SLOWEST_S, max(QUICKEST_S, known.cost_s * len(addresses) / SHARE))
 
-    def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> Made:
+    def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
         """In the thread; who asked at the same time for the same page gets what was made for the first."""
         known = self._made.get(address)
         if known is not None and time.monotonic() - known.made < QUICKEST_S:
@@ -108,7 +108,7 @@ class LivePages:
         began = time.thread_time()
         parts = make()
         cost_s = time.thread_time() - began
-        self._made[address] = Made(parts, digest_of(parts), time.monotonic(), cost_s)
+        self._made[address] = RenderedPage(parts, digest_of(parts), time.monotonic(), cost_s)
         return self._made[address]
 
 

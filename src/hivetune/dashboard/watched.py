@@ -28,18 +28,18 @@ from hivetune.train.plan.memory import TrainingSetup, adapters_of
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
 from hivetune.train.plan.steps import read_plan
 
-MOST_TOLD = 200
+MAX_EVENTS = 200
 _FILES = (METRICS, EVENTS, AMENDMENTS, RECORD, PLAN)
 _CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory")
 
 
 @dataclass
-class _Read:
+class RunReading:
     """All that was read of a run since its journals were last begun anew."""
 
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
-    told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_TOLD))
+    told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     quarantined: list[str] = field(default_factory=list)
     sample: Mapping[str, Any] = field(default_factory=dict)
     last_time: float = 0.0
@@ -91,7 +91,7 @@ class WatchedRun:
 
     def __init__(self, path: Path):
         self.path = path
-        self.read = _Read()
+        self.read = RunReading()
         self.place = self._events = JournalPlace()
         self._stamp: tuple[object, ...] = ()
         self._status: RunStatus | None = None
@@ -101,7 +101,7 @@ class WatchedRun:
         no step is missing and none is there twice. Raises OSError."""
         if self._follow():
             return
-        self.read, self.place, self._events = _Read(), JournalPlace(), JournalPlace()
+        self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
         if not self._follow():  # an older journal that holds repeated steps: the newest line of each counts
             self._read_newest()
 
@@ -142,7 +142,7 @@ class WatchedRun:
             if found.anew:  # rewritten while it was read: the lines before are those of the old file
                 newest.clear()
             newest |= {(entry["event"], entry.get("step", 0)): entry for entry in found.entries}
-        self.read, self.place, self._events = _Read(), place, JournalPlace()
+        self.read, self.place, self._events = RunReading(), place, JournalPlace()
         for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):
             self.read.add_metric(entry)
         self._follow()

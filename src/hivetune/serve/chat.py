@@ -23,7 +23,7 @@ from hivetune.release.export import export_run
 from hivetune.release.registry import Release, find, releases
 from hivetune.release.station import run_of_export
 from hivetune.run.find import find_run
-from hivetune.serve.gateway.capture import Capture, Captured, Feedback, Rating
+from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, Rating
 from hivetune.serve.swap.wanted import BASE, load_release
 from hivetune.train.open import load_run
 
@@ -204,7 +204,7 @@ class Talk:
         self._answers[place] = f"hive-{secrets.token_hex(12)}"
         *asked, answer = [dict(message) for message in side.messages]
         self.capture.put(
-            Captured(self._answers[place], side.label, asked, answer, session=self.session, seconds=seconds)
+            CapturedAnswer(self._answers[place], side.label, asked, answer, session=self.session, seconds=seconds)
         )
 
     def _rate(self, rating: Rating, which: str) -> None:

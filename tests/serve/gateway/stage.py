@@ -15,8 +15,8 @@ from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.run import own_hosts
 from hivetune.serve.swap.keeper import Keeper
-from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.wanted import Deployment, Routes, Served, Wanted
+from hivetune.serve.swap.live import LiveBackend
+from hivetune.serve.swap.wanted import Deployment, DesiredState, Routes, ServedRelease
 from hivetune.serve.swap.watch import Watch
 
 PORT = 8642
@@ -35,7 +35,7 @@ class FakeProcess:
 
 
 class FakeBackend:
-    """What `Live` needs of a model server that is a function."""
+    """What `LiveBackend` needs of a model server that is a function."""
 
     def __init__(self) -> None:
         self.process = FakeProcess()
@@ -87,17 +87,17 @@ class Stage:
         asyncio.run(asyncio.wait_for(run(), 60))
 
     def open(self) -> None:
-        served = tuple(Served(label, Path("x")) for label in self.labels)
+        served = tuple(ServedRelease(label, Path("x")) for label in self.labels)
         deployment = Deployment("m", "0" * 64, served)
-        self.live = Live(deployment, FakeBackend(), self.slots, lambda: None, **self.live_settings)  # type: ignore[arg-type]
+        self.live = LiveBackend(deployment, FakeBackend(), self.slots, lambda: None, **self.live_settings)  # type: ignore[arg-type]
         self.live.client = httpx2.AsyncClient(
             transport=httpx2.MockTransport(self._upstream), base_url="http://localhost"
         )
         name = self.labels[0].partition("@")[0]
         champions = {name: self.labels[0]}
-        self.keeper = Keeper(lambda: Wanted(), lambda wanted: self.live)
+        self.keeper = Keeper(lambda: DesiredState(), lambda wanted: self.live)
         self.keeper.lives["m"] = self.live
-        self.keeper.wanted = Wanted((deployment,), champions)
+        self.keeper.wanted = DesiredState((deployment,), champions)
         self.keeper.routes = Routes(("m",), dict.fromkeys(self.labels, "m"), champions)
         self.watch = Watch(lambda label, reason: self.rolled_back.append((label, reason)), None)  # type: ignore[arg-type]
         self.gateway = Gateway(self.keeper, self.watch, self.find_answer, self.capture)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from serve.hive import Running, add_release, gateway, stored, stub_on_path, wait_until
 
-from hivetune.serve.gateway.capture import Capture, Captured, Feedback
+from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback
 
 pytestmark = pytest.mark.slow
 
@@ -160,8 +160,8 @@ def test_a_port_in_use_and_a_server_that_dies_while_loading(
         process.wait(30)
 
 
-def entry(number: int) -> Captured:
-    return Captured(
+def entry(number: int) -> CapturedAnswer:
+    return CapturedAnswer(
         f"hive-{number}", "a@1", [{"role": "user", "content": "x" * 20_000}], {"role": "assistant", "content": "y"}
     )
 

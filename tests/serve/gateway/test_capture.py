@@ -9,7 +9,7 @@ import pytest
 
 from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
-from hivetune.serve.gateway.capture import Captured, Feedback, store_entries
+from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, store_entries
 from hivetune.serve.gateway.clients import client_of, make_client
 
 BETTER = {"correction": "a better one"}
@@ -27,7 +27,7 @@ BETTER = {"correction": "a better one"}
 def test_a_rating_and_a_correction_come_in_any_order(
     said: Sequence[dict[str, str]], feedback: int, answer: str
 ) -> None:
-    captured = Captured(
+    captured = CapturedAnswer(
         "hive-1", "a@1", [{"role": "user", "content": "?"}], {"role": "assistant", "content": "an answer"}
     )
     with closing(open_database()) as database:

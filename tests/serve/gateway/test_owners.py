@@ -13,7 +13,7 @@ from serve.hive import stored
 from hivetune.base.database import open_database
 from hivetune.data.forget import forget
 from hivetune.errors import NotThere
-from hivetune.serve.gateway.capture import Capture, Captured, label_of, store_entries
+from hivetune.serve.gateway.capture import Capture, CapturedAnswer, label_of, store_entries
 from hivetune.serve.gateway.upstream import Asker
 
 
@@ -79,7 +79,7 @@ def test_names_of_users_and_sessions_are_redacted_and_can_be_forgotten() -> None
     with closing(open_database()) as database:
         assert forget(database, "user", "ann@acme-widgets.com").interactions == 1
         assert forget(database, "session", "call of bob@acme-widgets.com").interactions == 1
-        entry = Captured("hive-9", "a@1", [], {"role": "assistant", "content": "x"}, user="ann@acme-widgets.com")
+        entry = CapturedAnswer("hive-9", "a@1", [], {"role": "assistant", "content": "x"}, user="ann@acme-widgets.com")
         assert store_entries(database, [entry]) == 0  # and stays away
 
 
@@ -127,7 +127,9 @@ def test_what_can_not_be_written_now_is_told(monkeypatch: pytest.MonkeyPatch, ow
 
 def test_an_unknown_answer_has_no_owner() -> None:
     with closing(open_database()) as database:
-        store_entries(database, [Captured("hive-1", "a@1", [], {"role": "assistant", "content": "x"}, client="a")])
+        store_entries(
+            database, [CapturedAnswer("hive-1", "a@1", [], {"role": "assistant", "content": "x"}, client="a")]
+        )
         assert label_of(database, "hive-1", "a") == "a@1"
         for answer, client in (("hive-1", "b"), ("hive-1", ""), ("hive-2", "a")):
             with pytest.raises(NotThere, match="of this client"):

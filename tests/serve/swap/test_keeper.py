@@ -13,8 +13,8 @@ import pytest
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.swap.keeper import Keeper
-from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.wanted import Deployment, Route, Served, Wanted
+from hivetune.serve.swap.live import LiveBackend
+from hivetune.serve.swap.wanted import Deployment, DesiredState, Route, ServedRelease
 
 
 class FakeProcess:
@@ -38,18 +38,18 @@ class FakeBackend:
 
 
 def deployment(*versions: int, model: str = "m") -> Deployment:
-    return Deployment(model, "0" * 64, tuple(Served(f"a@{version}", Path("x")) for version in versions))
+    return Deployment(model, "0" * 64, tuple(ServedRelease(f"a@{version}", Path("x")) for version in versions))
 
 
-def wants(champion: int, *versions: int) -> Wanted:
-    return Wanted((deployment(*versions),), {"a": f"a@{champion}"})
+def wants(champion: int, *versions: int) -> DesiredState:
+    return DesiredState((deployment(*versions),), {"a": f"a@{champion}"})
 
 
 class Stage:
     """A keeper, what the registry says, and what was started and ended."""
 
     def __init__(self, **settings: Any) -> None:
-        self.now: Wanted | Exception = Wanted()
+        self.now: DesiredState | Exception = DesiredState()
         self.started: list[Deployment] = []
         self.ended: list[Deployment] = []
         self.gate = threading.Event()
@@ -57,17 +57,17 @@ class Stage:
         self.failing: Exception | None = None
         self.keeper = Keeper(self.read, self.start, **settings)
 
-    def read(self) -> Wanted:
+    def read(self) -> DesiredState:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now
 
-    def start(self, wanted: Deployment) -> Live:
+    def start(self, wanted: Deployment) -> LiveBackend:
         self.started.append(wanted)
         self.gate.wait(10)
         if self.failing is not None:
             raise self.failing
-        return Live(wanted, FakeBackend(), 1, lambda: self.ended.append(wanted))  # type: ignore[arg-type]
+        return LiveBackend(wanted, FakeBackend(), 1, lambda: self.ended.append(wanted))  # type: ignore[arg-type]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         for _ in range(500):
@@ -221,7 +221,7 @@ def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem() -> None:
         stage.failing = MachineNotFit("the tensors are missing")
         stage.now = wants(1, 1)
         await stage.until(lambda: stage.keeper.problems == ["the tensors are missing"])
-        stage.now = Wanted()  # it was retired
+        stage.now = DesiredState()  # it was retired
         await stage.until(lambda: stage.keeper.problems == [])
         assert not stage.keeper.lives and not stage.ended
 
@@ -249,9 +249,9 @@ def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and_the_c
         stage = Stage()
         keeper = stage.keeper
 
-        def on(device: str, taken: str = "") -> Wanted:
+        def on(device: str, taken: str = "") -> DesiredState:
             deployments = (replace(deployment(1), device=device),)
-            return Wanted(deployments, {"a": "a@1"}, taken=taken)
+            return DesiredState(deployments, {"a": "a@1"}, taken=taken)
 
         stage.now = on("cuda:7")
         await stage.until(lambda: keeper.ready)

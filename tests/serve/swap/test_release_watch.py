@@ -10,7 +10,7 @@ from hivetune.base.database import open_database
 from hivetune.errors import DoesNotFit
 from hivetune.release.registry import Release, find, promote, rollback
 from hivetune.serve.gateway import run
-from hivetune.serve.swap.wanted import Checks, Wanted
+from hivetune.serve.swap.wanted import Checks, DesiredState
 from hivetune.serve.swap.watch import Watch
 
 
@@ -59,7 +59,7 @@ def test_a_release_that_was_returned_to_is_not_held_against_an_older_one(monkeyp
     """One rollback never leads to the next, not in a gateway that was started again either."""
     monkeypatch.setattr(Release, "check", lambda release: None)
     monkeypatch.setattr(
-        run, "wanted", lambda database, names, checks: Wanted(champions={"a": find(database, "a").label})
+        run, "wanted", lambda database, names, checks: DesiredState(champions={"a": find(database, "a").label})
     )
     rollbacks, again = Rollbacks(), Rollbacks()
     watch, restarted = (Watch(one, open_database, busy=lambda: False) for one in (rollbacks, again))

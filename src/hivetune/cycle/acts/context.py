@@ -10,7 +10,7 @@ from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
-from hivetune.cycle.decide import Allowed, Observed
+from hivetune.cycle.decide import Observation, Permission
 from hivetune.cycle.ledger import CycleRow, open_cycle
 from hivetune.cycle.observe import champion_of
 from hivetune.errors import HivetuneError
@@ -46,14 +46,14 @@ class Slice:
     `allowed`: asked every few seconds; what it says ends the slice. `clock` is of the wall, as windows are.
     """
 
-    allowed: Callable[[], Allowed]
+    allowed: Callable[[], Permission]
     yields: bool
     left_kwh: float | None = None
     on_step: Callable[[int], None] = lambda done: None
     clock: Callable[[], float] = time.time
     energy: Energy = field(default_factory=Energy)
     why: str = ""
-    _now: Allowed = field(default_factory=Allowed)
+    _now: Permission = field(default_factory=Permission)
     _looked: float = float("-inf")
     _done: tuple[int, float] | None = None  # steps, and when they were done
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -115,9 +115,9 @@ class ActContext:
 
     config: RunConfig
     name: str
-    observed: Observed
+    observed: Observation
     reason: str
-    allowed: Callable[[], Allowed]
+    allowed: Callable[[], Permission]
     now: float
     progress: Callable[[str], Progress] = lambda label: silent
     details: dict[str, Any] = field(default_factory=dict)
@@ -156,7 +156,7 @@ def ends_with_window(context: ActContext, label: str) -> Progress:
     return progress
 
 
-def _check_window(allowed: Allowed) -> None:
+def _check_window(allowed: Permission) -> None:
     """Raises SliceEnded also when the next look would come after the window's end."""
     if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
         raise SliceEnded(f"the window ended first: {allowed.reason}")

@@ -24,7 +24,7 @@ from hivetune.cycle.ledger import (
 )
 from hivetune.cycle.observe import champion_of, settings_then
 from hivetune.cycle.pool import budget_tokens, cycle_id, pool_config, pool_of, wishes_of
-from hivetune.cycle.rows import MOST_IN_A_ROW, Wishes, begins_from, choose_rows, needs_scores
+from hivetune.cycle.rows import MOST_IN_A_ROW, ChoiceSettings, begins_from, choose_rows, needs_scores
 from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import PoolRow, open_snapshot
 from hivetune.errors import HivetuneError, UsageError
@@ -136,7 +136,7 @@ def trained_in_a_row(folder: Path) -> int:
 
 
 def _scores(
-    config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], wishes: Wishes
+    config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], wishes: ChoiceSettings
 ) -> dict[str, float]:
     """Nats per token of the champion on each old row, so that those it has forgotten are trained again first."""
     views = {

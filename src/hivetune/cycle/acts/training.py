@@ -8,7 +8,7 @@ from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
 from hivetune.base.units import number
 from hivetune.cycle.acts.context import ActContext, Slice, SliceEnded, ends_with_window
-from hivetune.cycle.gate import Contests, judge_cycle
+from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
 from hivetune.cycle.pool import rows_behind
@@ -75,7 +75,7 @@ def judge_candidate(context: ActContext) -> str:
         rivals = rivals_of(database, context.name)
         known = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
         looks = looks_at(database, context.name, rivals)
-    contests = Contests(
+    contests = Comparisons(
         base=read_evaluation(run.folder / EVALUATION),
         champion=read_evaluation(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
         best=read_evaluation(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,

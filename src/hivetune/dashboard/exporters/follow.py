@@ -16,7 +16,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import from_plain
 from hivetune.config import ReportTarget
 from hivetune.dashboard.exporters.points import (
-    Held,
+    HeldPoints,
     JournalReader,
     Sink,
     Subject,
@@ -132,7 +132,7 @@ class Exporter:
         self._subject, self._destination = subject, destination
         self._reader = JournalReader(subject.run / METRICS)
         self._sink: Sink | None = None
-        self._held: Held = {}
+        self._held: HeldPoints = {}
         self.sent = 0
 
     @property

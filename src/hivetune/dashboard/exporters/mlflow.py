@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.paths import real_path
-from hivetune.dashboard.exporters.points import PROJECT, Held, RunPoint, Subject, main_value
+from hivetune.dashboard.exporters.points import PROJECT, HeldPoints, RunPoint, Subject, main_value
 
 RUN_TAG = "hivetune.run"
 # MLflow's limits of one request: 1,000 metrics, 100 parameters, 6,000 characters of a parameter.
@@ -49,14 +49,14 @@ class MLflow:
         self._client: Any = MlflowClient(tracking_uri=uri)
         self._run = self._find_or_make(subject, artifacts)
 
-    def held(self) -> Held:
-        found: Held = {}
+    def held(self) -> HeldPoints:
+        found: HeldPoints = {}
         for kind in ("step", "validation"):
             for metric in self._client.get_metric_history(self._run, main_value(kind)):
                 found[kind, metric.step] = metric.timestamp
         return found
 
-    def take_back(self, step: int, held: Held) -> Held:
+    def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         return held
 
     def add(self, points: Sequence[RunPoint]) -> None:

@@ -15,7 +15,7 @@ from hivetune.run.record import read_record
 PointKind = Literal["step", "validation"]
 PointKey = tuple[PointKind, int]
 # What a tool holds: kind and number of the step, and when it was made (milliseconds since 1970).
-Held = dict[PointKey, int]
+HeldPoints = dict[PointKey, int]
 
 # Field of the journal's line -> name in every tool. The part before the slash makes a section in their pages.
 _NAMES: dict[PointKind, dict[str, str]] = {
@@ -122,10 +122,10 @@ class Subject:
 class Sink(Protocol):
     """A tool, opened for one run. Only one process at a time has it open (follow.py holds the lock)."""
 
-    def held(self) -> Held:
+    def held(self) -> HeldPoints:
         """What the tool has of this run, also of an exporter that was killed."""
 
-    def take_back(self, step: int, held: Held) -> Held:
+    def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         """Steps from `step` on were made again: what it holds now. A tool that can't remove points returns `held`."""
 
     def add(self, points: Sequence[RunPoint]) -> None:

@@ -14,7 +14,7 @@ from hivetune.dashboard.exporters.event_file import (
     settings_part,
     text_part,
 )
-from hivetune.dashboard.exporters.points import Held, RunPoint, Subject, point_kind
+from hivetune.dashboard.exporters.points import HeldPoints, RunPoint, Subject, point_kind
 
 
 class TensorBoard:
@@ -27,7 +27,7 @@ class TensorBoard:
         self.path = folder / subject.name / f"events.out.tfevents.{created_s:010.0f}.hivetune.{subject.id}"
         make_folder(self.path.parent)
         self._file = os.fdopen(open_plain(self.path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
-        self._held: Held = {}
+        self._held: HeldPoints = {}
         self._parts: dict[str, bytes] = {}
         self._subject = subject
         self._size_bytes = 0
@@ -38,10 +38,10 @@ class TensorBoard:
         if not self._size_bytes:
             self._append(first_record(created_s))
 
-    def held(self) -> Held:
+    def held(self) -> HeldPoints:
         return dict(self._held)
 
-    def take_back(self, step: int, held: Held) -> Held:
+    def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         """A session that starts at `step`: readers forget what they have from there on."""
         newest_ms = max(held.values(), default=0)
         self._write([LoggedEvent(newest_ms / 1000, step, start=True)])

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hivetune.dashboard.exporters.points import PROJECT, Held, RunPoint, Subject, point_kind
+from hivetune.dashboard.exporters.points import PROJECT, HeldPoints, RunPoint, Subject, point_kind
 
 
 class Trackio:
@@ -21,11 +21,11 @@ class Trackio:
         self._storage: Any = SQLiteStorage
         self._subject = subject
 
-    def held(self) -> Held:
+    def held(self) -> HeldPoints:
         rows = self._storage.get_logs(PROJECT, self._subject.name, run_id=self._subject.id)
         return {(_kind_of(row), row["step"]): _time_ms(row["timestamp"]) for row in rows}
 
-    def take_back(self, step: int, held: Held) -> Held:
+    def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         """It removes runs, not rows: all of it is sent again."""
         self._storage.delete_run(PROJECT, self._subject.name, run_id=self._subject.id)
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hivetune.base.disk import read_json, write_json
-from hivetune.dashboard.exporters.points import PROJECT, Held, RunPoint, Subject
+from hivetune.dashboard.exporters.points import PROJECT, HeldPoints, RunPoint, Subject
 
 _POINTS = "hivetune.json"
 
@@ -27,10 +27,10 @@ class WandB:
         self._written = done if len(self._before) == 1 else None
         self._changed = False
 
-    def held(self) -> Held:
+    def held(self) -> HeldPoints:
         return {point.key: point.time_ms for point in self._points}
 
-    def take_back(self, step: int, held: Held) -> Held:
+    def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         self._points = [point for point in self._points if point.step < step]
         self._changed = True
         return self.held()

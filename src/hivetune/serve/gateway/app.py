@@ -1,7 +1,8 @@
-"""The OpenAI API in front of the backends: chat, completions, models, feedback, metrics, health.
+"""The OpenAI API in front of the model servers: chat, completions, models, feedback, metrics, health, and the chat
+page.
 
-Every answer names its release (`X-Hivetune-Release`, `system_fingerprint`) and has an id of its own, by which feedback
-finds it. No prompt and no answer is ever written to a log.
+Every answer names its release (`X-Hivetune-Release`, `system_fingerprint`) and has its own id, which feedback refers
+to. No prompt and no answer is ever written to a log.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.process.lease import Answering
 from hivetune.serve.gateway import metrics
-from hivetune.serve.gateway.capture import Capture, Captured, Feedback, unknown_answer
+from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, unknown_answer
 from hivetune.serve.gateway.fields import (
     ChatFields,
     FeedbackFields,
@@ -64,9 +65,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class Gateway:
-    """What the handlers share. `capture` None: nothing is kept. `find_answer`: the release of an answer, by its id and
-    the client that asked, for feedback. `failed`: told of a bug that ended the keeper; nothing is loaded any more then,
-    so the server has to end."""
+    """The state that all handlers share. Without `capture` nothing is stored. `find_answer` returns the release of an
+    answer by its id and its client; feedback needs it. `failed` is called when a bug has ended the keeper: nothing is
+    loaded from then on, so the server must end."""
 
     keeper: Keeper
     watch: Watch
@@ -79,7 +80,7 @@ class Gateway:
     _sessions: Sessions = field(default_factory=Sessions)
 
     def app(self) -> Starlette:
-        """The ASGI application, without the guard (guard.py) and without the page."""
+        """Return the ASGI application, without the guard (guard.py) and without the chat page (`page_routes`)."""
         return Starlette(
             routes=[
                 Route(CHAT, self.complete, methods=["POST"]),
@@ -114,7 +115,7 @@ class Gateway:
             self.failed(error)
 
     async def complete(self, request: Request) -> Response:
-        """Chat and completions: the checked fields go on, with what is the gateway's to say."""
+        """Answer a chat or a completion: check its fields, wait for a slot, and pass the answer on."""
         client = request.scope["client_name"] or ""
         if sum(self._open.values()) >= MAX_OPEN or self._open.get(client, 0) >= MAX_OPEN_PER_CLIENT:
             raise TooMany("too many requests are open")
@@ -147,7 +148,7 @@ class Gateway:
     async def _answer(
         self, exchange: "_Exchange", path: str, stack: contextlib.AsyncExitStack
     ) -> Upstream | dict[str, Any]:
-        """The whole answer, counted and captured, or the beginning of a stream. `stack` holds the slot."""
+        """Return the whole answer, counted and captured, or the beginning of a stream. `stack` holds the slot."""
         body = exchange.body
         choice = chosen(self.keeper, self._sessions, exchange.client, exchange.request.headers, body)
         exchange.reason = choice.reason
@@ -168,7 +169,7 @@ class Gateway:
             del self._open[client]
 
     async def feedback(self, request: Request) -> Response:
-        """`{"id", "rating": "up|down", "correction"?, "reason"?}` joined to a captured answer."""
+        """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
         said, client = checked_fields(FeedbackFields, await _body(request)), request.scope["client_name"] or ""
         if said.keys() <= {"id", "reason"}:
             raise UsageError('feedback needs a "rating" or a "correction"')
@@ -199,7 +200,8 @@ class Gateway:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
-        """`defaults`: what a request without these gets, and the system prompt that most rows were trained with."""
+        """Describe a model. `defaults`: its generation settings, and the system prompt that most of its rows were
+        trained with."""
         label = self.keeper.routes.champions.get(name, name)
         defaults = dict(self.keeper.wanted.generation.get(label, GREEDY))
         return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune", "defaults": defaults}
@@ -209,7 +211,7 @@ class Gateway:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def health(self, request: Request) -> Response:
-        """200 when every wanted model answers, else 503. To a client with a token also what is wrong."""
+        """Answer 200 when every wanted model can be asked, else 503. A client with a token is also told what is wrong."""
         document: dict[str, Any] = {"status": "ok" if self.keeper.ready else "loading"}
         if request.scope["client_name"] is not None:
             document |= {"champions": dict(self.keeper.routes.champions), "problems": self.keeper.problems}
@@ -224,8 +226,8 @@ class Gateway:
 
 
 class _Stream(StreamingResponse):
-    """A stream that gives its slot back however it ends: read to its end, its client gone before the first byte or in
-    the middle, or too slow: who does not read for `SLOW_CLIENT_S` would hold up everybody else's adapter."""
+    """A stream that returns its slot however it ends: read to its end, abandoned by its client before the first byte or
+    later, or not read for `SLOW_CLIENT_S`. A slow reader would hold up everybody who needs another adapter."""
 
     def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, headers: Mapping[str, str]):
         super().__init__(content, media_type="text/event-stream", headers=headers)
@@ -242,7 +244,7 @@ class _Stream(StreamingResponse):
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, _Answer]) -> _Answer | None:
-    """The answer, or None when the client went away first: then the backend is told to stop as well."""
+    """Return the answer, or None when the client went away first. The model server is then told to stop as well."""
     answering = asyncio.ensure_future(answer)
     going = asyncio.ensure_future(_gone(request))
     try:
@@ -261,7 +263,7 @@ async def _gone(request: Request) -> None:
 
 @dataclass
 class _Exchange:
-    """One request and its answer, for whoever counts, captures and watches."""
+    """One request with its answer, as the counters, the capture and the watch need it."""
 
     gateway: Gateway
     request: Request
@@ -279,30 +281,30 @@ class _Exchange:
 
     @property
     def asker(self) -> Asker:
-        """Whose turn it is: a session belongs to the client that named it."""
+        """Return whose turn it is. A session belongs to the client that named it."""
         return Asker(self.client, self.session or self.id)
 
     @property
     def session(self) -> str | None:
-        """What the client calls the session, else OpenAI's user."""
+        """Return the session that the client names, else OpenAI's `user`."""
         return session_of(self.request.headers, self.body) or self.body.get("user")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Which release answers, and why that one: a header holds plain ASCII, and a client may have named an agent."""
+        """Return the release and why it was chosen. A header holds ASCII only, and a client may have named an agent."""
         kept = {CAPTURED_HEADER: self.captured} if self.captured else {}
         return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **kept}
 
     def routed(self, label: str) -> None:
-        """Known before it is asked, so that a failure before the first byte counts against it too."""
+        """Keep the release before it is asked, so that a failure before the first byte counts against it too."""
         self.label = label
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
-        """The backend's document under the names that clients know."""
+        """Return the model server's document under the names that clients know."""
         return {**document, "id": self.id, "model": self.label, "system_fingerprint": self.label}
 
     async def stream(self, upstream: Upstream) -> AsyncGenerator[bytes]:
-        """Server-sent events; an answer that breaks off ends with an error event, never in silence."""
+        """Yield server-sent events. An answer that breaks off ends with an error event, never silently."""
         text: list[str] = []
         calls: list[Any] = []
         last: dict[str, Any] = {}
@@ -340,7 +342,7 @@ class _Exchange:
             self.gateway.watch.answered(self.label, self.client, error=True)
 
     async def _count(self, message: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        """Count, watch and capture an answer. `document`: what holds its `usage` and `timings`."""
+        """Count, watch and capture an answer. `document` holds its `usage` and `timings`."""
         assert self.upstream is not None
         now = time.monotonic()
         tokens = int((document.get("usage") or {}).get("completion_tokens") or 0)
@@ -350,7 +352,7 @@ class _Exchange:
         if self.gateway.capture is None or not self._wants_capture():
             return
         durable = await self.gateway.capture.keep(
-            Captured(
+            CapturedAnswer(
                 id=self.id,
                 label=self.label,
                 messages=self.body["messages"],
@@ -371,7 +373,8 @@ class _Exchange:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The request's JSON object, without what UTF-8 can't say (a lone surrogate)."""
+    """Return the JSON object of the request. A lone surrogate, which UTF-8 can't encode, is replaced. Raises
+    UsageError."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             raw = await request.body()
@@ -393,16 +396,16 @@ def _event(document: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
 
 
-# What the gateway refuses or fails at, in the form of the OpenAI API's errors and in plain words.
+# Errors are those of the OpenAI API in form, and say in plain words what to do.
 
 RETRY_AFTER_S = 5
 
 
 class TooMany(HivetuneError):
-    """More requests than may be open."""
+    """More requests are open than are allowed."""
 
 
-def _ours(request: Request, error: Exception) -> Response:
+def _own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HivetuneError)
     if isinstance(error, Refused):
         return _refusal(error.status, error.message)
@@ -419,7 +422,7 @@ def _ours(request: Request, error: Exception) -> Response:
 
 
 def _not_served(request: Request, error: Exception) -> Response:
-    """Says what there is: a client may expect all of the OpenAI API here, or have left out the /v1."""
+    """Say which paths there are. A client may expect the whole OpenAI API here, or may have left out the /v1."""
     there = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
     named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in there)
     return _refusal(
@@ -440,15 +443,13 @@ def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None
 
 
 HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
-    HivetuneError: _ours,
+    HivetuneError: _own_error,
     TooLarge: lambda request, error: _refusal(413, "the request is too large"),
     404: _not_served,
     405: _wrong_method,
     Exception: lambda request, error: _refusal(500, "an unexpected error; see the log"),
 }
 
-
-# The chat page of the gateway, and how a browser trades its token for a cookie. No foreign request, no build step.
 
 _FILES = {
     "/": ("chat.html", "text/html"),
@@ -458,7 +459,7 @@ _FILES = {
 
 
 def page_routes() -> list[Route]:
-    """The page's files and /login."""
+    """Return the routes of the chat page and of /login. The page requests nothing from other sites."""
     return [*(Route(path, _file) for path in _FILES), Route("/login", _login, methods=["POST"])]
 
 
@@ -469,7 +470,7 @@ async def _file(request: Request) -> Response:
 
 
 async def _login(request: Request) -> Response:
-    """The token comes in the Authorization header and goes back as a cookie that no script can read."""
+    """Exchange the token in the Authorization header for a cookie that no script can read."""
     if request.scope["client_name"] is None:
         return JSONResponse(error_body(401, "this token is not known; hivetune clients --new NAME makes one"), 401)
     token = token_of({"authorization": request.headers.get("authorization", "")}) or request.cookies.get(COOKIE, "")

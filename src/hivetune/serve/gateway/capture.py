@@ -1,8 +1,9 @@
-"""Answers and feedback into the store: redacted at the door, durable before they are counted, each exactly once.
+"""The capture of answers and feedback: redacted before they are stored, durable before they are counted, each stored
+once.
 
-One thread writes, several answers in one transaction. The last byte of an answer leaves when it is durable, or after
-`KEEP_WAIT_S`: then the answer says so. What it has not committed yet is kept while the disk is full or
-another process holds the database, up to `MAX_WAITING`; above, answers are not captured, and are counted as that.
+One thread writes, several answers in one transaction. The last byte of an answer is sent when the answer is durable, or
+after `KEEP_WAIT_S`; then the answer says so. While the disk is full or another process holds the database, up to
+`MAX_WAITING` entries wait. Beyond that, answers are not captured, and are counted as left out.
 """
 
 import asyncio
@@ -36,10 +37,10 @@ Rating = Literal["up", "down"]
 
 
 @dataclass(frozen=True)
-class Captured:
-    """One exchange. `label`: the release that answered; `answer`: its message, as the API gave it; `client`: whose
-    token asked, and who alone may rate it; `keys`: what the request declared of itself, of which agent and category are
-    kept, so that the row belongs to its domain."""
+class CapturedAnswer:
+    """One request with its answer. `label`: the release that answered. `answer`: its message as the API gave it.
+    `client`: the owner of the token, who alone may rate it. `keys`: what the request declared; agent and category are
+    stored, so that the row belongs to its domain."""
 
     id: str
     label: str
@@ -56,7 +57,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What a person said of an answer. `correction`: what it should have been."""
+    """A person's opinion of an answer. `correction`: what the answer should have been."""
 
     id: str
     label: str
@@ -68,15 +69,15 @@ class Feedback:
 
 @dataclass
 class _Waiting:
-    """An entry and who waits for it: True when it is durable, False when it never will be."""
+    """An entry that waits to be stored. `durable` becomes True when it is stored, False when it never will be."""
 
-    entry: Captured | Feedback
+    entry: CapturedAnswer | Feedback
     durable: "Future[bool]" = field(default_factory=Future)
 
 
 class Capture:
-    """The writing thread and what waits for it. `captured`: exchanges that are durable; `left_out`: what never will be;
-    `problem`: why what waits can't be written now."""
+    """The writing thread and its queue. `captured`: durable answers. `left_out`: entries that will never be stored.
+    `problem`: why the queue can't be written now."""
 
     def __init__(self, retry_s: float = _RETRY_S) -> None:
         self.captured = self.left_out = 0
@@ -92,12 +93,13 @@ class Capture:
     def waiting(self) -> int:
         return self._queue.qsize() + self._in_hand
 
-    def put(self, entry: Captured | Feedback) -> bool:
-        """Whether it was taken. Never waits."""
+    def put(self, entry: CapturedAnswer | Feedback) -> bool:
+        """Queue an entry and return whether there was room. Never waits."""
         return self._put(_Waiting(entry))
 
-    async def keep(self, entry: Captured) -> bool:
-        """Whether it is durable: waits for that, but not while nothing can be written, nor beyond `KEEP_WAIT_S`."""
+    async def keep(self, entry: CapturedAnswer) -> bool:
+        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not at all while nothing can be
+        written."""
         waiting = _Waiting(entry)
         if not self._put(waiting) or self.problem:
             return False
@@ -115,7 +117,7 @@ class Capture:
         return True
 
     def close(self) -> None:
-        """Write what waits, then end. What can't be written within a last try is counted as left out."""
+        """Write what is queued, then end. What one last try can't write is counted as left out."""
         self._ending.set()
         self._thread.join()
 
@@ -139,8 +141,8 @@ class Capture:
             database.close()
 
     def _store(self, database: sqlite3.Connection, entries: list[_Waiting]) -> None:
-        """Takes from `entries` what is durable, so that nothing is counted twice when the rest is tried again. What
-        can't be a row at all is left out alone, and holds up nothing behind it."""
+        """Store `entries` and remove them one by one, so that a retry counts nothing twice. An entry that can't become
+        a row is left out alone and holds up nothing behind it."""
         if not any(isinstance(waiting.entry, Feedback) for waiting in entries):
             with contextlib.suppress(*_UNSTORABLE):
                 self.captured += store_entries(database, [waiting.entry for waiting in entries])
@@ -157,7 +159,8 @@ class Capture:
             del entries[0]
 
     def _gather(self) -> list[_Waiting]:
-        """What waits now; the first is waited for up to `LOOK_S`. What comes during a commit goes into the next one."""
+        """Return the queued entries, waiting up to `LOOK_S` for the first. What arrives during a commit goes into the
+        next one."""
         entries: list[_Waiting] = []
         with contextlib.suppress(queue.Empty):
             entries.append(self._queue.get(timeout=LOOK_S))
@@ -166,9 +169,9 @@ class Capture:
         return entries
 
 
-def store_entries(database: sqlite3.Connection, entries: Sequence[Captured | Feedback]) -> int:
-    """Commit entries in their order; how many exchanges are new. Raises DoesNotFit, Busy."""
-    exchanges = [entry for entry in entries if isinstance(entry, Captured)]
+def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer | Feedback]) -> int:
+    """Commit entries in order and return how many answers are new. Raises DoesNotFit, Busy."""
+    exchanges = [entry for entry in entries if isinstance(entry, CapturedAnswer)]
     tally = commit_batch(database, Batch(SOURCE, [_delivery(entry) for entry in exchanges]))
     for entry in entries:
         if isinstance(entry, Feedback):
@@ -177,14 +180,14 @@ def store_entries(database: sqlite3.Connection, entries: Sequence[Captured | Fee
 
 
 def unknown_answer(answer: str) -> NotThere:
-    """The same of an answer that another client was given and of one that nobody was."""
+    """Return one error for both an unknown id and the id of another client's answer, so that they can't be told apart."""
     what = f"no captured answer of this client has the id {answer!r}"
     return NotThere(what, hint="the id is in each answer, as `id`")
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
-    """The release that gave a captured answer. Raises NotThere for an id that was not captured, or that another client
-    was given: which of the two is not told."""
+    """Return the release that gave a captured answer. Raises NotThere for an unknown id and for another client's
+    answer."""
     row = database.execute(
         "SELECT source, json_extract(row, '$.client') FROM interactions WHERE id = ?", (answer,)
     ).fetchone()
@@ -193,7 +196,7 @@ def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
     return str(row[0]).removeprefix(f"{SOURCE}:")
 
 
-def _delivery(entry: Captured) -> Delivery:
+def _delivery(entry: CapturedAnswer) -> Delivery:
     row: dict[str, Any] = {
         "id": entry.id,
         "messages": [*entry.messages, entry.answer],
@@ -216,8 +219,8 @@ def _delivery(entry: Captured) -> Delivery:
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:
-    """The feedback beside its answer and in it. A correction takes the place of the answer, now `rejected_answer`. Of
-    an answer that is not in the store (it was not to be captured, or was forgotten) nothing is kept."""
+    """Store feedback beside its answer and in it. A correction replaces the answer, which becomes `rejected_answer`.
+    Nothing is kept for an answer that is not in the store, because it was not captured or was forgotten."""
     correction, reason = _clean(entry.correction), _clean(entry.reason)
     with transaction(database):
         found = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
@@ -242,7 +245,7 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
 
 
 def _clean(text: str | None) -> str | None:
-    """Redacted, and without what UTF-8 can't say."""
+    """Return the text redacted, without characters that UTF-8 can't encode."""
     if text is None:
         return None
     clean: Any = redact_value(redact_value(text, SECRETS), PERSONAL)

@@ -1,4 +1,4 @@
-"""Who may ask: tokens of clients, hashed in hive.db, made once and revocable."""
+"""The clients of the gateway: a token each, stored as a hash in hive.db, shown once and revocable."""
 
 import hashlib
 import hmac
@@ -16,7 +16,7 @@ _PREFIX = "hive-"
 
 @dataclass(frozen=True)
 class Client:
-    """`revoked`: when, or None."""
+    """A client of the gateway. `revoked`: when its token was revoked, or None."""
 
     name: str
     created: float
@@ -24,7 +24,8 @@ class Client:
 
 
 def make_client(database: sqlite3.Connection, name: str) -> str:
-    """A new token of `name`; it is shown once and kept as a hash only. Raises UsageError for a name that is taken."""
+    """Make and return a token for `name`. It is shown once and stored as a hash. Raises UsageError for a name that is
+    taken."""
     if not name or not name.isprintable():
         raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
     token = _PREFIX + secrets.token_urlsafe(32)
@@ -39,7 +40,7 @@ def make_client(database: sqlite3.Connection, name: str) -> str:
 
 
 def revoke_client(database: sqlite3.Connection, name: str) -> None:
-    """The client's token is refused from the next request on. Raises UsageError for one that is not there."""
+    """Refuse the client's token from its next request on. Raises UsageError for an unknown client."""
     with transaction(database):
         changed = database.execute(
             "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name)
@@ -50,12 +51,13 @@ def revoke_client(database: sqlite3.Connection, name: str) -> None:
 
 
 def clients(database: sqlite3.Connection) -> list[Client]:
+    """Return all clients by name, revoked ones included."""
     rows = database.execute("SELECT name, created, revoked FROM clients ORDER BY name")
     return [Client(*row) for row in rows]
 
 
 def client_of(database: sqlite3.Connection, token: str) -> str | None:
-    """The name of the client that holds `token`, or None. Compared by hash, in constant time."""
+    """Return the name of the client that holds `token`, or None. Hashes are compared in constant time."""
     digest, found = _hash(token), None
     for name, known in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
         if hmac.compare_digest(known, digest):
@@ -64,5 +66,5 @@ def client_of(database: sqlite3.Connection, token: str) -> str | None:
 
 
 def _hash(token: str) -> str:
-    """A random token of 256 bits needs no slow hash: it can't be guessed."""
+    """Return the SHA-256 of a token. A random token of 256 bits can't be guessed, so it needs no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""The fields of a request: the documented ones, each with its type and range. Nothing else reaches the model server.
+"""The fields of a request: only documented ones reach the model server, each with a type and a range.
 
 llama.cpp reads about eighty fields. Some write before a block of its heap (`n_discard`, CVE-2026-21869), compile a
 grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). A field that is unknown,
-out of range, or can't be honoured is refused by its name: a client that is told nothing believes that it was obeyed.
+out of range or unsupported is refused by name: a client that is told nothing believes that its field took effect.
 """
 
 import re
@@ -26,7 +26,7 @@ _GENERIC = re.compile(r"(?:str|list\[.*|Literal\[.*|constrained-.*|function-.*|b
 
 
 class FieldRefused(UsageError):
-    """A field of a request that is unknown, out of range, or can't be honoured. `field`: its name, with its place."""
+    """A field of a request is unknown, out of range or unsupported. `field`: its path in the request."""
 
     def __init__(self, field: str, why: str):
         super().__init__(f"{field}: {why}", hint="docs/serve.md lists the fields and their ranges")
@@ -34,7 +34,7 @@ class FieldRefused(UsageError):
 
 
 def _bounded_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError for a JSON schema whose grammar would be large, or that refers to another document."""
+    """Return the JSON schema. Raises ValueError if its grammar would be large, or if it refers to another document."""
     waiting: list[tuple[Any, int]] = [(schema, 0)]
     for count, (value, depth) in enumerate(waiting):  # grows while it is read
         if depth > SCHEMA_DEPTH or count > SCHEMA_VALUES:
@@ -59,7 +59,7 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 class _Fields(BaseModel):
-    """No type is guessed from another; null means that a field was not sent."""
+    """The base of all fields: types are strict, and null means that a field was not sent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -82,7 +82,7 @@ class Call(_Fields):
 
 
 class Turn(_Fields):
-    """A message. What the official client's own message objects hold beside it is null here."""
+    """A message. Fields that the official client's own message objects add must be null."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -140,7 +140,8 @@ class _StreamOptions(_Fields):
 
 
 class _Common(_Fields):
-    """What chat and completions share. `n`, `store`, `service_tier`: only the value that says what is done anyway."""
+    """The fields that chat and completions share. `n`, `store` and `service_tier` accept only the value that changes
+    nothing."""
 
     model: Name | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -170,7 +171,7 @@ class _Common(_Fields):
 
 
 class ChatFields(_Common):
-    """Of /v1/chat/completions."""
+    """The fields of /v1/chat/completions."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -184,7 +185,7 @@ class ChatFields(_Common):
 
 
 class TextFields(_Common):
-    """Of /v1/completions."""
+    """The fields of /v1/completions."""
 
     prompt: str
     best_of: Literal[1] | None = None
@@ -192,7 +193,7 @@ class TextFields(_Common):
 
 
 class FeedbackFields(_Fields):
-    """Of /v1/feedback."""
+    """The fields of /v1/feedback."""
 
     id: Name
     rating: Literal["up", "down"] | None = None
@@ -205,7 +206,7 @@ _NOT_SENT = ("model", "user", "metadata", "n", "store", "service_tier", "modalit
 
 
 def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `body` that were sent, in JSON's types. Raises FieldRefused, which names the first wrong one."""
+    """Return the fields of `body` that were sent, as JSON types. Raises FieldRefused, which names the first wrong one."""
     try:
         found = fields.model_validate(body)
     except ValidationError as error:
@@ -222,7 +223,7 @@ def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, 
 
 
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, Any]:
-    """What of the checked fields the model server gets. Raises FieldRefused for tools that its template can't say."""
+    """Return the fields for the model server. Raises FieldRefused for tools that its chat template has no place for."""
     if not takes_tools:
         if sent.get("tools"):
             raise FieldRefused("tools", "the chat template of this model has no place for tools")
@@ -235,6 +236,6 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, 
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`, without the names of the types that pydantic tried."""
+    """Return a path such as `messages[0].content`, without the names of the types that pydantic tried."""
     parts = [part for part in location if isinstance(part, int) or not _GENERIC.match(part)]
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")

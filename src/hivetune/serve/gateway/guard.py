@@ -1,9 +1,9 @@
-"""What every request passes before anything reads it: Host, Origin, size and token, on every path. Plain ASGI.
+"""The guard of every request: it checks Host, Origin, size and token on every path before anything else reads it.
 
-Who may come in is a question of doors: the dashboard behind the gateway has another token than the API's clients.
-
-A page of another site can reach a port on this machine (a rebound name, a form, a script): Host and Origin say so, and
-are checked on every path without exception (MLflow's CVE-2025-14279 and CVE-2026-2611 were one path too few).
+A page of another site can reach a port of this machine through a rebound name, a form or a script. Host and Origin
+reveal that, so they are checked on every path without exception: MLflow's CVE-2025-14279 and CVE-2026-2611 were one
+path too few. Each door has its own tokens, since a client of the API may not use the dashboard. Connections that never
+bring a whole request are ended here too.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Door:
-    """Who may ask for what lies below a path. `client_of`: token, or value of the cookie -> client, or None. `open`:
-    paths that need no token. `login`: where a browser without one is sent; empty: it is refused."""
+    """The access rule of the paths below `below`. `client_of` maps a token or a cookie's value to a client, or None.
+    `open`: paths that need no token. `login`: where a browser without a token is sent; if empty, it is refused."""
 
     client_of: Callable[[str], str | None]
     below: str = ""
@@ -53,8 +53,8 @@ class Door:
 
 
 class Guard:
-    """Wraps an app. `hosts`: the values of Host that are ours, in lower case. `doors`: the first one whose path a
-    request lies below counts; a request that lies below none is refused."""
+    """An ASGI application that guards another one. `hosts`: the accepted values of Host, in lower case. `doors`: the
+    first whose path matches a request applies; a request that matches none is refused."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str], doors: Sequence[Door]):
         self.app, self.hosts, self.doors = app, hosts, doors
@@ -75,7 +75,7 @@ class Guard:
         await self.app(scope, _limited(receive, LIMIT_BYTES), answered)
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
-        """Status, what is said, and where a browser is sent instead; None for a request that may pass."""
+        """Return status, message and where a browser is sent instead, or None for a request that may pass."""
         host = headers.get("host", "").lower()
         if host not in self.hosts:
             named = ascii(host)[1:-1][:100] or "none"
@@ -100,7 +100,7 @@ class Guard:
 
 
 def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
-    """Refuses what a proxy and this server could read as two different requests (RFC 9112, 3.2 and 6.3)."""
+    """Refuse what a proxy and this server could read as two different requests (RFC 9112, 3.2 and 6.3)."""
     names = [name for name, _ in headers]
     for name in (b"host", b"content-length", b"transfer-encoding", b"authorization"):
         if names.count(name) > 1:
@@ -111,18 +111,18 @@ def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | 
 
 
 def _request_id(headers: Mapping[str, str]) -> bytes:
-    """The client's own, if it can stand in a header and a log, else a new one."""
+    """Return the client's own request id if it is safe in a header and a log, else a new one."""
     own = headers.get("x-request-id", "")
     return (own if _REQUEST_ID.fullmatch(own) else secrets.token_hex(16)).encode()
 
 
 class TooLarge(Exception):
-    """A body without a length grew beyond the limit."""
+    """A body without a declared length grew beyond the limit."""
 
 
 def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
-    """The token of a request's Authorization header, or of the cookie that the login set: ports share their cookies,
-    so that one of another program, in whatever form, may stand before it."""
+    """Return the token in the Authorization header, or in the cookie that the login set. Ports share cookies, so the
+    cookie of another program may stand before ours, in whatever form."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()
@@ -130,15 +130,15 @@ def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
-    """An error as the OpenAI API words it. `param`: the field of the request that is meant."""
+    """Return an error in the format of the OpenAI API. `param`: the field of the request that caused it."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
 async def _refuse(receive: Receive, send: Send, status: int, message: str, location: str) -> None:
-    """A connection that is closed before its request is read is reset, and the answer may be lost (RFC 9112, 9.6): what
-    is still sent is read and thrown away for a while."""
+    """Refuse a request, and read what its client still sends for a while: a connection that is closed before its
+    request is read is reset, and the answer may be lost (RFC 9112, 9.6)."""
     body = json.dumps(error_body(status, message)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"location", location.encode())] if location else []
@@ -174,9 +174,7 @@ def _with_headers(send: Send, request_id: bytes) -> Send:
     return with_headers
 
 
-# Connections that say nothing: each costs a file descriptor, and a thousand of them made the gateway deaf.
-#
-# uvicorn ends a connection that is idle after a request, but not one that never brings a whole head.
+# A silent connection costs a file descriptor; a thousand of them once kept every other client out.
 
 HEAD_S = 10.0  # for the line and the headers of a request
 MAX_SILENT = 512
@@ -184,8 +182,8 @@ MAX_FILES = 1 << 16
 
 
 def limited_protocol(head_s: float = HEAD_S, max_silent: int = MAX_SILENT) -> type[H11Protocol]:
-    """uvicorn's protocol, whose connections end when no whole head came within `head_s`. Of more than `max_silent` that
-    wait for one the oldest makes room."""
+    """Return uvicorn's protocol with a time limit for a whole request head. uvicorn itself ends a connection that is
+    idle after a request, but not one that never sends a head. When more than `max_silent` wait, the oldest is ended."""
     silent: dict[H11Protocol, asyncio.TimerHandle] = {}  # oldest first
 
     class Limited(H11Protocol):
@@ -222,7 +220,8 @@ def limited_protocol(head_s: float = HEAD_S, max_silent: int = MAX_SILENT) -> ty
 
 
 def raise_file_limit() -> None:
-    """As many open files as this process may have: many systems begin with 1,024, which is that many connections."""
+    """Raise the limit of open files to what this process may have. Many systems begin with 1,024, that many
+    connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus. No label holds a prompt, a user or a session."""
+"""The gateway's counters for Prometheus. No label holds a prompt, a user or a session."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -16,8 +16,8 @@ MAX_REMEMBERED = 10_000
 
 
 class Metrics:
-    """Counters of one gateway, in a registry of their own; and the release of each recent answer. `beside`: what else
-    is told at each look, such as the cycle."""
+    """The counters of one gateway in their own registry, and the release of each recent answer. `beside`: other
+    collectors that are read with them, such as the cycle's."""
 
     def __init__(self, beside: Iterable[Collector] = ()) -> None:
         self.registry = CollectorRegistry()
@@ -69,14 +69,14 @@ class Metrics:
         self._answers.labels("broken_stream" if broken else "error", release or "none").inc()
 
     def routed(self, choice: Chosen) -> None:
-        """Requests of a family by what chose who answers: named, declared, session, text, shared."""
+        """Count how the release of a request was chosen: by name, declared key, session, text, or the shared one."""
         self._routed.labels(choice.by, choice.model or "none").inc()
 
     def vanished(self, release: str) -> None:
         self._answers.labels("client_gone", release).inc()
 
     def answer_of(self, answer: str) -> tuple[str, str] | None:
-        """The release of a recent answer, and the client that asked."""
+        """Return the release of a recent answer and the client that asked."""
         return self._recent.get(answer)
 
     def text(self, keeper: Keeper, capture: Capture | None) -> bytes:

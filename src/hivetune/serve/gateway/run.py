@@ -1,4 +1,4 @@
-"""Puts the gateway together and runs it on a port until it is told to stop: registry, backends, guard, page."""
+"""The gateway as a process: registry, model servers, guard and page on one port until it is told to stop."""
 
 import contextlib
 import errno
@@ -31,8 +31,8 @@ from hivetune.serve.gateway.clients import client_of
 from hivetune.serve.gateway.guard import Door, Guard, limited_protocol, raise_file_limit
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.swap.keeper import Keeper
-from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.wanted import Checks, Deployment, Wanted, gateway_folder, tell_loaded, wanted
+from hivetune.serve.swap.live import LiveBackend
+from hivetune.serve.swap.wanted import Checks, Deployment, DesiredState, gateway_folder, tell_loaded, wanted
 from hivetune.serve.swap.watch import Watch, watched_pair
 
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
@@ -43,10 +43,9 @@ HTTP_PORT = 80
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """`names`: what is served, every champion if empty. `allow_hosts`: more values of the Host header, with port.
-
-    `canary`: share of each name's sessions that its candidate answers. `context_tokens` is per slot.
-    """
+    """The settings of `hivetune serve`. `names`: what is served, every champion if empty. `allow_hosts`: more accepted
+    values of the Host header, with port. `canary`: share of each name's sessions that its candidate answers.
+    `context_tokens` is per slot."""
 
     names: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -64,7 +63,7 @@ class GatewaySettings:
 
 @dataclass(frozen=True)
 class Addition:
-    """What another room shows on the same port: its routes, and the door that they lie behind."""
+    """Routes of another room on the same port, with the door that guards them."""
 
     routes: Sequence[BaseRoute]
     door: Door
@@ -76,12 +75,13 @@ def run_gateway(
     beside: Iterable[Collector] = (),
     add: Callable[[Callable[[], bool]], Addition] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` gets the address. `beside`: what /metrics tells besides the gateway.
-    `add` makes what is shown beside the API while only this machine can reach it; it is given a function that tells
-    whether the server is about to end.
+    """Serve until SIGINT or SIGTERM. `on_ready` gets the address. `beside`: more collectors for /metrics.
+
+    `add` makes routes that are shown beside the API while only this machine can reach it. It is given a function that
+    returns whether the server is about to end.
 
     Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
-    taken. What can't be loaded is tried again and again, and told by /health.
+    taken. A model that can't be loaded is retried, and /health names it.
     """
     with closing(open_database()) as database:
         wanted(database, settings.names)
@@ -121,7 +121,7 @@ def run_gateway(
 
 
 def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: Sequence[Addition] = ()) -> ASGIApp:
-    """The gateway with its page and what is added, behind the guard. One connection to hive.db answers for all
+    """Return the gateway with its page and the additions, behind the guard. One connection to hive.db checks all
     tokens."""
     app = gateway.app()
     app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
@@ -134,23 +134,23 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: S
 def additions_for(
     settings: GatewaySettings, add: Callable[[Callable[[], bool]], Addition] | None, ending: Callable[[], bool]
 ) -> list[Addition]:
-    """What is shown beside the API: nothing where others than this machine can reach it."""
+    """Return what is shown beside the API: nothing where other machines can reach it."""
     return [add(ending)] if add is not None and is_loopback(settings.host) else []
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Return whether only this machine can reach a server on `host`."""
     return host in _LOOPBACK
 
 
 def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
-    """The values of the Host header that mean this server."""
+    """Return the values of the Host header that mean this server."""
     bare = {_bracketed(name) for name in names} if port == HTTP_PORT else set()  # clients leave the usual port out
     return frozenset({f"{_bracketed(name)}:{port}" for name in names} | bare)
 
 
-def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
-    """A backend with everything of `deployment` loaded, warm, and compared with the recorded answers.
+def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend:
+    """Start a model server with everything of `deployment` loaded, warm, and compared with the recorded answers.
 
     Raises HivetuneError and its kinds; nothing is left running then.
     """
@@ -175,7 +175,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
             for number, label in enumerate(deployment.labels):
                 answers = find(database, label).proof.get("answers", {}).get(settings.quant, ())
                 compare_answers(backend, answers, number, label)
-        return Live(
+        return LiveBackend(
             deployment,
             backend,
             settings.slots,
@@ -186,7 +186,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> Live:
         )
 
 
-def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> Wanted:
+def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> DesiredState:
     with closing(open_database()) as database:
         found = placed(wanted(database, settings.names, checks), settings.card)
         pairs = [watched_pair(database, name) for name in found.champions]
@@ -197,8 +197,8 @@ def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> Wanted:
     return found
 
 
-def placed(found: Wanted, card: str) -> Wanted:
-    """Each deployment on the card, or on the CPU while somebody trains there."""
+def placed(found: DesiredState, card: str) -> DesiredState:
+    """Put each deployment on the card, or on the CPU while a run trains on that card."""
     if not card:
         return found
     taken = card if training_on(card) else ""
@@ -208,7 +208,7 @@ def placed(found: Wanted, card: str) -> Wanted:
 
 
 def _roll_back(label: str, reason: str) -> None:
-    """Only while `label` still is the champion: a person may have been faster."""
+    """Roll `label` back if it still is the champion: a person may have been faster."""
     with closing(open_database()) as database, contextlib.suppress(UsageError):
         rollback(database, label, by="gateway", reason=reason)
 
@@ -219,13 +219,14 @@ def _find_answer(answer: str, client: str) -> str:
 
 
 def _has_room() -> bool:
-    """Whether a second backend may stay: while a quarter of the memory is free. The weights themselves are mapped."""
+    """Return whether a second model server may stay: while a quarter of the memory is free. The weights themselves are
+    mapped."""
     memory = psutil.virtual_memory()
     return bool(memory.available > memory.total / 4)
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises Busy when the port is taken, UsageError for an address that is none of this
+    """Return a listening socket. Raises Busy when the port is taken, UsageError for an address that is not of this
     machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named: asyncio turns Nagle's delay off only then, and without, small answers took 40 ms more.
@@ -250,7 +251,7 @@ def _bracketed(host: str) -> str:
 
 
 def refuse_open(settings: GatewaySettings, num_clients: int) -> None:
-    """Raises UsageError for an address that others reach while no client has a token."""
+    """Raise UsageError for an address that other machines reach while no client has a token."""
     if not is_loopback(settings.host) and not num_clients:
         raise UsageError(
             f"--host {settings.host} can be reached from other machines, and no client has a token",

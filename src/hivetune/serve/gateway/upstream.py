@@ -1,7 +1,8 @@
-"""One request on its way to a backend: sent in its turn, sent again where none of it was answered, broken off in words.
+"""The way of one request to a model server: its release is chosen, it waits for its turn, it is sent, and sent again if
+lost.
 
-A request whose backend is replaced or dies before the first byte of an answer goes to the next one: the client sees
-nothing of it. After the first byte of a stream there is no second try, only an error event that says so.
+When a model server is replaced or dies before the first byte of an answer, the request goes to the next one, and the
+client sees nothing of it. After the first byte of a stream there is no retry, only an error event that says so.
 """
 
 import asyncio
@@ -19,60 +20,61 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.routing.choose import Chosen, choose, plain_text, question_of
 from hivetune.serve.gateway.fields import FieldRefused, upstream_fields
 from hivetune.serve.swap.keeper import Keeper
-from hivetune.serve.swap.live import Live, Retired
+from hivetune.serve.swap.live import BackendRetired, LiveBackend
 from hivetune.serve.swap.wanted import GREEDY, Route, route
 
 TRIES = 3
-# After a lost connection: how long until the process, if it died, is seen as dead. Its sockets close before that.
+# A process that dies closes its sockets before it is seen as dead; this is how long that may take.
 DEATH_SEEN_S = 2.0
 _POLL_S = 0.05
-# What a server says of the request, not of itself. 501: it has no such thing, as images.
-_THE_CLIENTS = frozenset({400, 404, 405, 413, 415, 422, 501})
+# Statuses that speak of the request and not of the server. 501: unsupported, such as images.
+_CLIENT_ERRORS = frozenset({400, 404, 405, 413, 415, 422, 501})
 # A prompt of more tokens takes seconds on two cores: it waits behind short ones (swap/turns.py).
 LONG_TOKENS = 1024
-# Characters for each token of the context: only runs of spaces or of one letter make longer tokens, and to render and
-# split a text of megabytes takes a server minutes before it can refuse it.
+# Only runs of spaces or of one letter make longer tokens. A server needs minutes to split a text of megabytes before it
+# can refuse it, so its characters are counted first.
 MAX_CHARS_PER_TOKEN = 16
-
-
 _JSON = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Whose request it is: sessions of two clients are two, whatever they are called."""
+    """The owner of a request. Sessions of two clients are different, whatever their names are."""
 
     client: str
     session: str
 
 
 class Broken(HivetuneError):
-    """A backend that was lost in the middle of an answer, or answered nonsense."""
+    """The model server was lost in the middle of an answer, or answered nonsense."""
 
 
 class Refused(UsageError):
-    """What the backend itself says of a request: a prompt that is too long, a parameter that is wrong."""
+    """The model server refused the request itself, such as a prompt that is too long."""
 
-    def __init__(self, status: int, body: Mapping[str, Any]):
-        super().__init__(str(body.get("message", "refused")))
-        self.status, self.body = status, body
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """An answer that has begun. `sent_s` (of monotonic): when its turn came; `running` and `prompted`: answers of its
-    backend then, and tokens of all prompts that it had got."""
+    """An answer that has begun. `sent_s`: when its turn came, on the monotonic clock. `running`: answers of its model
+    server at that moment. `prompted`: tokens of all prompts that the server had received."""
 
     response: httpx2.Response
-    live: Live
+    live: LiveBackend
     sent_s: float
     running: int
     prompted: int
 
     def pace(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Seconds and tokens of the answer itself, as llama.cpp counts them after the prompt; and the traffic that it
-        had to share the machine with, by powers of two: answers at once, tokens before it, others' prompts for each
-        of its tokens."""
+        """Return seconds and tokens of the answer without its prompt, as llama.cpp counts them, and the traffic beside
+        it.
+
+        Traffic is three powers of two: answers at once, tokens before this one, and others' prompt tokens for each of
+        its own.
+        """
         timings = document.get("timings")
         try:
             seconds, tokens = float(timings["predicted_ms"]) / 1000, int(timings["predicted_n"])  # type: ignore[index]
@@ -83,7 +85,7 @@ class Upstream:
         return {"seconds": seconds, "tokens": tokens, "traffic": tuple(map(_power, (self.running, before, others)))}
 
     async def document(self) -> dict[str, Any]:
-        """The whole answer. Raises Broken."""
+        """Return the whole answer. Raises Broken."""
         try:
             found = json.loads(await self.response.aread())
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
@@ -91,7 +93,7 @@ class Upstream:
         return _checked(found, "message")
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
+        """Yield the answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
         try:
             async for line in self.response.aiter_lines():
                 kind, _, data = line.partition(":")
@@ -115,10 +117,10 @@ class Upstream:
 async def ask(
     keeper: Keeper, path: str, body: Mapping[str, Any], asker: Asker, *, pick: str, routed: Callable[[str], None]
 ) -> AsyncIterator[Upstream]:
-    """The beginning of an answer to `body` (checked fields) from the release that `pick` (the request's `model`) means,
-    whose label `routed` is told before it is asked.
+    """Yield the beginning of an answer to `body` (checked fields) from the release that `pick`, the request's `model`,
+    means. `routed` is told the label of that release before it is asked.
 
-    Raises UsageError (a model that is not served, a field it can't honour), Refused, MachineNotFit (no backend is
+    Raises UsageError (a model that is not served, an unsupported field), Refused, MachineNotFit (no model server is
     ready), Broken.
     """
     for attempt in range(TRIES):
@@ -142,10 +144,10 @@ async def ask(
                 response = await stack.enter_async_context(sent)
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await response.aread())
-            except (Retired, httpx2.TransportError) as error:
+            except (BackendRetired, httpx2.TransportError) as error:
                 if attempt == TRIES - 1:
                     raise Broken(f"the model server is lost: {type(error).__name__}") from None
-                if not isinstance(error, Retired):
+                if not isinstance(error, BackendRetired):
                     await _until_dead(live)
                 continue
             yield Upstream(response, live, sent_s, running, prompted)
@@ -153,15 +155,15 @@ async def ask(
 
 
 def _defaults(keeper: Keeper, chosen: Route) -> dict[str, Any]:
-    """What the release was judged with. Its system prompt is the chat page's to send: a client's conversation without
-    one is a conversation without one."""
+    """Return the settings that the release was judged with, without its system prompt. Only the chat page sends that: a
+    client's conversation without a system prompt stays one without."""
     judged = keeper.wanted.generation.get(chosen.label, GREEDY)
     return {key: value for key, value in judged.items() if key != "system"}
 
 
-async def _count_prompt(live: Live, body: Mapping[str, Any]) -> int:
-    """About how many tokens the prompt has: at most its bytes, which is enough to know of a short one; the model server
-    counts the others, outside its slots. Raises FieldRefused for one that no slot holds."""
+async def _count_prompt(live: LiveBackend, body: Mapping[str, Any]) -> int:
+    """Return about how many tokens the prompt has. A short one has at most as many as bytes; of others the model server
+    counts them, outside its slots. Raises FieldRefused for a prompt that no slot holds."""
     turns = body.get("messages", ())
     field = "messages" if turns else "prompt"
     texts = [body.get("prompt", ""), *(_text_of(turn.get("content")) for turn in turns)]
@@ -192,14 +194,15 @@ def _power(number: int) -> int:
 
 
 def _text_of(content: Any) -> str:
-    """The words of a checked message."""
+    """Return the words of a checked message."""
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content or ())
 
 
 def _route(keeper: Keeper, pick: str, session: str) -> Route:
-    """Raises MachineNotFit for a model that is wanted and not loaded, UsageError for one that is not served at all."""
+    """Return the route of a request. Raises MachineNotFit for a model that is wanted and not loaded, UsageError for one
+    that is not served at all."""
     routes = keeper.routes
     wanted = {label for deployment in keeper.wanted.deployments for label in deployment.labels}
     wanted |= keeper.wanted.champions.keys()
@@ -212,7 +215,7 @@ def _route(keeper: Keeper, pick: str, session: str) -> Route:
 
 
 def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
-    """Tool calls of a stream: the pieces of each call's arguments in their order. Raises Broken for nonsense."""
+    """Join the pieces of a stream's tool calls in their order. Raises Broken for nonsense."""
     calls: dict[int, dict[str, Any]] = {}
     try:
         for delta in deltas:
@@ -228,7 +231,7 @@ def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
     return [calls[index] for index in sorted(calls)]
 
 
-async def _until_dead(live: Live) -> None:
+async def _until_dead(live: LiveBackend) -> None:
     for _ in range(round(DEATH_SEEN_S / _POLL_S)):
         if live.dead or live.retired:
             return
@@ -236,19 +239,20 @@ async def _until_dead(live: Live) -> None:
 
 
 def _refusal(status: int, raw: bytes) -> HivetuneError:
-    """Refused for what is wrong with the request, Broken for what is wrong with the server: that counts against it."""
+    """Return Refused for a mistake in the request, Broken for a fault of the server, which counts against its release."""
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
         found = {}
     message = _message(found) or raw[:500].decode(errors="replace") or "refused"
-    if status in _THE_CLIENTS:
-        return Refused(status, {"message": message})
+    if status in _CLIENT_ERRORS:
+        return Refused(status, message)
     return Broken(f"the model server failed ({status}): {message}")
 
 
 def _checked(document: Any, part: str) -> dict[str, Any]:
-    """An answer whose choices are what everything behind this relies on. `part`: `message`, or `delta` in a stream."""
+    """Return the answer if its choices have the expected types. `part`: `message`, or `delta` in a stream. Raises
+    Broken."""
     choices = document.get("choices", []) if isinstance(document, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Broken("the model server's answer is not one of the OpenAI API")
@@ -273,17 +277,18 @@ def _message(document: Any) -> str:
     return str(error or "")
 
 
-# Which release a request means, where a name has experts; a session stays with whoever answered it first.
+# A name may have specialists. A session stays with the release that answered it first.
 
 REASON_HEADER = "X-Hivetune-Reason"
 _AGENT_HEADER = "x-hivetune-agent"
-MOST_REMEMBERED_SESSIONS = 10_000
+MAX_SESSIONS = 10_000
 SESSION_S = 3600.0  # since its last request: a session that comes back the next day is another conversation
 
 
 @dataclass
 class Sessions:
-    """Who answered each session of a client, by the name that it asked for; the oldest is forgotten first."""
+    """The release that answered each session of a client, by the name that was asked for. The oldest is forgotten
+    first."""
 
     _answered: OrderedDict[tuple[str, str], tuple[str, float]] = field(default_factory=OrderedDict)
 
@@ -294,15 +299,16 @@ class Sessions:
     def keep(self, model: str, session: str, choice: Chosen, now_s: float) -> None:
         self._answered[model, session] = (choice.model, now_s)
         self._answered.move_to_end((model, session))
-        if len(self._answered) > MOST_REMEMBERED_SESSIONS:
+        if len(self._answered) > MAX_SESSIONS:
             self._answered.popitem(last=False)
 
 
 def chosen(
     keeper: Keeper, sessions: Sessions, client: str, headers: Mapping[str, str], body: Mapping[str, Any]
 ) -> Chosen:
-    """Who answers, of what is loaded now. Only sessions that the client names are remembered: all that one user asks in
-    a year is no session. And only what text has chosen: a key that is declared is obeyed each time."""
+    """Choose who answers, among what is loaded now. A session that the client names keeps the release that its text
+    chose. A `user` is no session, since it may last a year. A declared key is obeyed each time, so it is not
+    remembered."""
     tables, routes = keeper.wanted.experts, keeper.routes
     question = question_of(body, headers.get(_AGENT_HEADER))
     family = keeper.wanted.family
@@ -319,12 +325,12 @@ def chosen(
 
 
 def keys_of_request(headers: Mapping[str, str], body: Mapping[str, Any]) -> Mapping[str, str]:
-    """What a request declares of itself."""
+    """Return the domain keys that a request declares."""
     return question_of(body, headers.get(_AGENT_HEADER)).keys
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """X-Session-Id, else OpenAI's metadata.session_id."""
+    """Return X-Session-Id, else OpenAI's metadata.session_id."""
     metadata = body.get("metadata")
     own = metadata.get("session_id") if isinstance(metadata, dict) else None
     return headers.get("x-session-id") or plain_text(own)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere
-from hivetune.serve.swap.live import Live
-from hivetune.serve.swap.wanted import Deployment, Route, Routes, Wanted
+from hivetune.serve.swap.live import LiveBackend
+from hivetune.serve.swap.wanted import Deployment, DesiredState, Route, Routes
 
 _POLL_S = 0.25
 DRAIN_S = 60.0
@@ -27,8 +27,8 @@ LOOK_AT_HEALTH_S = 5.0
 HUNG_S = 30.0
 
 # Starts a backend and returns it warm and checked; raises HivetuneError. Runs in a thread.
-Start = Callable[[Deployment], Live]
-Read = Callable[[], Wanted]
+Start = Callable[[Deployment], LiveBackend]
+Read = Callable[[], DesiredState]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Starting:
     """A deployment that a thread is starting."""
 
     deployment: Deployment
-    live: "asyncio.Future[Live]"
+    live: "asyncio.Future[LiveBackend]"
 
 
 @dataclass
@@ -58,13 +58,13 @@ class Keeper:
     keep_old: Callable[[], bool] = lambda: True
     hung_s: float = HUNG_S
     tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
-    lives: dict[str, Live] = field(default_factory=dict)
+    lives: dict[str, LiveBackend] = field(default_factory=dict)
     routes: Routes = field(default_factory=Routes)
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: DesiredState = field(default_factory=DesiredState)
     swaps: int = 0
     restarts: int = 0
     unread: str = ""
-    _old: list[tuple[Live, float]] = field(default_factory=list)
+    _old: list[tuple[LiveBackend, float]] = field(default_factory=list)
     _lost: dict[str, Deployment] = field(default_factory=dict)  # died, and is started again: requests wait for it
     _starting: dict[str, _Starting] = field(default_factory=dict)
     _retries: dict[Deployment, _Retry] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Keeper:
         self._set_routes()
         self._end_old()
 
-    async def live(self, route: Route) -> Live:
+    async def live(self, route: Route) -> LiveBackend:
         """The backend of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, UsageError
         for a model that is not to be served: no waiting helps there."""
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -161,7 +161,7 @@ class Keeper:
         if retry is None or time.monotonic() >= retry.at_s:
             self._starting[deployment.model] = _Starting(deployment, _in_thread(self.start, deployment))
 
-    def _must_yield(self, live: Live) -> bool:
+    def _must_yield(self, live: LiveBackend) -> bool:
         """Whether its card is trained on: what it answers now it may end, then it is the trainer's."""
         return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
 
@@ -186,7 +186,7 @@ class Keeper:
         else:
             self._put_aside(green)  # what is wanted changed meanwhile
 
-    def _switch(self, green: Live) -> None:
+    def _switch(self, green: LiveBackend) -> None:
         blue = self.lives.get(green.deployment.model)
         self.lives[green.deployment.model] = green
         self._lost.pop(green.deployment.model, None)
@@ -196,7 +196,7 @@ class Keeper:
             self._put_aside(blue)
         self._changed.set()
 
-    def _put_aside(self, live: Live) -> None:
+    def _put_aside(self, live: LiveBackend) -> None:
         """Keep it for a return, where memory allows; of each model the last one only."""
         live.retire()
         now = time.monotonic()
@@ -247,13 +247,13 @@ class Keeper:
         )
 
 
-def _in_thread(start: Start, deployment: Deployment) -> "asyncio.Future[Live]":
+def _in_thread(start: Start, deployment: Deployment) -> "asyncio.Future[LiveBackend]":
     """`start` in a thread that does not outlive the process: a model that loads for minutes must not hold up its end.
     What comes when nobody waits for it any more is ended."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Live] = loop.create_future()
+    future: asyncio.Future[LiveBackend] = loop.create_future()
 
-    def deliver(live: Live | None, error: Exception | None) -> None:
+    def deliver(live: LiveBackend | None, error: Exception | None) -> None:
         if future.cancelled():
             if live is not None:
                 live.end()

@@ -19,12 +19,12 @@ BACKEND_CONNECT_S = 5.0
 SILENCE_TIMEOUT_S = 300.0
 
 
-class Retired(Exception):
+class BackendRetired(Exception):
     """The backend was replaced, or died, before the request started: another one will take it."""
 
 
 @dataclass(eq=False)
-class Live:
+class LiveBackend:
     """A backend with `deployment` loaded; `end` ends its process. `takes_tools`: its chat template has a place for
     them; `private_cache`: a slot's cache serves the client alone that filled it. `retired`: it takes no new request."""
 
@@ -64,7 +64,7 @@ class Live:
         """Wait for a slot and hold it: the fields that pin a request to the slot and to the adapter of the release
         `label`, or to the base for None. `long`: it may wait behind short ones. Raises Retired."""
         if self.retired or (label is not None and label not in self.deployment.labels):
-            raise Retired
+            raise BackendRetired
         ticket = Ticket(label, session, time.monotonic(), client, long)
         start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._starts[ticket] = start
@@ -73,7 +73,7 @@ class Live:
             self._start()
             await start
             if self.client.is_closed:
-                raise Retired
+                raise BackendRetired
             cached = ticket.warm or not self.private_cache
             yield {"id_slot": ticket.slot, "lora": self._scales(label), "cache_prompt": cached}
         finally:
@@ -86,7 +86,7 @@ class Live:
         self.retired = True
         for start in self._starts.values():
             if not start.done():
-                start.set_exception(Retired())
+                start.set_exception(BackendRetired())
 
     def restore(self) -> None:
         """Take requests again: what was replaced is wanted again. What still runs in it goes on."""

@@ -27,7 +27,7 @@ MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest ar
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRelease:
     """A release that can be loaded: its label NAME@VERSION, and its adapter as a GGUF file, which llama.cpp keeps in
     memory as it lies there."""
 
@@ -42,7 +42,7 @@ class Deployment:
 
     model: str
     model_sha256: str
-    served: tuple[Served, ...]
+    served: tuple[ServedRelease, ...]
     device: str = ""  # as in ServerSettings
 
     @property
@@ -51,7 +51,7 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredState:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
     served, in words. `taken`: the card that is trained on now, which no backend may keep. `experts`: of each shared
     release that has some; `family`: each name that is or was an expert's, and its shared release. `generation`: the
@@ -101,7 +101,7 @@ def _identities(folder: Path) -> list[tuple[str, int, int]]:
     return [(str(path), status.st_size, status.st_mtime_ns + status.st_ctime_ns) for path, status in found]
 
 
-def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> Wanted:
+def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> DesiredState:
     """What the registry says should be served, of `names` or of every name with a champion.
 
     With a name its experts are wanted too. A release that is damaged or has no GGUF adapter, and an expert of another
@@ -116,7 +116,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
     experts, problems = _tables(database, family)
     strangers = _of_another_base(database, family)
     problems += strangers.values()
-    served: dict[tuple[str, str], list[Served]] = {}
+    served: dict[tuple[str, str], list[ServedRelease]] = {}
     champions, candidates, generation = {}, {}, {}
     withdrawn: dict[str, str] = {}
     for name, version in desired(database).items():
@@ -147,7 +147,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         for (model, sha256), loaded in sorted(served.items())
     )
     shared_of = {expert: shared for shared, names in family.items() for expert in names}
-    found = Wanted(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
+    found = DesiredState(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
     return replace(found, generation=generation, withdrawn=withdrawn)
 
 
@@ -183,7 +183,7 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
     return found
 
 
-def load_release(release: Release, checks: Checks | None = None) -> Served:
+def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
     """Its adapter as a GGUF file. Raises HivetuneError when it is damaged, UsageError when it has none."""
     (checks or Checks()).check(release)
     files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
@@ -192,7 +192,7 @@ def load_release(release: Release, checks: Checks | None = None) -> Served:
             f"{release.label} has no GGUF adapter",
             hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
         )
-    return Served(release.label, files[0], files[0].stat().st_size)
+    return ServedRelease(release.label, files[0], files[0].stat().st_size)
 
 
 # Which release answers a request. Pure: the same request in the same state always gets the same answer.
