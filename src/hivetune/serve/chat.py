@@ -1,4 +1,4 @@
-"""A conversation with one served model, or two side by side: turns, commands, feedback. Reads and prints nothing."""
+"""A conversation with one served model, or two side by side: who answers, turns, commands, feedback."""
 
 import contextlib
 import difflib
@@ -40,7 +40,7 @@ _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 @dataclass(frozen=True)
 class Voice:
-    """Who answers: a GGUF model, alone or with an adapter on it, and the name that is shown and stored."""
+    """One who answers: a GGUF model, alone or with an adapter, and the label that is shown and stored."""
 
     label: str
     model: Path
@@ -57,8 +57,8 @@ class Speaks(Protocol):
 
 @dataclass
 class Chat:
-    """One side's messages in the API's form. `system` stays first through `/new`; `adapter`: its number on the backend,
-    None for the scales that the server was started with."""
+    """One side's messages in the API's form. `system` stays first through `/new`. `adapter`: its number on the model
+    server, None for the scales that the server was started with."""
 
     backend: Speaks
     system: str | None = None
@@ -75,7 +75,7 @@ class Chat:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def undo(self) -> str | None:
-        """Take the last question and its answer back; the question."""
+        """Take back the last question with its answer, and return the question."""
         while self.messages and self.messages[-1]["role"] != "system":
             last = self.messages.pop()
             if last["role"] == "user":
@@ -83,7 +83,8 @@ class Chat:
         return None
 
     def say(self, text: str, temperature: float | None = None) -> Iterator[str]:
-        """Pieces of the answer to `text`. What was said of an answer that broke off stays, its question with it."""
+        """Yield the pieces of the answer to `text`. The beginning of an answer that broke off is kept, with its
+        question."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
         drawn = self.temperature if temperature is None else temperature
@@ -99,7 +100,7 @@ class Chat:
 
 @contextlib.contextmanager
 def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator[list[tuple[Backend, int | None]]]:
-    """A backend for each voice, with the number of its adapter. Voices on the same model share one process.
+    """Start a model server for each voice, with the number of its adapter. Voices on the same model share one process.
 
     Raises what `open_backend` raises.
     """
@@ -111,7 +112,7 @@ def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator
             if voice.adapter is not None and voice.adapter not in mine:
                 mine.append(voice.adapter)
         for model, files in adapters.items():
-            # All scales are 0: who names no adapter gets the base.
+            # All scales are 0: a request that names no adapter gets the base.
             settings = ServerSettings(adapters=tuple((file, 0.0) for file in files), threads=threads)
             backends[model] = stack.enter_context(open_backend(model, settings))
         yield [
@@ -122,10 +123,11 @@ def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator
 
 @dataclass
 class Talk:
-    """A chat at a terminal or a pipe. `ask` gives the next text, None at the end; `capture` None: nothing is kept.
+    """A chat at a terminal or a pipe. `ask` returns the next text, None at the end. Without `capture` nothing is
+    stored.
 
-    With two sides, `blind` shows them without names and in an order that is drawn for each turn; `preferences` counts
-    by label, "" for neither, and is what `run` returns.
+    With two sides, `blind` hides their names and shuffles them for each turn. `preferences` counts wins by label, ""
+    for neither; `run` returns it.
     """
 
     sides: Sequence[Chat]
@@ -145,7 +147,7 @@ class Talk:
         return f"{HELP}; {HELP_ONE if len(self.sides) == 1 else HELP_TWO}"
 
     def run(self) -> Counter[str]:
-        """Turn after turn until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
+        """Take turns until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
         while (text := self.ask()) is not None:
             command = text.strip()
             if command == "/exit":
@@ -208,7 +210,7 @@ class Talk:
         )
 
     def _rate(self, rating: Rating, which: str) -> None:
-        """One key of a person, for an answer that was given just now."""
+        """Store a rating of an answer on the screen."""
         if not self._shown:
             self.write("(there is no answer to rate)\n")
             return
@@ -228,7 +230,7 @@ class Talk:
             self.write("(not kept: answers and feedback are stored with --capture)\n")
 
     def _forget_turn(self, *, counted: bool = True) -> None:
-        """The answers on the screen are no longer what `+` and `-` mean."""
+        """Forget which answers `+` and `-` mean."""
         if counted:
             self._count_preference()
         self._preferred, self._shown, self._answers = None, [], {}
@@ -239,16 +241,13 @@ class Talk:
         self._preferred = None
 
 
-# What a name in `chat` means: a GGUF file, a run or a release, ready to be served; and the base of each.
-
-LOOKED_AT = 1000  # rows; info of one takes 50 us
+MAX_ROWS = 1000  # reading the info of one takes 50 us
 
 
 def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path | None]:
-    """The voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run, and the run folder if there is
-    one. A folder is a run; a name that is both a release's and a run's means the release. Files are made where they are
-    missing. Raises UsageError, and what an export raises.
-    """
+    """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run, and the run's folder if
+    there is one. A folder is a run; a name of both a release and a run means the release. Missing files are made.
+    Raises UsageError, and what an export raises."""
     given = Path(name).expanduser()
     if given.is_file() or given.suffix == ".gguf":
         return Voice(given.stem, given), run_of_export(given)
@@ -261,10 +260,10 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
 
 
 def find_pair(name: str, beside: str, quant: str, progress: Progress) -> tuple[Voice, Voice, Path | None]:
-    """`name` and `beside` (a name too, or `base`: the model without the adapter of `name`) as two voices, and the run
-    of `name`.
+    """Return `name` and `beside` as two voices, and the run of `name`. `beside` may be `base`, the model without the
+    adapter.
 
-    Raises UsageError for a pair that is one, or a file whose base is not known.
+    Raises UsageError when both are the same, or when the base of a file is not known.
     """
     first, run = find_voice(name, quant, progress)
     if beside == BASE:
@@ -289,7 +288,7 @@ def find_pair(name: str, beside: str, quant: str, progress: Progress) -> tuple[V
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """The system prompt that most of the rows had, None for none at all; it stood in `rows` of `looked_at`."""
+    """The system prompt of most rows, None if that is none; it stood in `rows` of `looked_at`."""
 
     text: str | None
     rows: int
@@ -297,15 +296,14 @@ class TrainedPrompt:
 
 
 def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> TrainedPrompt | None:
-    """The system prompt that the rows behind a run or a release were trained with, or those of one agent.
+    """Return the system prompt that the rows of a run or a release were trained with, or those of one agent.
 
-    None where the rows are not here any more, or `name` is a file of neither. Raises UsageError for an agent that no
-    row has.
+    None where the rows are gone, or `name` is a file. Raises UsageError for an agent that no row has.
     """
     snapshot = load_run(run).snapshot if run is not None else _snapshot_of_release(name)
     if snapshot is None:
         return None
-    infos = [snapshot.info(row) for row in snapshot.rows("train")[:LOOKED_AT]]
+    infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
     if agent is not None:
         agents = sorted({info.agent for info in infos if info.agent})
         infos = [info for info in infos if info.agent == agent]

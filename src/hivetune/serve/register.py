@@ -1,4 +1,4 @@
-"""The station after the verdict: a run becomes a release, with its verdict and everything that `why` tells later."""
+"""The station after the verdict: a run becomes a release, with its verdict and all that `why` tells later."""
 
 import getpass
 import sqlite3
@@ -32,9 +32,9 @@ from hivetune.train.open import Run, load_run
 
 
 def register_run(folder: Path, name: str) -> tuple[Release, bool]:
-    """Register the adapter of a run as the next version of `name`: the release, and whether it is new.
+    """Register the adapter of a run as the next version of `name`. Returns the release and whether it is new.
 
-    Raises UsageError for a run without adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
+    Raises UsageError for a run without an adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
     """
     run = load_run(folder)
     require_adapter(folder)
@@ -44,7 +44,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
 
 
 def who() -> str:
-    """The user's name, for the history of aliases."""
+    """Return the user's name, for the history of aliases."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # no such user in this container
@@ -52,7 +52,8 @@ def who() -> str:
 
 
 def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
-    """`why NAME@VERSION`: where a release comes from and what speaks for it. Raises UsageError, HivetuneError."""
+    """Return where a release comes from and what speaks for it, for `why NAME@VERSION`. Raises UsageError,
+    HivetuneError."""
     release = find(database, reference)
     document: dict[str, Any] = {
         "release": release.label,
@@ -84,10 +85,11 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
 
 
 def _prove(run: Run) -> dict[str, Any]:
-    """The adapter as a GGUF file, the proof that it is what was trained, and a few answers of it as it will be served:
-    `answers` by number type, or `unserved` with the reason why this model or this machine can't.
+    """Prove the adapter's GGUF file and record a few of its answers as they will be served.
 
-    Raises HivetuneError for a file that is not what was trained."""
+    `answers` are by number type; `unserved` says why this model or this machine can't serve it. Raises HivetuneError
+    for a file that is not what was trained.
+    """
     try:
         exported = export_run(run.folder, "gguf-adapter")
         base = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
@@ -100,21 +102,21 @@ def _prove(run: Run) -> dict[str, Any]:
 
 
 def _generation(folder: Path) -> dict[str, Any]:
-    """What the release is judged with and the gateway adds to a request without it: answers are greedy
-    (judge/worker); `system`: the prompt that most rows were trained with, which the chat page sends."""
+    """Return the settings that the release is judged with, which the gateway adds to a request without them.
+    Evaluations are greedy. `system`: the prompt of most rows, which the chat page sends."""
     trained = trained_prompt("", folder)
     usual = trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at
     return {**GREEDY, **({"system": trained.text} if trained is not None and usual else {})}
 
 
 def _chats(run: Run) -> list[list[dict[str, Any]]]:
-    """Held-out conversations up to their last answer."""
+    """Return held-out conversations up to their last answer."""
     infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")[:RECORDED_PROMPTS]]
     return [[template_message(message) for message in prompt_of(info.messages)] for info in infos]
 
 
 def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
-    """What the release's manifest keeps; nothing of it needs the run folder or the snapshot afterwards."""
+    """Return the content of the release's manifest. It needs neither the run folder nor the snapshot afterwards."""
     record, manifest = run.record, run.snapshot.manifest
     verdict = _verdict(run)
     started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
@@ -139,7 +141,7 @@ def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verdict(run: Run) -> dict[str, Any] | None:
-    """The verdict on the present adapter; None where it was not evaluated."""
+    """Return the verdict on the present adapter, or None where it was not evaluated."""
     if not (run.folder / EVALUATION).exists():
         return None
     try:

@@ -2,12 +2,12 @@
 
 import random
 
-from hivetune.serve.swap.watch import FALSE_ALARMS, FEWEST, Alarm, usual_rate
+from hivetune.serve.swap.watch import FALSE_ALARMS, MIN_ANSWERS, Alarm, usual_rate
 
 
 def test_ten_bad_answers_decide_nothing() -> None:
     alarm = Alarm(0.02)
-    for _ in range(FEWEST - 1):
+    for _ in range(MIN_ANSWERS - 1):
         alarm.add(True)
         assert not alarm.raised
     alarm.add(True)

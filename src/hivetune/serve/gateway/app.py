@@ -244,7 +244,7 @@ class _Stream(StreamingResponse):
 
 
 async def _unless_gone(request: Request, answer: Coroutine[Any, Any, _Answer]) -> _Answer | None:
-    """Return the answer, or None when the client went away first. The model server is then told to stop as well."""
+    """Return the answer, or None when the client went away first. Then the model server is told to stop too."""
     answering = asyncio.ensure_future(answer)
     going = asyncio.ensure_future(_gone(request))
     try:

@@ -180,7 +180,7 @@ def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer
 
 
 def unknown_answer(answer: str) -> NotThere:
-    """Return one error for both an unknown id and the id of another client's answer, so that they can't be told apart."""
+    """Return the same error for an unknown id and for the id of another client's answer."""
     what = f"no captured answer of this client has the id {answer!r}"
     return NotThere(what, hint="the id is in each answer, as `id`")
 

@@ -206,7 +206,7 @@ _NOT_SENT = ("model", "user", "metadata", "n", "store", "service_tier", "modalit
 
 
 def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `body` that were sent, as JSON types. Raises FieldRefused, which names the first wrong one."""
+    """Return the fields of `body` that were sent, as JSON types. Raises FieldRefused, naming the first wrong one."""
     try:
         found = fields.model_validate(body)
     except ValidationError as error:
@@ -223,7 +223,7 @@ def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, 
 
 
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, Any]:
-    """Return the fields for the model server. Raises FieldRefused for tools that its chat template has no place for."""
+    """Return the fields for the model server. Raises FieldRefused for tools that its template has no place for."""
     if not takes_tools:
         if sent.get("tools"):
             raise FieldRefused("tools", "the chat template of this model has no place for tools")

@@ -239,7 +239,7 @@ async def _until_dead(live: LiveBackend) -> None:
 
 
 def _refusal(status: int, raw: bytes) -> HivetuneError:
-    """Return Refused for a mistake in the request, Broken for a fault of the server, which counts against its release."""
+    """Return Refused for a mistake in the request, or Broken for a fault of the server."""
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):

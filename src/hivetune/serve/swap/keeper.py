@@ -1,8 +1,8 @@
-"""Keeps what is loaded equal to what the registry wants, without losing a request: start, warm, check, switch, drain.
+"""The keeper: it makes what is loaded equal to what the registry wants, without losing a request.
 
-The only state is the registry and the processes that run. After a crash of the gateway or of a backend the same loop
-finds the difference and mends it. A change that needs no new adapter (a rollback, a promotion of what is loaded) is a
-change of routes alone and takes effect at once.
+It starts, warms, checks, switches and drains model servers. Its only state is the registry and the running processes,
+so after a crash of the gateway or of a model server the same loop finds the difference and mends it. A change that
+needs no new adapter, such as a rollback, changes only the routes and takes effect at once.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ Read = Callable[[], DesiredState]
 
 @dataclass
 class _Retry:
-    """When a deployment that did not start is tried again, and why it failed."""
+    """A deployment that did not start: when it is retried, and why it failed."""
 
     at_s: float
     wait_s: float
@@ -50,7 +50,8 @@ class _Starting:
 
 @dataclass
 class Keeper:
-    """The backends of a gateway and the routes to them. All methods but `Start` and `Read` run in one event loop."""
+    """The model servers of a gateway and the routes to them. All methods but `Start` and `Read` run in one event
+    loop."""
 
     read: Read
     start: Start
@@ -72,7 +73,7 @@ class Keeper:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Look, mend, and look again, until cancelled; then every backend is ended."""
+        """Look and mend until cancelled; then end every model server."""
         try:
             async with asyncio.TaskGroup() as both:  # neither goes on without the other
                 both.create_task(self._watch_health())
@@ -86,8 +87,8 @@ class Keeper:
             await asyncio.gather(*(live.close() for live in lives), *self._closing)
 
     async def look(self) -> None:
-        """One comparison of what is wanted with what runs, and the work that follows from it. It waits for no start: a
-        rollback during a slow one takes effect at once. A registry that can't be read leaves things as they are."""
+        """Compare what is wanted with what runs, once, and begin the work that follows. It waits for no start, so a
+        rollback during a slow one takes effect at once. While the registry can't be read, everything stays as it is."""
         try:
             self.wanted, self.unread = await asyncio.to_thread(self.read), ""
         except (HivetuneError, sqlite3.Error, OSError) as error:
@@ -108,8 +109,8 @@ class Keeper:
         self._end_old()
 
     async def live(self, route: Route) -> LiveBackend:
-        """The backend of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, UsageError
-        for a model that is not to be served: no waiting helps there."""
+        """Return the model server of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and
+        NotThere at once for a model that is not to be served."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             live = self.lives.get(route.model)
@@ -129,13 +130,13 @@ class Keeper:
 
     @property
     def problems(self) -> list[str]:
-        """What is wanted and can't be served, in words."""
+        """Return why wanted models can't be served, in words."""
         unread = [self.unread] if self.unread else []
         return [*unread, *self.wanted.problems, *(retry.why for retry in self._retries.values())]
 
     @property
     def ready(self) -> bool:
-        """Whether every wanted model answers."""
+        """Return whether every wanted model answers."""
         models = [deployment.model for deployment in self.wanted.deployments]
         return bool(models) and all(model in self.lives and not self.lives[model].dead for model in models)
 
@@ -162,11 +163,11 @@ class Keeper:
             self._starting[deployment.model] = _Starting(deployment, _in_thread(self.start, deployment))
 
     def _must_yield(self, live: LiveBackend) -> bool:
-        """Whether its card is trained on: what it answers now it may end, then it is the trainer's."""
+        """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
         return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
 
     def _take_started(self, deployment: Deployment) -> None:
-        """Switch to the backend that was started for this model, if it is ready and still wanted."""
+        """Switch to the server that was started for this model, if it is ready and still wanted."""
         starting = self._starting.get(deployment.model)
         if starting is None or not starting.live.done():
             return
@@ -197,7 +198,7 @@ class Keeper:
         self._changed.set()
 
     def _put_aside(self, live: LiveBackend) -> None:
-        """Keep it for a return, where memory allows; of each model the last one only."""
+        """Keep a replaced server for an instant return, where memory allows: only the last one of each model."""
         live.retire()
         now = time.monotonic()
         same = live.deployment.model
@@ -205,7 +206,7 @@ class Keeper:
         self._old.append((live, now + (KEEP_S if self.keep_old() else 0.0)))
 
     def _end_old(self) -> None:
-        """End what was replaced: when its time is over and its last answer, but no later than `DRAIN_S` after that."""
+        """End replaced servers when their time and their last answer are over, at most `DRAIN_S` later."""
         now, left = time.monotonic(), []
         for live, until_s in self._old:
             if self._must_yield(live):
@@ -220,13 +221,13 @@ class Keeper:
         self._old = left
 
     async def _watch_health(self) -> None:
-        """Kill a backend that has not answered /health for `hung_s`; the next look starts another one."""
+        """Kill a server that has not answered /health for `hung_s`. The next look starts another one."""
         while True:
             await asyncio.sleep(min(LOOK_AT_HEALTH_S, self.hung_s / 4))
             await asyncio.gather(*(live.look_at_health(self.hung_s) for live in list(self.lives.values())))
 
     def _set_routes(self) -> None:
-        """Routes to what is loaded. A champion that is still loading is answered for by the one before it."""
+        """Set the routes to what is loaded. While a champion is loading, the one before it answers."""
         loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
         labels = {label: model for model, deployment in loaded.items() for label in deployment.labels}
         if labels.keys() != self.routes.labels.keys():
@@ -248,8 +249,8 @@ class Keeper:
 
 
 def _in_thread(start: Start, deployment: Deployment) -> "asyncio.Future[LiveBackend]":
-    """`start` in a thread that does not outlive the process: a model that loads for minutes must not hold up its end.
-    What comes when nobody waits for it any more is ended."""
+    """Run `start` in a thread that does not outlive the process: a model may load for minutes. A server that nobody
+    waits for any more is ended."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[LiveBackend] = loop.create_future()
 

@@ -1,4 +1,5 @@
-"""One running backend inside the gateway: its process, its connections, and who waits for one of its slots."""
+"""One running model server inside the gateway: its process, its connections, and the requests that wait for its
+slots."""
 
 import asyncio
 import contextlib
@@ -20,13 +21,14 @@ SILENCE_TIMEOUT_S = 300.0
 
 
 class BackendRetired(Exception):
-    """The backend was replaced, or died, before the request started: another one will take it."""
+    """The model server was replaced, or died, before the request started. Another one will take it."""
 
 
 @dataclass(eq=False)
 class LiveBackend:
-    """A backend with `deployment` loaded; `end` ends its process. `takes_tools`: its chat template has a place for
-    them; `private_cache`: a slot's cache serves the client alone that filled it. `retired`: it takes no new request."""
+    """A model server with `deployment` loaded. `end` ends its process. `takes_tools`: its chat template has a
+    place for tools. `private_cache`: only the client that filled a slot's cache may use it. `retired`: it takes
+    no new request."""
 
     deployment: Deployment
     backend: Backend
@@ -61,8 +63,8 @@ class LiveBackend:
     async def turn(
         self, label: str | None, session: SessionKey, *, client: str = "", long: bool = False
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """Wait for a slot and hold it: the fields that pin a request to the slot and to the adapter of the release
-        `label`, or to the base for None. `long`: it may wait behind short ones. Raises Retired."""
+        """Wait for a slot and hold it. Yields the fields that pin a request to the slot and to the adapter of `label`,
+        or to the base for None. `long`: it may wait behind short ones. Raises BackendRetired."""
         if self.retired or (label is not None and label not in self.deployment.labels):
             raise BackendRetired
         ticket = Ticket(label, session, time.monotonic(), client, long)
@@ -82,19 +84,19 @@ class LiveBackend:
             self._start()
 
     def retire(self) -> None:
-        """Take nothing new; what waits is told to go elsewhere, what runs goes on."""
+        """Take no new request. Waiting ones go elsewhere, running ones go on."""
         self.retired = True
         for start in self._starts.values():
             if not start.done():
                 start.set_exception(BackendRetired())
 
     def restore(self) -> None:
-        """Take requests again: what was replaced is wanted again. What still runs in it goes on."""
+        """Take requests again, because this server is wanted again. Running ones go on."""
         self.retired = False
         self.silent_since = None
 
     async def look_at_health(self, hung_s: float) -> None:
-        """Kill the process when it has not answered for `hung_s`."""
+        """Kill the process if it has not answered for `hung_s`."""
         asked = time.monotonic()
         try:
             await self.client.get("/health", timeout=httpx2.Timeout(hung_s / 3))
@@ -106,7 +108,7 @@ class LiveBackend:
             self.silent_since = None
 
     async def close(self) -> None:
-        """End the process. Requests that still run break off."""
+        """End the process. Running requests break off."""
         self.retire()
         await self.client.aclose()
         await asyncio.to_thread(self.end)
@@ -120,5 +122,6 @@ class LiveBackend:
                 start.set_result(None)
 
     def _scales(self, label: str | None) -> list[dict[str, Any]]:
-        """Every adapter by its id: an empty list would mean the server's own scales, not the base."""
+        """Return the scale of every adapter by its id: an empty list would mean the server's own scales, not the
+        base."""
         return [{"id": number, "scale": float(known == label)} for number, known in enumerate(self.deployment.labels)]

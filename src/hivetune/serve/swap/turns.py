@@ -1,15 +1,15 @@
 """Which waiting requests may start: one adapter at a time, in slots that remember what they hold. Pure: no clock.
 
-llama.cpp never computes two adapters in one batch, and a request of another adapter waits until those before it have
-ended, so steady traffic for one adapter starves the others. Here the adapters take turns. A turn goes on while it has
-requests and nobody else has waited longer than `longest_wait_s`; then it admits no more. While somebody has waited that
-long, the adapter whose last turn is longest ago is next, else that of the oldest request. So the first request of an
-adapter starts, once it is overdue, after at most one batch of each other adapter.
+llama.cpp never computes two adapters in one batch. A request of another adapter waits until those before it have ended,
+so steady traffic for one adapter starves the others. Here the adapters take turns. A turn goes on while it has requests
+and nobody else has waited longer than `longest_wait_s`; then it admits no more. While somebody has waited that long,
+the next turn belongs to the adapter whose last turn is longest ago, else to that of the oldest request. So an overdue
+adapter starts after at most one batch of each other adapter.
 
-Of those that wait for one adapter the client with the fewest running requests is next, then a short prompt before a
-long one, then who came first. While other clients ask, the long prompts of one client have at most a quarter of the
-slots; and a long one that has waited for `LONG_PATIENCE_S` comes like a short one. So one client's thousand requests,
-or its prompts of a whole context, hold up no other client.
+Among the requests for one adapter, the client with the fewest running requests comes first, then a short prompt before
+a long one, then the earliest. While other clients ask, the long prompts of one client have at most a quarter of the
+slots. A long one that has waited for `LONG_PATIENCE_S` counts as short. So one client's thousand requests, or its
+prompts of a whole context, hold up no other client.
 
 A slot keeps the tokens of its last request. A session gets its own slot again where it can, else one of its adapter.
 """
@@ -26,8 +26,8 @@ OTHERS_S = 60.0  # since the last request of another client
 
 @dataclass(eq=False)
 class Ticket:
-    """One request. `key`: the adapter that it needs; `long`: its prompt takes seconds. `slot` is set when it starts;
-    `warm`: the slot's last request was the same client's."""
+    """A request in the queue. `key`: the adapter that it needs. `long`: its prompt takes seconds. `slot` is set when it
+    starts. `warm`: the slot's last request was the same client's."""
 
     key: Key
     session: SessionKey
@@ -50,7 +50,7 @@ class _Slot:
 
 @dataclass
 class Turns:
-    """The state of one backend: its slots, and who waits for them."""
+    """The state of one model server: its slots, and the requests that wait for them."""
 
     num_slots: int
     longest_wait_s: float
@@ -73,11 +73,12 @@ class Turns:
         return sum(slot.ticket is not None for slot in self._slots)
 
     def arrive(self, ticket: Ticket) -> None:
+        """Add a request to the queue of its adapter."""
         self._asked[ticket.client] = ticket.arrived_s
         self._waiting.setdefault(ticket.key, []).append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """It ended, or its client went away while it waited."""
+        """Remove a request that has ended, or whose client went away while it waited."""
         for slot in self._slots:
             if slot.ticket is ticket:
                 slot.ticket = None
@@ -88,7 +89,7 @@ class Turns:
                 del self._waiting[ticket.key]
 
     def start(self, now_s: float) -> list[Ticket]:
-        """The tickets that start now, each with its slot. Call it after every arrival and every end."""
+        """Return the tickets that start now, each with its slot. Call it after every arrival and every end."""
         started: list[Ticket] = []
         while self._waiting and self.num_running < self.num_slots:
             if self.num_running == 0:

@@ -1,7 +1,8 @@
-"""What should be loaded and what a request's `model` means, from the registry alone. Nothing is started here.
+"""What should be loaded, what is loaded, and which release a request's `model` means.
 
-One deployment a base model: its GGUF file and the adapters of every release that is served on it, in the order of
-their ids. What should be served is `desired` in hive.db; the other releases of a name can be asked for by version.
+All of it comes from the registry; nothing is started here. A base model has one deployment: its GGUF file and the
+adapters of every release that is served on it, in the order of their ids. `desired` in hive.db says what should be
+served; other releases of a name can be asked for by version.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest ar
 
 @dataclass(frozen=True)
 class ServedRelease:
-    """A release that can be loaded: its label NAME@VERSION, and its adapter as a GGUF file, which llama.cpp keeps in
-    memory as it lies there."""
+    """A release that can be loaded: its label NAME@VERSION and its adapter as a GGUF file, which llama.cpp keeps in
+    memory."""
 
     label: str
     adapter: Path
@@ -38,7 +39,8 @@ class ServedRelease:
 
 @dataclass(frozen=True)
 class Deployment:
-    """One backend's content: a base model, by name and the hash of its prepared folder, and its adapters by id."""
+    """The content of one model server: a base model, by name and the hash of its prepared folder, and its adapters by
+    id."""
 
     model: str
     model_sha256: str
@@ -53,10 +55,9 @@ class Deployment:
 @dataclass(frozen=True)
 class DesiredState:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
-    served, in words. `taken`: the card that is trained on now, which no backend may keep. `experts`: of each shared
-    release that has some; `family`: each name that is or was an expert's, and its shared release. `generation`: the
-    settings each release was judged with, which a request without them gets; `withdrawn`: why, of each release that was
-    rolled back."""
+    served, in words. `taken`: the card that a run trains on, which no model server may keep. `experts`: the specialists
+    of each shared release. `family`: each name that is or was a specialist's, and its shared release. `generation`: the
+    settings that each release was judged with. `withdrawn`: why each rolled back release was."""
 
     deployments: tuple[Deployment, ...] = ()
     champions: dict[str, str] = field(default_factory=dict)
@@ -70,14 +71,14 @@ class DesiredState:
 
 
 class Checks:
-    """Whether a release's files are as they were registered; hashed again only when one of them changed. The gateway
+    """The hashes of releases' files, compared with those registered, and again only when a file changed: the gateway
     asks four times a second, and adapters are large."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[list[tuple[str, int, int]], HivetuneError | None]] = {}
 
     def check(self, release: Release) -> None:
-        """Raises what `release.check` raises."""
+        """Raise what `release.check` raises."""
         try:
             seen = _identities(release.folder)
         except FileNotFoundError:  # what came later is just added: one rename, and the folder is there again
@@ -95,18 +96,19 @@ class Checks:
 
 
 def _identities(folder: Path) -> list[tuple[str, int, int]]:
-    """Changes whenever one of its files does. Raises FileNotFoundError when one goes away meanwhile."""
+    """Return what changes whenever a file of the folder does. Raises FileNotFoundError when one disappears
+    meanwhile."""
     found = ((path, path.stat()) for path in sorted(folder.rglob("*")))
     # The time of the inode too: nobody can set that back.
     return [(str(path), status.st_size, status.st_mtime_ns + status.st_ctime_ns) for path, status in found]
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> DesiredState:
-    """What the registry says should be served, of `names` or of every name with a champion.
+    """Read from the registry what should be served, of `names` or of every name with a champion.
 
-    With a name its experts are wanted too. A release that is damaged or has no GGUF adapter, and an expert of another
-    base than its shared release, are left out and named in `problems`; a champion that can't be served is replaced by
-    the previous one. Raises UsageError for a name that is not registered or has no champion.
+    The specialists of a name come with it. A release that is damaged or has no GGUF adapter, and a specialist of
+    another base than its shared release, are left out and named in `problems`. A champion that can't be served is
+    replaced by the previous one. Raises UsageError for a name that is not registered or has no champion.
     """
     checks = checks or Checks()
     for name in names:
@@ -154,7 +156,8 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
 def _tables(
     database: sqlite3.Connection, family: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, ExpertTable], list[str]]:
-    """What is known of the experts of each shared release, and in words what can't be read: then it answers alone."""
+    """Read the specialists of each shared release. Where they can't be read, the shared release answers alone and a
+    problem says so."""
     found, problems = {}, []
     for shared in family:
         try:
@@ -165,7 +168,7 @@ def _tables(
 
 
 def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Experts whose champion is of another base than the champion that they were forked from, each in words."""
+    """Return, in words, the specialists whose champion has another base than their shared release."""
     wants = desired(database)
     bases = {
         (release.name, release.version): (release.model, release.model_sha256)
@@ -184,7 +187,8 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
 
 
 def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
-    """Its adapter as a GGUF file. Raises HivetuneError when it is damaged, UsageError when it has none."""
+    """Return the release's adapter as a GGUF file. Raises HivetuneError when it is damaged, UsageError when it has
+    none."""
     (checks or Checks()).check(release)
     files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
     if not files:
@@ -195,16 +199,13 @@ def load_release(release: Release, checks: Checks | None = None) -> ServedReleas
     return ServedRelease(release.label, files[0], files[0].stat().st_size)
 
 
-# Which release answers a request. Pure: the same request in the same state always gets the same answer.
-
-
 class Withdrawn(UsageError):
-    """A request for a version that was rolled back."""
+    """The request names a version that was rolled back."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """What can be asked for. `bases`: names of the base models; `labels`: NAME@VERSION -> its base; `champions` and
+    """What can be asked for. `bases`: names of the base models. `labels`: NAME@VERSION -> its base. `champions` and
     `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to 1. `withdrawn`:
     label -> why it was rolled back."""
 
@@ -218,7 +219,7 @@ class Routes:
 
 @dataclass(frozen=True)
 class Route:
-    """The base model, and the label of the release that answers on it; `adapted` is false for the base alone."""
+    """The base model, and the label of the release that answers on it. `adapted` is false for the base alone."""
 
     model: str
     label: str
@@ -226,9 +227,9 @@ class Route:
 
 
 def route(routes: Routes, model: str, session: str) -> Route:
-    """The release for a request's `model`: NAME, NAME@VERSION, NAME@champion, NAME@candidate, `base`, or nothing when
-    one name is served. A release goes before a base model of the same name. Raises Withdrawn; NotThere naming what is
-    served."""
+    """Return the release for a request's `model`: NAME, NAME@VERSION, NAME@champion, NAME@candidate, `base`, or nothing
+    when one name is served. The same request in the same state always gets the same one. A release precedes a base
+    model of the same name. Raises Withdrawn, and NotThere naming what is served."""
     if not model and len(routes.champions) == 1:
         model = next(iter(routes.champions))
     if model in routes.withdrawn:
@@ -252,36 +253,36 @@ def route(routes: Routes, model: str, session: str) -> Route:
 
 
 def served_names(routes: Routes) -> list[str]:
-    """Everything that a request can name, champions first."""
+    """Return everything that a request can name, champions first."""
     bases = [BASE] if len(routes.bases) == 1 else sorted(set(routes.bases) - routes.champions.keys())
     return [*sorted(routes.champions), *sorted(routes.labels), *bases]
 
 
 def _share(name: str, session: str) -> float:
-    """A number from 0 to 1 that is the session's own: a session stays with the release that answered it."""
+    """Return a number from 0 to 1 that depends on the session only, so that a session stays with its release."""
     digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-# Which releases the gateway of this home has loaded: a file that it writes and that counts only while it lives.
+# The gateway writes what it has loaded; the file counts only while the gateway runs.
 
 _FILE = "loaded.json"
 
 
 def gateway_folder() -> Path:
-    """Its lock is held by the gateway that runs."""
+    """Return the folder whose lock is held by the running gateway."""
     return home() / "gateway"
 
 
 def tell_loaded(names: Sequence[str], labels: Collection[str]) -> None:
-    """What can be asked now, of `names` or of every name. While the disk can't be written the old list stays, and who
-    reads it waits."""
+    """Write what can be asked now, of `names` or of every name. While the disk can't be written the old list stays, and
+    its readers wait."""
     with contextlib.suppress(OSError):
         write_json(gateway_folder() / _FILE, {"schema": 1, "names": list(names), "loaded": sorted(labels)})
 
 
 def loaded_labels(name: str) -> frozenset[str] | None:
-    """None while no gateway runs that serves this name."""
+    """Return the labels that the running gateway has loaded, or None while no gateway serves this name."""
     if lock_holder(gateway_folder()) is None:
         return None
     try:

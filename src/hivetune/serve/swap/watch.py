@@ -1,11 +1,11 @@
-"""Watches a new champion by its own answers, and asks for a rollback when it is worse than the one before.
+"""The watch on a new champion: when its own answers are worse than those of the one before, it asks for a rollback.
 
-Three rates, each held against what the champion before had (alarm.py): answers that failed, answers that were slow,
-complaints. They are to tell of the release and not of its traffic. Slow is an answer whose tokens took more than twice
-the time of that champion's at the median in the same traffic: as many answers at once, as long a prompt, as much of
-others' prompts beside it; the time of the prompt itself is left out, and nothing is judged while the machine has more
-to do than cores. And where several clients ask, an alarm must stand without the client that it comes from most. The
-counts of each release are kept in hive.db, so that a restarted gateway knows them.
+Three rates are held against those of the champion before: answers that failed, answers that were slow, and complaints.
+They must tell about the release and not about its traffic. An answer is slow when its tokens took more than twice the
+median time of the earlier champion in the same traffic: as many answers at once, as long a prompt, as many prompt
+tokens of others beside it. The time of the prompt is left out, and nothing is judged while more threads are runnable
+than there are cores. Where several clients ask, an alarm must hold without the client that it comes from most. The
+counts are kept in hive.db, so that a restarted gateway knows them.
 """
 
 import math
@@ -25,16 +25,16 @@ _KINDS = ("errors", "slow", "complaints")
 FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
-KEPT_PACES = 500
+MAX_PACES = 500
 SAVE_EVERY_S = 10.0
-KEPT_COMPLAINTS = 10_000
-FEWEST_TOKENS = 8  # of an answer whose speed is judged
+MAX_COMPLAINTS = 10_000
+MIN_TOKENS = 8  # of an answer whose speed is judged
 MAIN_SHARE = 0.9  # of the answers: who asks for that many is everybody
-FEWEST_PACES = 20  # of the champion before, in the same traffic
+MIN_PACES = 20  # of the champion before, in the same traffic
 
 
 def predecessor(moves: Sequence[Move]) -> tuple[int, int] | None:
-    """The versions of a champion that is to be watched and of the one before it. `moves`: of its name, oldest first.
+    """Return the versions of the champion to watch and of the one before it. `moves`: of its name, oldest first.
 
     None for a first champion, and after a step back: a release that was returned to is not held against an older one,
     so that one rollback never leads to the next.
@@ -49,7 +49,7 @@ def predecessor(moves: Sequence[Move]) -> tuple[int, int] | None:
 
 
 def watched_pair(database: sqlite3.Connection, name: str) -> tuple[Release, Release] | None:
-    """The champion that is to be watched and the release before it, while a rollback returns to that."""
+    """Return the champion to watch and the release before it, while a rollback returns to that."""
     pair = predecessor(history(database, name))
     if pair is None:
         return None
@@ -59,22 +59,24 @@ def watched_pair(database: sqlite3.Connection, name: str) -> tuple[Release, Rele
 
 
 def _is_busy() -> bool:
-    """More runnable threads than cores over the last minute."""
+    """Return whether more threads were runnable than there are cores, over the last minute."""
     return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
 FALSE_ALARMS = 0.01
-
-
-FEWEST = 20  # answers: ten requests decide nothing, whatever they say
-
-
+MIN_ANSWERS = 20  # ten requests decide nothing, whatever they say
 GRID = 64
 
 
 @dataclass
 class Alarm:
-    """`usual`: the rate of bad answers that is still right, such as what the champion before had, and then some."""
+    """A test that may be asked after every answer. `usual`: the rate of bad answers that is still acceptable.
+
+    An e-value grows by p / p0 for each bad answer and by (1 - p) / (1 - p0) for each good one, averaged over the rates
+    p above p0 (a uniform prior on [p0, 1], on a grid). While the true rate is at most p0 it is a supermartingale that
+    starts at 1. By Ville's inequality it ever reaches 1 / alpha with probability at most alpha, however often one looks
+    (Ramdas et al. 2023, "Game-theoretic statistics and safe anytime-valid inference", Statistical Science 38).
+    """
 
     usual: float
     alpha: float = FALSE_ALARMS
@@ -87,7 +89,7 @@ class Alarm:
 
     @property
     def evidence(self) -> float:
-        """The e-value: how many times likelier a worse rate makes what was seen. Only a bad answer raises it."""
+        """Return the e-value: how much likelier a worse rate makes the answers so far. Only a bad answer raises it."""
         step = (1 - self.usual) / GRID
         rates = [self.usual + step * (number + 0.5) for number in range(GRID)]
         good = self.answers - self.bad
@@ -99,13 +101,14 @@ class Alarm:
 
     @property
     def raised(self) -> bool:
-        return self.answers >= FEWEST and self.evidence >= 1 / self.alpha
+        return self.answers >= MIN_ANSWERS and self.evidence >= 1 / self.alpha
 
 
 def usual_rate(bad: int, answers: int, floor: float) -> float:
-    """A rate to hold a successor against: what was seen, two standard errors more, and at least `floor`.
+    """Return the rate to hold a successor against: the observed one and two standard errors, at least `floor`.
 
-    Agresti and Coull's centre (two bad and two good answers added), so that no bad answer of few is not "never".
+    The centre is Agresti and Coull's (two bad and two good answers added), so that few answers without a bad one do not
+    mean "never".
     """
     centre = (bad + 2) / (answers + 4)
     return min(0.5, max(floor, centre + 2 * math.sqrt(centre * (1 - centre) / (answers + 4))))
@@ -113,7 +116,7 @@ def usual_rate(bad: int, answers: int, floor: float) -> float:
 
 @dataclass
 class ReleaseCounts:
-    """Answers of one release since it was first served."""
+    """The answers of one release since it was first served."""
 
     answers: int = 0
     errors: int = 0
@@ -123,8 +126,8 @@ class ReleaseCounts:
 
 @dataclass(eq=False)
 class Watch:
-    """`roll_back(label, reason)` is called once for a champion that is worse, and again at a later bad answer where the
-    store could not be written. It may be slow, so it has a thread; so has who saves the counts."""
+    """The counts and alarms of all releases. `roll_back(label, reason)` is called once for a champion that is worse,
+    and again at a later bad answer if the store could not be written. It may be slow, so it runs in its own thread."""
 
     roll_back: Callable[[str, str], None]
     open_database: Callable[[], sqlite3.Connection]
@@ -140,7 +143,7 @@ class Watch:
     _saved: tuple[float, int] = (-math.inf, 0)  # when, and how many answers and complaints there were
 
     def load(self) -> None:
-        """The counts that an earlier gateway left."""
+        """Read the counts that an earlier gateway left."""
         database = self.open_database()
         try:
             for release, *counts in database.execute("SELECT release, answers, errors, slow, complaints FROM served"):
@@ -149,7 +152,8 @@ class Watch:
             database.close()
 
     def save_now_and_then(self, now_s: float) -> None:
-        """What a loop that watches from another process reads, at most `SAVE_EVERY_S` old. `now_s`: monotonic."""
+        """Save the counts at most every `SAVE_EVERY_S`, for the loop that watches from another process. `now_s`:
+        monotonic."""
         answers = sum(tally.answers + tally.complaints for tally in list(self.tallies.values()))
         if answers != self._saved[1] and now_s - self._saved[0] >= SAVE_EVERY_S:
             self.save()
@@ -165,7 +169,7 @@ class Watch:
             database.close()
 
     def champions(self, now: Mapping[str, str], previous: Mapping[str, str]) -> None:
-        """Who is champion of each name now; `previous`: of each label that is to be watched, the one before it."""
+        """Take note of the present champions. `previous`: for each label to watch, the release before it."""
         for name, label in now.items():
             if self._champions.get(name) == label:
                 continue
@@ -183,7 +187,7 @@ class Watch:
             self._by_client[label] = {}
             paces = self._paces.get(before, {}).items()
             self._usual_paces[label] = {
-                traffic: statistics.median(known) for traffic, known in paces if len(known) >= FEWEST_PACES
+                traffic: statistics.median(known) for traffic, known in paces if len(known) >= MIN_PACES
             }
 
     def answered(
@@ -196,22 +200,23 @@ class Watch:
         tokens: int = 0,
         traffic: Hashable = None,
     ) -> None:
-        """`seconds`: of its `tokens` alone, without the prompt's; `traffic`: what else the machine did meanwhile."""
+        """Count an answer. `seconds`: for its `tokens` alone, without the prompt. `traffic`: what else the machine did
+        meanwhile."""
         slow = False
-        if tokens >= FEWEST_TOKENS and not self.busy():
+        if tokens >= MIN_TOKENS and not self.busy():
             pace = seconds / tokens
             usual = self._usual_paces.get(label, {}).get(traffic)
             slow = usual is not None and pace > SLOW_FACTOR * usual
-            self._paces.setdefault(label, {}).setdefault(traffic, deque(maxlen=KEPT_PACES)).append(pace)
+            self._paces.setdefault(label, {}).setdefault(traffic, deque(maxlen=MAX_PACES)).append(pace)
         self._add(label, client, answers=True, errors=error, slow=slow, complaints=False)
 
     def complained(self, label: str, answer: str, client: str = "") -> None:
-        """A thumb down for `answer`, counted once however often it is sent. The answer itself was counted as no
-        complaint when it ended; this one more is."""
+        """Count a thumb down for `answer`, once however often it is sent. The answer counted as no complaint when it
+        ended, so this is one more observation."""
         if answer in self._complained:
             return
         self._complained[answer] = None
-        if len(self._complained) > KEPT_COMPLAINTS:
+        if len(self._complained) > MAX_COMPLAINTS:
             self._complained.popitem(last=False)
         self._add(label, client, complaints=True)
 
@@ -233,8 +238,8 @@ class Watch:
                 return
 
     def _is_everyones(self, label: str, kind: str, alarm: Alarm) -> bool:
-        """Whether an alarm stands without the client that it comes from most. While the others have asked too little to
-        say so it waits for them, except where they hardly ask at all."""
+        """Return whether an alarm holds without the client that it comes from most. While the other clients have asked
+        too little to decide, it waits for them, unless they hardly ask at all."""
         worst = max(self._by_client[label].values(), key=lambda tally: int(getattr(tally, kind)))
         bad = getattr(worst, kind)
         num_worst = worst.answers + (bad if kind == "complaints" else 0)  # a complaint is one look more at its answer
@@ -256,13 +261,3 @@ class Watch:
                 self._alarms.setdefault(label, alarms)
 
         threading.Thread(target=roll_back, daemon=True).start()
-
-
-# Is a new champion worse than the one before? Asked after every answer, so the test must hold at every look. Pure.
-#
-# An e-value grows by p / p0 for each bad answer and by (1 - p) / (1 - p0) for each good one, averaged over the rates
-# p
-# above p0 (a uniform prior on [p0, 1], on a grid). While the true rate is at most p0 it is a supermartingale that
-# starts
-# at 1, so by Ville's inequality it ever reaches 1 / alpha with probability at most alpha, however often one looks
-# (Ramdas et al. 2023, "Game-theoretic statistics and safe anytime-valid inference", Statistical Science 38).
