@@ -211,7 +211,8 @@ class Gateway:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def health(self, request: Request) -> Response:
-        """Answer 200 when every wanted model can be asked, else 503. A client with a token is also told what is wrong."""
+        """Answer 200 when every wanted model can be asked, else 503. A client with a token also learns what is
+        wrong."""
         document: dict[str, Any] = {"status": "ok" if self.keeper.ready else "loading"}
         if request.scope["client_name"] is not None:
             document |= {"champions": dict(self.keeper.routes.champions), "problems": self.keeper.problems}
