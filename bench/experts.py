@@ -29,8 +29,7 @@ from hivetune.experts.station import train_experts
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.records import Progress
-from hivetune.release.base import base_gguf
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import find, promote
 from hivetune.routing.steps import newest_steps
 from hivetune.serve.register import register_run

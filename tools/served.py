@@ -28,6 +28,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 QUANT = "q8_0"
+ADAPTER_SPREAD = 0.6
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 # What converters of single families look for, whatever the tokenizer is.
 OWN_SPECIALS = {"glm4": ("[gMASK]", "<|endoftext|>", "<|observation|>")}
@@ -39,6 +40,8 @@ WIDER = {"moe_intermediate_size": 32, "head_dim": 32, "v_head_dim": 32, "max_pos
 OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3_text": {"query_pre_attn_scalar": 32},
+    # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h), as all published ones do.
+    "gemma4_text": {"final_logit_softcapping": 30.0},
     **{kind: {"sliding_window": 256} for kind in ("mistral", "mixtral", "phi3", "ministral")},
     "ministral3": {"sliding_window": None},
     # The widths that these families always have, and llama.cpp takes for granted.
@@ -152,8 +155,8 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
 
     from hivetune.config import LoraConfig
     from hivetune.process.child import Heartbeat
-    from hivetune.release.prove import TOP, read_told
-    from hivetune.release.worker.told import tell_all
+    from hivetune.release.prove import TOP
+    from hivetune.release.worker.score_passages import score_all
     from hivetune.train.worker.model.adapter import write_adapter
     from hivetune.train.worker.model.general import load_general
 
@@ -162,21 +165,21 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
     model = load_general(folder / "prepared", lora, method="lora", dtype=torch.float32, device=device, why="")
     with torch.no_grad():
         for name, view in model.adapter.items():
-            view.normal_(std=0.6 / math.sqrt(view.shape[1] if ".lora_A." in name else lora.r))
+            view.normal_(std=ADAPTER_SPREAD / math.sqrt(view.shape[1] if ".lora_A." in name else lora.r))
     (folder / "adapter").mkdir()
     write_adapter(folder / "adapter", model.adapter, lora, "tiny", None)
     passages = _passages(folder)
-    tuned = tell_all(model.module, passages, TOP, Heartbeat(None))
+    tuned = score_all(model.module, passages, TOP, Heartbeat(None))
     model.switch.on = False
-    base = tell_all(model.module, passages, TOP, Heartbeat(None))
-    return {"tuned": read_told(tuned), "base": read_told(base)}
+    base = score_all(model.module, passages, TOP, Heartbeat(None))
+    return {"tuned": tuned, "base": base}
 
 
 def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False) -> Path:
     from hivetune.process.child import Heartbeat
     from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
     from hivetune.release.converter import find_converter
-    from hivetune.release.quantize import RECIPES
+    from hivetune.release.gguf import RECIPES
     from hivetune.release.worker.to_gguf import staged, write_adapter, write_model
 
     converter, file = find_converter().folder, folder / name
@@ -195,8 +198,7 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     """The adapter merged, in q8_0, and its base."""
     from hivetune.llama.backend import ServerSettings, open_backend
     from hivetune.models.gguf_header import read_header
-    from hivetune.release.prove import TOP, prove
-    from hivetune.release.told import tell_passages
+    from hivetune.release.prove import compare_scores, score_passages
 
     row["gguf"] = False
     files = [_gguf(folder, f"{name}.gguf", adapter) for name, adapter in (("base", None), ("m", folder / "adapter"))]
@@ -207,13 +209,13 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     passages, said = _passages(folder), []
     for file in files:
         with open_backend(file, ServerSettings(device="cpu", warm_up=False, threads=1)) as backend:
-            said.append(tell_passages(backend, passages, slots=1, top=TOP)[0])
+            said.append(score_passages(backend, passages)[0])
             if file is files[0]:
                 _check_ids(folder, backend)
             else:
                 row["answer_tokens"] = backend.complete([{"role": "user", "content": "Hi"}], max_tokens=8).new_tokens
     trained["served_base"] = said[0]
-    found = prove(QUANT, trained, said[1], said[0])
+    found = compare_scores(QUANT, trained, said[1], said[0])
     row |= {"served": found["holds"], "effect": round(found["effect"], 4), "typical": round(found["typical"], 4)}
     row["base_typical"] = round(found["base_typical"], 4)
     if found["problems"]:
@@ -234,15 +236,14 @@ def _check_ids(folder: Path, backend: Any) -> None:
 def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     """The adapter alone, beside the base in q8_0."""
     from hivetune.llama.backend import ServerSettings, open_backend
-    from hivetune.release.prove import TOP, prove
-    from hivetune.release.told import tell_passages
+    from hivetune.release.prove import compare_scores, score_passages
 
     row["lora"] = False
     file = _gguf(folder, "adapter.gguf", folder / "adapter", alone=True)
     settings = ServerSettings(adapters=((file, 0.0),), device="cpu", warm_up=False, threads=1)
     with open_backend(folder / "base.gguf", settings) as backend:
-        said, _ = tell_passages(backend, _passages(folder), slots=1, top=TOP, adapter=0)
-    found = prove(QUANT, trained, said, trained["served_base"])
+        said, _ = score_passages(backend, _passages(folder), adapter=0)
+    found = compare_scores(QUANT, trained, said, trained["served_base"])
     row |= {"lora": found["holds"], "lora_effect": round(found["effect"], 4)}
     if found["problems"]:
         row["lora_problems"] = found["problems"]

@@ -21,8 +21,8 @@ from hivetune.judge import evaluate_run as evaluate
 from hivetune.judge.evaluate_run import evaluate_run
 from hivetune.judge.measure import losses
 from hivetune.process.parent import GRACE_S
-from hivetune.release.base import base_gguf
 from hivetune.release.dry_export import DryExport
+from hivetune.release.gguf import base_gguf
 from hivetune.run.folder import EVALUATION
 from hivetune.train.open import load_run
 

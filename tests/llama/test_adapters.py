@@ -9,8 +9,7 @@ import pytest
 from serve.hive import make_home, write_adapter
 
 from hivetune.llama.backend import Answer, Backend, ServerSettings, open_backend
-from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
-from hivetune.release.quantize import RECIPES
+from hivetune.release.gguf import RECIPES, write_gguf_adapter, write_gguf_model
 
 pytestmark = pytest.mark.slow
 # A long shared beginning, so that a cache has much to reuse wrongly.

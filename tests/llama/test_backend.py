@@ -21,8 +21,8 @@ from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_bac
 from hivetune.llama.child import SocketConnection
 from hivetune.process.environment import child_environment
 from hivetune.process.sandbox import available
+from hivetune.release.gguf import RECIPES
 from hivetune.release.gguf import write_gguf_model as write_gguf
-from hivetune.release.quantize import RECIPES
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
 HELLO = [{"role": "user", "content": "hello"}]

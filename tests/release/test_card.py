@@ -52,4 +52,4 @@ def test_a_merged_model_has_the_first_type_that_keeps_what_was_trained(
     monkeypatch.setattr(prove, "export_run", make)
     monkeypatch.setattr(prove, "prove_export", check)
     _, proof = prove.export_merged(tmp_path)
-    assert asked == ["source", "float16"] and "in float16, since the base's own type" in prove.said_of(proof)
+    assert asked == ["source", "float16"] and "in float16, since the base's own type" in prove.describe_proof(proof)

@@ -13,21 +13,20 @@ from hivetune.models.architecture import read_architecture
 from hivetune.models.gguf_header import read_header
 from hivetune.process.protocol import Passage
 from hivetune.release.converter import find_converter, untested_pair
-from hivetune.release.dry import check_dry_export, write_dry_export
-from hivetune.release.prove import TOP
-from hivetune.release.told import tell_passages
+from hivetune.release.dry_export import check_dry_export, write_dry_export
+from hivetune.release.prove import score_passages
 
 PASSAGES = (Passage(tuple(range(300, 360)), tuple(range(30, 60))),)
 
 
 def try_dry(model: Path, folder: Path) -> None:
     linears = read_architecture(model).adapted()
-    task, trained = write_dry_export(model, linears, 4, find_converter(), PASSAGES, folder)
+    task, trained = write_dry_export(model, linears, find_converter(), PASSAGES, folder)
     assert read_header(task.file).settings["general.name"] == model.parent.name
     settings = ServerSettings(adapters=((task.adapter_file, 0.0),), device="cpu", warm_up=False)
     with open_backend(task.file, settings) as backend:
-        base, _ = tell_passages(backend, PASSAGES, slots=1, top=TOP)
-        tuned, _ = tell_passages(backend, PASSAGES, slots=1, top=TOP, adapter=0)
+        base, _ = score_passages(backend, PASSAGES)
+        tuned, _ = score_passages(backend, PASSAGES, adapter=0)
     check_dry_export(trained, base, tuned)
 
 
@@ -83,12 +82,12 @@ def test_a_converter_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(UsageError, match=r"export.converter: .* has no convert_hf_to_gguf.py"):
         find_converter(str(tmp_path))
     monkeypatch.setenv("HIVETUNE_CONVERTERS", str(tmp_path))
-    with pytest.raises(HivetuneError, match="it is not here") as caught:
+    with pytest.raises(HivetuneError, match="it is not installed") as caught:
         find_converter()
     assert caught.value.hint == "hivetune fetch llama.cpp"
 
 
 def test_a_failure_names_a_pair_that_is_not_the_tested_one() -> None:
     tested = find_converter().name
-    assert untested_pair(tested, "xllamacpp 2026.10.11549") == ""
-    assert "/opt/llama-server 1" in untested_pair(tested, "/opt/llama-server 1")
+    assert untested_pair(tested, "xllamacpp 2026.10.11549") == []
+    assert "/opt/llama-server 1" in untested_pair(tested, "/opt/llama-server 1")[0]

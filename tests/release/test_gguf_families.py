@@ -10,9 +10,8 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Message
-from hivetune.release.gguf import write_gguf_adapter
+from hivetune.release.gguf import RECIPES, write_gguf_adapter
 from hivetune.release.gguf import write_gguf_model as write_gguf
-from hivetune.release.quantize import RECIPES
 
 TOP = 8
 # llama.cpp keeps keys and values in F16; with weights this large (std 0.3) the largest difference seen over the

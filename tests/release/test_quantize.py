@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.release.quantize import RECIPES, find_recipe
+from hivetune.release.gguf import RECIPES, find_recipe
 from hivetune.release.worker.gguf_quantize import encode, tensor_type
 
 

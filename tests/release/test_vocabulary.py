@@ -105,8 +105,9 @@ def test_the_name_is_the_bases_unless_llama_cpp_keys_tokens_on_it(folder: Path) 
 
     change(folder, "config.json", model_type="llama")
     assert _model_name(folder, "smollm2-135m") == "smollm2-135m"
-    assert _model_name(folder, "my-phi3-helpdesk") == "llama"
+    assert _model_name(folder, "my-phi3-helpdesk") == "my-phi-helpdesk"
     change(folder, "config.json", model_type="phi3")
+    assert _model_name(folder, "Phi-3") == "phi"  # Phi-4 is of the same architecture, and its tokens strip nothing
     tokens = [{**token, "rstrip": True} for token in document_of(folder)["added_tokens"]]
     change(folder, "tokenizer.json", added_tokens=tokens)
     assert _model_name(folder, "Phi-3-mini-4k-instruct") == "Phi-3-mini-4k-instruct"

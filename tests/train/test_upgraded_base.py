@@ -9,8 +9,7 @@ from serve.hive import MODEL, add_release, make_home
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
 from hivetune.errors import UsageError
 from hivetune.judge.measure.artefacts import find_artefact
-from hivetune.release.base import base_gguf
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
 
 pytestmark = pytest.mark.slow
 

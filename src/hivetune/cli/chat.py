@@ -14,7 +14,7 @@ from hivetune.cli.output import MODE, emit, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.release.export import DEFAULT_QUANT
-from hivetune.release.station import check_prompts
+from hivetune.release.prove import check_prompts
 from hivetune.serve.chat import Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
 from hivetune.serve.gateway.capture import Capture
 

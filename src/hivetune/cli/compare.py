@@ -16,7 +16,7 @@ from hivetune.judge.measure.pages import write_comparison_page
 from hivetune.judge.measure.station import Comparison, compare_pair
 from hivetune.judge.verdict import verdict_document
 from hivetune.models.sides import BASELINE, parse_side
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.find import find_run
 from hivetune.train.open import Run, load_run
 

@@ -19,8 +19,8 @@ from hivetune.judge.verdict import judge_run, verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.launch import Ahead
 from hivetune.release.export import export_run
-from hivetune.release.prove_export import prove_export, said_of
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT
+from hivetune.release.prove import describe_proof, prove_export
 from hivetune.run.folder import EVALUATION
 from hivetune.synth.demo.station import ask_some, write_inputs
 from hivetune.train.open import Run, open_run
@@ -58,7 +58,7 @@ def demo(
     exported = export_run(run.folder, "gguf", quant=SERVED_QUANT)
     say(f"{exported.path}: {size(exported.path.stat().st_size)}")
     with progress("proving the export") as report:
-        say(f"proof: {said_of(prove_export(run.folder, exported, report))}")
+        say(f"proof: {describe_proof(prove_export(run.folder, exported, report))}")
     answers = _answers(run, evaluation, exported.path)
     _next_steps(config_path, run.folder, exported.path)
     say(f"the walk took {duration(time.monotonic() - started)}")

@@ -11,7 +11,7 @@ from hivetune.cli.output import emit, number, say, table
 from hivetune.errors import UsageError
 from hivetune.judge.measure.lm_eval import measure_tasks
 from hivetune.models.sides import BASELINE, parse_side
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.find import find_run
 from hivetune.train.open import Run, load_run
 

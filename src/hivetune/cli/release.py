@@ -11,8 +11,8 @@ from hivetune.cli.output import emit, progress, say, show, size
 from hivetune.errors import MachineNotFit
 from hivetune.llama.backend import find_engine
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
-from hivetune.release.prove_export import export_merged, prove_export, said_of
-from hivetune.release.quantize import RECIPES
+from hivetune.release.gguf import RECIPES
+from hivetune.release.prove import describe_proof, export_merged, prove_export
 from hivetune.run.find import find_run
 
 
@@ -48,7 +48,7 @@ def export(
         "proof": proof or (_proof(folder, exported) if check else None),
     }
     if proof := document["proof"]:
-        say(f"proof: {said_of(proof)}")
+        say(f"proof: {describe_proof(proof)}")
     show(_next(exported.to, exported.path))
     emit(document)
 

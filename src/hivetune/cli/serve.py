@@ -15,7 +15,7 @@ from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
 from hivetune.errors import UsageError
 from hivetune.llama.backend import unused_program
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.registry import desired
 from hivetune.serve.gateway.clients import Client, clients, make_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway

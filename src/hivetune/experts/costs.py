@@ -14,8 +14,7 @@ from hivetune.experts.routes import serving
 from hivetune.experts.survey import Survey
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import prompt_of
-from hivetune.release.base import base_gguf
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.routing.table import experts_folder
 from hivetune.serve.swap.wanted import load_release
 

@@ -18,8 +18,7 @@ from hivetune.experts.scores import scored_rows
 from hivetune.experts.survey import Survey
 from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress
-from hivetune.release.base import base_gguf
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import Release, find
 from hivetune.routing.birth import ScoredUnit
 from hivetune.routing.choose import Asking, choose

@@ -213,7 +213,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Tell:
+class ScorePassages:
     """What `model`, alone and with `adapter` beside it, says of each place: its token's log-probability, and those of
     the `top` likeliest."""
 
@@ -259,7 +259,7 @@ class WriteGgufAdapter:
 @dataclass(frozen=True)
 class DryGguf:
     """A model of the same architecture with few layers and random weights as `file`, and a random adapter of it with
-    `rank` on `targets` as `adapter_file`; and what both say of `passages`, as `Tell`."""
+    `rank` on `targets` as `adapter_file`; and what both say of `passages`, as `ScorePassages`."""
 
     model: Path
     targets: tuple[str, ...]
@@ -284,7 +284,7 @@ ENTRIES: Mapping[type, str] = {
     Score: "hivetune.judge.worker.score",
     ScoreAdapters: "hivetune.judge.worker.adapters",
     Gradients: "hivetune.judge.worker.gradients",
-    Tell: "hivetune.release.worker.told",
+    ScorePassages: "hivetune.release.worker.score_passages",
     Merge: "hivetune.release.worker.merge",
     WriteGguf: "hivetune.release.worker.to_gguf",
     WriteGgufAdapter: "hivetune.release.worker.to_gguf",

@@ -20,7 +20,7 @@ from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed
 from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, HivetuneError
-from hivetune.release.prove import PROOF
+from hivetune.release.export import PROOF
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT
 
 EXPORTED = "exports"

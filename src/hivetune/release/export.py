@@ -6,10 +6,11 @@
     RUN/export/gguf-adapter/  NAME-lora.gguf, for llama.cpp's --lora beside the base model as GGUF
     RUN/export/ollama-QUANT/  NAME-QUANT.gguf and a Modelfile
 
-Each folder is made aside, gets its manifest last and is then renamed: it is whole or not there. An export of the same
-adapter is found again and not made twice.
+Each has a README.md. A folder is written aside, gets its manifest last and is then renamed, so it is whole or not
+there. An export of the same adapter is found again and not written twice.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -21,18 +22,15 @@ from hivetune.base.disk import MANIFEST, lock, read_json, sha256_file, write_jso
 from hivetune.base.private import check_own
 from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.models.prepared import TEMPLATE
+from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.card import portable_base, write_card
-from hivetune.release.gguf import write_gguf_adapter, write_gguf_model
+from hivetune.release.gguf import Recipe, find_recipe, write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
-from hivetune.release.prove import PROOF
-from hivetune.release.quantize import Recipe, find_recipe
 from hivetune.run.adapter import adapter_hash, require_adapter
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EXPORTS
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EXPORTS, RECORD, VERDICT
 from hivetune.run.record import read_record
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
@@ -41,11 +39,19 @@ QUANTIZED: tuple[ExportFormat, ...] = ("gguf", "ollama")  # written in a number 
 DEFAULT_QUANT = "f16"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
 EXPORT_SPARE_BYTES = 64 << 20
+PROOF = "proof.json"  # beside the exported files, written by release/prove.py
+CARD = "README.md"
+_DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
+_FORMS = {
+    "adapter": "for PEFT, beside its base",
+    "merged": "merged into it",
+    "gguf-adapter": "as GGUF, beside its base",
+}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """`path` is what to give to others: a file for GGUF, else the folder. `made` is False when it was there already."""
+    """An export. `path` is what to give to others: a file for GGUF, else the folder. `made`: it was written now."""
 
     to: ExportFormat
     path: Path
@@ -69,10 +75,11 @@ class Source:
 def export_run(
     run: Path, to: str, *, quant: str = DEFAULT_QUANT, dtype: MergedType = "source", progress: Progress = silent
 ) -> Exported:
-    """Export the adapter at the top of a run folder to `RUN/export/`. `dtype`: of merged weights; "source": the base's.
+    """Export the adapter at the top of a run folder to `RUN/export/`.
 
-    Raises UsageError for an unknown target or quantization, a run without adapter and a model that the target can't
-    hold; MachineNotFit for a missing package; DoesNotFit when the disk is too small; Busy while another export runs.
+    `dtype`: of merged weights; "source" is the base's. Raises UsageError for an unknown target or quantization, a run
+    without adapter and a model that the target can't hold; MachineNotFit for a missing package; DoesNotFit when the
+    disk is too small; Busy while another export runs.
     """
     try:
         check_own(run)
@@ -96,6 +103,7 @@ def export(
     """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
     if to not in get_args(ExportFormat):
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
+    target: ExportFormat = to  # type: ignore[assignment]
     require_adapter(source.adapter)
     recipe = find_recipe(quant) if to in QUANTIZED else None
     folder = parent / (f"{to}-{recipe.name}" if recipe else to)
@@ -107,22 +115,24 @@ def export(
         "adapter_sha256": adapter_hash(source.adapter),
         "model_sha256": sha256_file(source.model / MANIFEST),
     }
-    problems = problems_once(source.model)
-    if problems:
+    if problems := problems_once(source.model):
         raise UsageError(
             f"the model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
         )
     with lock(parent):
-        if not _is_there(folder, identity):
+        made = not _is_there(folder, identity)
+        if made:
             _check_disk(source, parent, recipe, to)
-            _make(source, folder, recipe, identity, progress)
-            made = True
-        else:
-            made = False
-    main_file = next(iter(sorted(folder.glob("*.gguf"))), None)
+            _write(source, folder, recipe, identity, progress)
+    file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
-    target: ExportFormat = identity["to"]  # type: ignore[assignment]
-    return Exported(target, main_file if main_file and to != "ollama" else folder, folder, size_bytes, made)
+    return Exported(target, file if file and to != "ollama" else folder, folder, size_bytes, made)
+
+
+def merged_type(folder: Path) -> MergedType:
+    """Return the number type of the weights of a merged export."""
+    dtype: MergedType = read_json(folder / MANIFEST).get("dtype", "source")
+    return dtype
 
 
 def _is_there(folder: Path, identity: Mapping[str, Any]) -> bool:
@@ -132,26 +142,26 @@ def _is_there(folder: Path, identity: Mapping[str, Any]) -> bool:
     return all(known.get(key) == value for key, value in identity.items())
 
 
-def merged_type(folder: Path) -> MergedType:
-    """What the weights of a merged export are rounded to."""
-    kind: MergedType = read_json(folder / MANIFEST).get("dtype", "source")
-    return kind
-
-
-def _make(source: Source, folder: Path, recipe: Recipe | None, identity: Mapping[str, Any], progress: Progress) -> None:
-    work = folder.with_name(f".{folder.name}.tmp")
-    task = folder.with_name(f".{folder.name}.task")
+def _write(
+    source: Source, folder: Path, recipe: Recipe | None, identity: Mapping[str, Any], progress: Progress
+) -> None:
+    # A task gets a folder of its own, so that its logs are no part of the export.
+    work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
     for leftover in (work, task):
         shutil.rmtree(leftover, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        try:
-            _write(source, work, task, recipe, identity, progress)
-            write_card(work, source.name, source.model, source.run, str(identity["to"]))
-        except UsageError as error:  # what GGUF or llama.cpp can't hold
-            if error.hint or identity["to"] in ("adapter", "merged"):
-                raise
-            raise UsageError(error.message, hint="every model can be exported as a folder: --to merged") from None
+        if identity["to"] == "adapter":
+            _write_adapter(source, work)
+        elif identity["to"] == "merged":
+            merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
+            run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
+            for path in merged.target.iterdir():
+                if path.name != MANIFEST:
+                    os.rename(path, work / path.name)
+        else:
+            _write_gguf(source, work, task, recipe, str(identity["to"]), progress)
+        _write_card(work, source, str(identity["to"]))
         write_manifest(work, dict(identity))
         if folder.exists():
             shutil.rmtree(folder)
@@ -161,52 +171,95 @@ def _make(source: Source, folder: Path, recipe: Recipe | None, identity: Mapping
         shutil.rmtree(task, ignore_errors=True)
 
 
-def _write(
-    source: Source, work: Path, task: Path, recipe: Recipe | None, identity: Mapping[str, Any], progress: Progress
-) -> None:
-    """Fill `work`. Tasks get a folder of their own, so that their logs do not ship."""
-    to = identity["to"]
-    if to == "adapter":
-        shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
-        base, revision = portable_base(source.model)
-        config = read_json(source.adapter / ADAPTER_CONFIG)
-        write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
-        _copy_tokenizer(source.model, work)
-    elif to == "merged":
-        merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
-        run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
-        for path in merged.target.iterdir():
-            if path.name != MANIFEST:
-                os.rename(path, work / path.name)
-    elif to == "gguf-adapter":
-        path = write_gguf_adapter(
-            source.model, source.adapter, task, f"{source.name}-lora.gguf", progress, source.converter
-        )
-        os.rename(path, work / path.name)
-    else:
-        assert recipe is not None
-        file = f"{source.name}-{recipe.name}.gguf"
-        path = write_gguf_model(source.model, source.adapter, recipe, task, file, progress, source.converter)
+def _write_adapter(source: Source, work: Path) -> None:
+    shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
+    base, revision = _portable_base(source.model)
+    config = read_json(source.adapter / ADAPTER_CONFIG)
+    write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
+    for name in TOKENIZER_FILES:
+        if (source.model / name).exists():
+            shutil.copyfile(source.model / name, work / name)
+
+
+def _write_gguf(source: Source, work: Path, task: Path, recipe: Recipe | None, to: str, progress: Progress) -> None:
+    model, adapter, converter = source.model, source.adapter, source.converter
+    try:
+        if recipe is None:
+            path = write_gguf_adapter(model, adapter, task, f"{source.name}-lora.gguf", progress, converter)
+        else:
+            file = f"{source.name}-{recipe.name}.gguf"
+            path = write_gguf_model(model, adapter, recipe, task, file, progress, converter)
         os.rename(path, work / path.name)
         if to == "ollama":
-            write_modelfile(source.model, work / file)
-
-
-def _copy_tokenizer(model: Path, work: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (model / name).exists():
-            shutil.copyfile(model / name, work / name)
+            write_modelfile(model, work / path.name)
+    except UsageError as error:  # what GGUF or llama.cpp can't hold
+        if error.hint:
+            raise
+        raise UsageError(error.message, hint="every model can be exported as a folder: --to merged") from None
 
 
 def _check_disk(source: Source, parent: Path, recipe: Recipe | None, to: str) -> None:
-    weights = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
+    weights_bytes = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
     share = {"adapter": 0.0, "gguf-adapter": 0.0, "merged": 2.0}.get(to, 1.0)  # merged: in float32 at most
     if recipe is not None:
         share = max(recipe.bits, 8.5 if recipe.bits < 16 else 0) / 16  # embeddings keep 8 bits at least
-    needed = int(weights * share) + EXPORT_SPARE_BYTES
+    needed = int(weights_bytes * share) + EXPORT_SPARE_BYTES
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise DoesNotFit(
             f"the export needs about {needed / 1e6:,.0f} MB, {parent} has {free / 1e6:,.0f} MB free",
             hint="free some space, or choose a smaller --quant",
         )
+
+
+def _portable_base(model: Path) -> tuple[str, str | None]:
+    """Return what others call the base: Hub id and commit, else its name without a path."""
+    described = read_json(model / DESCRIPTION)
+    if described.get("kind") == "hub":
+        return described["source"], described.get("revision")
+    return spoken_name(model), None
+
+
+def _write_card(work: Path, source: Source, to: str) -> None:
+    """Write README.md: what the export is, what it was trained on, how it was judged, and its limits.
+
+    Nothing in it names this machine. The front matter is what the Hugging Face Hub reads.
+    """
+    base, revision = _portable_base(source.model)
+    front: dict[str, Any] = {"base_model": base, "library_name": "peft" if to == "adapter" else "transformers"}
+    front |= {"pipeline_tag": "text-generation", "tags": ["hivetune", "lora"]}
+    form = _FORMS.get(to, "merged into it, as GGUF")
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", "", f"# {source.name}", ""]
+    lines += [f"A low-rank adapter of {base}{f' at {revision}' if revision else ''}, {form}.", ""]
+    lines += ["## Data", "", *_data(source.run), "", "## Judged", "", *_verdict(source.run), "", "## Generation", ""]
+    lines += [*_generation(source.model), "", "## Limits", ""]
+    lines += [
+        "- It was trained to answer what its rows ask; nothing is known of other questions, languages or longer texts.",
+        "- What the base model gets wrong, it may get wrong too.",
+        "",
+        "## Licence",
+        "",
+        f"The licence of {base} holds for what is derived from it; the rows' owners may set further terms.",
+    ]
+    (work / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _data(run: Path | None) -> list[str]:
+    rows: Mapping[str, Any] = {} if run is None else (read_json(run / RECORD).get("result") or {}).get("rows", {})
+    counts = {key: value for key, value in rows.items() if isinstance(value, int)}
+    counts |= {key: sum(value.values()) for key, value in rows.items() if isinstance(value, Mapping)}
+    return [f"- {key.replace('_', ' ')}: {count:,} rows" for key, count in counts.items()] or ["Not known."]
+
+
+def _verdict(run: Path | None) -> list[str]:
+    if run is None or not (run / VERDICT).is_file():
+        return ["Not judged when it was exported."]
+    verdict = read_json(run / VERDICT)
+    return [f"Verdict: {verdict['verdict']}.", "", *(f"- {reason}" for reason in verdict.get("reasons", []))]
+
+
+def _generation(model: Path) -> list[str]:
+    path = model / "generation_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    known = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None]
+    return ["Judged greedy (temperature 0). The base's own defaults:", "", *(known or ["- none"])]

@@ -1,18 +1,83 @@
-"""GGUF files as seen from outside the engine: written by llama.cpp's converter in a child, then read back.
+"""GGUF files: their number types, and models, adapters and bases that llama.cpp's converter writes in a child."""
 
-A file that was written is not yet a file that can be used: its header is read back and compared with what was meant.
-"""
-
+import difflib
+import importlib.util
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from hivetune.errors import HivetuneError
-from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import spoken_name
+from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_manifest
+from hivetune.base.private import make_folder
+from hivetune.base.whole import problems_once
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.prepared import find_prepared, spoken_name
 from hivetune.process.parent import count_items, run_task
 from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
-from hivetune.records import Progress
+from hivetune.records import Progress, silent
 from hivetune.release.converter import find_converter
-from hivetune.release.quantize import Recipe
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A number type that a GGUF file can be written in, as llama.cpp's tools name it.
+
+    default: the type of matrices. embedding: of token and output embeddings. important: of the layers that a mixture
+    spends more on. file_type: llama.cpp's number of the mixture. bits: the size of a weight of `default`.
+    """
+
+    name: str
+    file_type: int
+    default: str
+    embedding: str
+    bits: float
+    important: str | None = None
+
+    def as_task(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def needs_libgguf(self) -> bool:
+        return any(kind is not None and kind.endswith("_K") for kind in (self.default, self.embedding, self.important))
+
+
+# Embeddings of a small model are a large part of it and the first thing to suffer: they keep 8 bits, or 6 in K-quants.
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("f32", 0, "F32", "F32", 32),
+        Recipe("f16", 1, "F16", "F16", 16),
+        Recipe("bf16", 32, "BF16", "BF16", 16),
+        Recipe("q8_0", 7, "Q8_0", "Q8_0", 8.5),
+        Recipe("q5_1", 9, "Q5_1", "Q8_0", 6),
+        Recipe("q5_0", 8, "Q5_0", "Q8_0", 5.5),
+        Recipe("q4_1", 3, "Q4_1", "Q8_0", 5),
+        Recipe("q4_0", 2, "Q4_0", "Q8_0", 4.5),
+        Recipe("q6_k", 18, "Q6_K", "Q6_K", 6.5625),
+        Recipe("q5_k_m", 17, "Q5_K", "Q6_K", 5.5, "Q6_K"),
+        Recipe("q4_k_m", 15, "Q4_K", "Q6_K", 4.5, "Q6_K"),
+    )
+}
+
+SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return a number type by its name. Raises UsageError for an unknown one, MachineNotFit without its package."""
+    recipe = RECIPES.get(name.lower())
+    if recipe is None:
+        near = difflib.get_close_matches(name.lower(), RECIPES, 1)
+        raise UsageError(
+            f"unknown --quant {name}",
+            hint=f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}",
+        )
+    if recipe.needs_libgguf and importlib.util.find_spec("libgguf") is None:
+        raise MachineNotFit(
+            f"--quant {recipe.name} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
+        )
+    return recipe
 
 
 def write_gguf_model(
@@ -24,9 +89,10 @@ def write_gguf_model(
     progress: Progress,
     converter: str | None = None,
 ) -> Path:
-    """`folder/file`: the model with the adapter merged into it, under the base model's name.
+    """Write `folder/file`: the model with the adapter merged into it, under the base model's name.
 
-    `converter`: the setting export.converter. Raises as `find_converter` does, and what the task says.
+    `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
+    converter can't write.
     """
     found = find_converter(converter)
     task = WriteGguf(model, adapter, folder / file, recipe.as_task(), spoken_name(model), found.folder)
@@ -36,16 +102,64 @@ def write_gguf_model(
 def write_gguf_adapter(
     model: Path, adapter: Path, folder: Path, file: str, progress: Progress, converter: str | None = None
 ) -> Path:
-    """`folder/file`: the adapter alone, for llama.cpp's `--lora`. Raises as `write_gguf_model`."""
+    """Write `folder/file`: the adapter alone, for llama.cpp's `--lora`. Raises as `write_gguf_model`."""
     task = WriteGgufAdapter(model, adapter, folder / file, find_converter(converter).folder)
     return _write(task, folder, "writing the GGUF adapter", progress)
 
 
 def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, what: str, progress: Progress) -> Path:
     result = run_task(task, folder, on_beat=count_items(progress, None)).check(what)
-    path = task.file
-    header = read_header(path)
-    if header.is_adapter != isinstance(task, WriteGgufAdapter):
-        raise HivetuneError(f"{path} reads back as an adapter: {header.is_adapter}")
     progress(result["tensors"], result["tensors"])
+    return task.file
+
+
+def base_gguf(
+    model: str, model_sha256: str, quant: str, progress: Progress = silent, converter: str | None = None
+) -> Path:
+    """Return `bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model, written on first use. Adapters are served
+    on it.
+
+    `model_sha256` is the hash of the prepared folder's manifest. A base that was upgraded since a release was trained
+    on it is no base of that release, which keeps the file that was written then. Raises UsageError where there is none,
+    and as `write_gguf_model`.
+    """
+    recipe = find_recipe(quant)
+    made = _find_base(model_sha256, recipe.name)
+    if made is not None:
+        return made
+    prepared = find_prepared(model)
+    if prepared is None:
+        raise UsageError(f"the base model {model} is not prepared here", hint=f"hivetune fetch {model}")
+    if sha256_file(prepared.folder / MANIFEST) != model_sha256:
+        raise UsageError(
+            f"the base model {model} is not the one that this release was trained on",
+            hint="train on the present base, or restore the old one",
+        )
+    folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
+    path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
+    with lock(folder.parent):
+        made = _find_base(model_sha256, recipe.name)  # by another process while this one waited
+        if made is not None:
+            return made
+        work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
+        for leftover in (work, task, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        make_folder(work)
+        try:
+            written = write_gguf_model(prepared.folder, None, recipe, task, path.name, progress, converter)
+            os.rename(written, work / path.name)
+            write_manifest(work, {"kind": "base", "model": model, "model_sha256": model_sha256})
+            os.rename(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(task, ignore_errors=True)
     return path
+
+
+def _find_base(model_sha256: str, recipe: str) -> Path | None:
+    """Return the undamaged file of a base, whatever its folder was called when it was written."""
+    for folder in sorted((home() / "bases").glob(f"*-{model_sha256[:8]}-{recipe}")):
+        whole = (folder / MANIFEST).exists() and not problems_once(folder)
+        if whole and read_json(folder / MANIFEST).get("model_sha256") == model_sha256:
+            return next(folder.glob("*.gguf"), None)
+    return None

@@ -1,110 +1,108 @@
-"""The proof of an export: is what is shipped what was trained? Pure; what both sides say of the same tokens comes in.
+"""The proof of an export: what is shipped is what was trained, measured on the exported file.
 
-At some places of held-out conversations the trained model (adapter beside base, float32) and the exported one say how
-likely the token there is, and which ones are likeliest. Three things must hold, and the bounds are stated in the proof:
+At some places of held-out conversations the trained model (adapter beside base, float32) and the exported one report
+the log-probability of the token there and of the likeliest ones. Three things must hold, and the proof states the
+bounds:
 
-logits   the mean difference of log-probabilities is within the bound of the number type. A quantized file may differ
-         as its base differs at the same type, twice that at most.
-loss     over the tokens that are there, the same bound.
-effect   what the adapter changes in the export, over the base at the same type, is what it changed when it was trained:
+logits   The mean difference of log-probabilities is within the bound of the number type. A quantized file may differ
+         by twice as much as its base does at the same type.
+loss     The mean over the tokens that are there differs by no more than the same bound.
+effect   What the adapter changes in the export, over the base at the same type, is what it changed when it was trained:
          the slope of the one over the other is 1, within a tenth and what its standard error allows.
+
+The result lies beside the export as `proof.json` and holds for these bytes only.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
-from hivetune.errors import DataRefused
-from hivetune.process.protocol import Passage
-from hivetune.records import Split
+import psutil
 
-PROOF = "proof.json"
+from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
+from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.base.typed import to_plain
+from hivetune.data.render.folder import load_renderer
+from hivetune.data.snapshot import Snapshot
+from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
+from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
+from hivetune.llama.prompts import compare_prompts
+from hivetune.models.gguf_header import read_header
+from hivetune.process.parent import see_off, start_child
+from hivetune.process.protocol import Passage, ScorePassages
+from hivetune.records import Example, Progress, Split, silent
+from hivetune.release.converter import find_converter, server_name, untested_pair
+from hivetune.release.export import PROOF, Exported, MergedType, export_run, merged_type
+from hivetune.release.gguf import SERVED_QUANT, base_gguf, find_recipe
+from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
+from hivetune.train.open import Run, load_run
+
 PASSAGES, PLACES = 8, 12
-TOP = 16
+TOP = 16  # likeliest tokens at each place
 LONGEST_PASSAGE = 2048  # tokens
+CHECKED_PROMPTS = 50
+_HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
 FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
-# What the base itself may differ by in a quantized type: three times what tiny random models, which suffer most, do in
+# How much the base itself may differ in a quantized type: three times what tiny random models, which suffer most, do in
 # q8_0 (0.06 at most), and twice as much for each bit less. Another model differs by whole nats.
 BASE_BOUNDS = {"q8_0": 0.2, "q6_k": 0.4, "q5_1": 0.8, "q5_0": 0.8, "q5_k_m": 0.8}
 COARSEST_BOUND = 1.2
 QUANTIZED_BOUND, QUANTIZED_FACTOR = 0.03, 2.0
 EFFECT_BOUND, EFFECT_ERRORS = 0.1, 3.0
+MERGED_TYPES: tuple[MergedType, ...] = ("source", "float16", "float32")
+_CACHE = "told"  # below the home: scores of trained models and of bases
+_FORCING_BIAS = 1000.0  # nats: far above any logit
+_SLOTS = 4
+_CONTEXT_TOKENS = 4096
+_MEMORY_SHARE = 0.75  # of the free memory, for both sides at once
 
-
-@dataclass(frozen=True)
-class Saying:
-    """What a model says at one place: the log-probability of the token there, and (token, log-probability) of the
-    likeliest ones."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-# By passage and place. llama.cpp says nothing of a token that is a part of a character.
-Sayings = Sequence[Sequence[Saying | None]]
-_Said = Mapping[int, float]  # token -> log-probability; that of the token that is there has the key _THERE
+# By passage and place: [log-probability of the token there, [[token, log-probability], ...]], as JSON holds it; None
+# where llama.cpp reports nothing, as for a token that is a part of a character.
+Scores = Sequence[Sequence[Any]]
+_Place = Mapping[int, float]  # token -> log-probability; the token that is there has the key _THERE
 _THERE = -1
 
 
-def read_told(lists: Sequence[Sequence[Any]]) -> list[list[Saying | None]]:
-    """From plain lists: [logprob, [[token, logprob], ...]] or null at each place."""
-    return [[None if said is None else _told(*said) for said in passage] for passage in lists]
+# What is compared.
 
 
-def plain_told(said: Sayings) -> list[list[Any]]:
-    """The reverse of `read_told`."""
-    return [[None if told is None else [told.logprob, list(told.top)] for told in passage] for passage in said]
+def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> list[Passage]:
+    """Return the first tokens of the last answer of some rows, and the one that ends it; held-out rows come first.
 
-
-def _told(logprob: float, top: Sequence[Sequence[Any]]) -> Saying:
-    return Saying(logprob, tuple((token, score) for token, score in top))
-
-
-class _Rows(Protocol):
-    """What is needed of a snapshot (data/snapshot.py)."""
-
-    def rows(self, split: Split) -> list[int]: ...
-    def length(self, row: int) -> int: ...
-    def tokens(self, row: int) -> memoryview: ...
-    def trained(self, row: int) -> memoryview: ...
-
-
-def choose_passages(snapshot: _Rows, context_tokens: int | None = None) -> list[Passage]:
-    """The first tokens of the last answer of some rows, and the one that ends it; held-out rows first. Rows that are
-    longer than `context_tokens`, what the export can be asked, are left out.
-
-    Raises DataRefused when every row is longer than that, or than `LONGEST_PASSAGE`.
+    Rows that are longer than `context_tokens`, the context of the export, are left out. Raises DataRefused when every
+    row is longer than that, or than `LONGEST_PASSAGE`.
     """
     longest = min(LONGEST_PASSAGE, context_tokens or LONGEST_PASSAGE)
-    splits: tuple[Split, ...] = ("test", "validation", "train")
-    rows = (row for split in splits for row in snapshot.rows(split) if snapshot.length(row) <= longest)
-    found = [_passage(snapshot.tokens(row), snapshot.trained(row)) for row in itertools.islice(rows, PASSAGES)]
-    if not found:
+    rows = (row for split in _HELD_OUT_FIRST for row in snapshot.rows(split) if snapshot.length(row) <= longest)
+    passages = []
+    for row in itertools.islice(rows, PASSAGES):
+        trained = snapshot.trained(row)
+        end = max(place for place, is_trained in enumerate(trained) if is_trained) + 1
+        start = end
+        while trained[start - 1]:
+            start -= 1
+        places = sorted({*range(start, min(start + PLACES, end)), end - 1})
+        passages.append(Passage(tuple(int(token) for token in snapshot.tokens(row)[:end]), tuple(places)))
+    if not passages:
         raise DataRefused(f"every row is longer than {longest:,} tokens, so nothing can be compared")
-    return found
+    return passages
 
 
-def _passage(tokens: memoryview, trained: memoryview) -> Passage:
-    end = max(place for place, is_trained in enumerate(trained) if is_trained) + 1
-    start = end
-    while trained[start - 1]:
-        start -= 1
-    places = sorted({*range(start, min(start + PLACES, end)), end - 1})
-    return Passage(tuple(int(token) for token in tokens[:end]), tuple(places))
-
-
-def prove(
-    kind: str, trained: Mapping[str, Sayings], exported: Sayings, exported_base: Sayings | None
+def compare_scores(
+    kind: str, trained: Mapping[str, Scores], exported: Scores, exported_base: Scores | None
 ) -> dict[str, Any]:
-    """`holds`, `problems` in words, and the measurements behind them.
+    """Return `holds`, `problems` in words, and the measurements behind them.
 
-    `kind`: a number type of GGUF, or "merged". `trained` has "base" and "tuned"; `exported_base` is the base at the
-    same type, None where numbers are not quantized: then the base itself is taken.
+    `kind`: a number type of GGUF, or "merged". `trained` has "base" and "tuned". `exported_base`: the base at the same
+    type; None where numbers are not quantized, and the base itself is taken.
     """
-    places, unreported = _places(trained["base"], trained["tuned"], exported_base or trained["base"], exported)
+    places, unreported = _align(trained["base"], trained["tuned"], exported_base or trained["base"], exported)
     if not places:
         return {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
     base, tuned, its_base, its = zip(*places, strict=True)
@@ -116,14 +114,16 @@ def prove(
     else:
         measured["base_typical"] = _distance(its_base, base)[0]
         bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * measured["base_typical"]
-    losses = [-_mean([said[_THERE] for said in side]) for side in (tuned, its)]
+    losses = [-_mean([scores[_THERE] for scores in side]) for side in (tuned, its)]
     slope, error = _effect(places)
     measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
     measured |= {"effect": slope, "effect_error": error}
     problems = []
-    if exported_base is not None and not measured["base_typical"] <= (most := BASE_BOUNDS.get(kind, COARSEST_BOUND)):
+    base_bound = BASE_BOUNDS.get(kind, COARSEST_BOUND)
+    if exported_base is not None and not measured["base_typical"] <= base_bound:
         problems.append(
-            f"the base alone differs by {measured['base_typical']:.3f} nats on average, at most {most:g} in {kind}"
+            f"the base alone differs by {measured['base_typical']:.3f} nats on average,"
+            f" at most {base_bound:g} in {kind}"
         )
     if not typical <= bound:
         problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
@@ -134,19 +134,34 @@ def prove(
     return {**measured, "holds": not problems, "problems": problems}
 
 
-def _distance(one: Sequence[_Said], other: Sequence[_Said]) -> tuple[float, float]:
-    """Mean and largest absolute difference over the tokens that are there and the likeliest that both name."""
+def _align(*sides: Scores) -> tuple[list[tuple[_Place, ...]], int]:
+    """Return the scores of each side at each place, and how many places were left out as one side reports nothing."""
+    aligned: list[tuple[_Place, ...]] = []
+    unreported = 0
+    for passages in zip(*sides, strict=True):
+        for scores in zip(*passages, strict=True):
+            reported = [{**{token: logprob for token, logprob in one[1]}, _THERE: one[0]} for one in scores if one]
+            if len(reported) == len(scores):
+                aligned.append(tuple(reported))
+            else:
+                unreported += 1
+    return aligned, unreported
+
+
+def _distance(one: Sequence[_Place], other: Sequence[_Place]) -> tuple[float, float]:
+    """Return the mean and largest absolute difference over the tokens that both sides report."""
     differences = [
         abs(a[token] - b[token]) for a, b in zip(one, other, strict=True) for token in sorted(a.keys() & b.keys())
     ]
     return _mean(differences), max(differences)
 
 
-def _effect(places: Sequence[Sequence[_Said]]) -> tuple[float | None, float | None]:
-    """Slope through zero of the exported change over the trained one, and its standard error; None without a change.
+def _effect(places: Sequence[Sequence[_Place]]) -> tuple[float | None, float | None]:
+    """Return the slope through zero of the exported change over the trained one, and its standard error; None without
+    a change.
 
-    The tokens of a place share their error (one sum of all exponentials, the same rounded weights), so the error is
-    that of places as clusters (Liang and Zeger 1986): taken one by one they claim a third of it.
+    The tokens of a place share their error (one sum of all exponentials, the same rounded weights), so places are the
+    clusters of the error (Liang and Zeger 1986). Tokens taken one by one would claim a third of it.
     """
     clusters = []
     for a, b, c, d in places:
@@ -160,19 +175,265 @@ def _effect(places: Sequence[Sequence[_Said]]) -> tuple[float | None, float | No
     return slope, math.sqrt(left * len(clusters) / (len(clusters) - 1)) / squares
 
 
-def _places(*sides: Sayings) -> tuple[list[tuple[_Said, ...]], int]:
-    """At each place, what each side says; and how many places were left out since one side says nothing there."""
-    found: list[tuple[_Said, ...]] = []
-    unreported = 0
-    for passages in zip(*sides, strict=True):
-        for told in zip(*passages, strict=True):
-            said = [{**dict(each.top), _THERE: each.logprob} for each in told if each is not None]
-            if len(said) == len(told):
-                found.append(tuple(said))
-            else:
-                unreported += 1
-    return found, unreported
-
-
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
+
+
+# What a served file says of given tokens.
+
+
+def score_passages(
+    backend: Backend, passages: Sequence[Passage], *, slots: int = 1, adapter: int | None = None
+) -> tuple[list[list[Any]], list[bool]]:
+    """Return the scores of each passage at each of its places, and whether its last token ended the answer.
+
+    llama.cpp is made to write the tokens one after the other. A bias that no other token can outdo forces the next one;
+    the server reports the log-probabilities from before the bias. `slots`: of the server; a passage stays in one, where
+    its beginning is cached. `adapter`: the only one that is applied; with None none is. Raises HivetuneError when the
+    server is gone or reports nothing.
+    """
+    scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in backend.lora]
+
+    def score_slot(slot: int) -> list[list[tuple[Any, bool]]]:
+        own = range(slot, len(passages), slots)
+        return [
+            [_score_place(backend, passages[number], place, slot, scales) for place in passages[number].places]
+            for number in own
+        ]
+
+    scored: list[list[tuple[Any, bool]]] = [[] for _ in passages]
+    with ThreadPoolExecutor(slots) as pool:
+        for slot, of_slot in enumerate(pool.map(score_slot, range(slots))):
+            scored[slot::slots] = of_slot
+    return [[scores for scores, _ in passage] for passage in scored], [passage[-1][1] for passage in scored]
+
+
+def _score_place(
+    backend: Backend, passage: Passage, place: int, slot: int, scales: Sequence[dict[str, Any]]
+) -> tuple[Any, bool]:
+    body = {
+        "prompt": list(passage.tokens[:place]),
+        "n_predict": 1,
+        "temperature": 0,
+        "n_probs": TOP,
+        "logit_bias": [[passage.tokens[place], _FORCING_BIAS]],
+        "cache_prompt": True,  # of this slot alone: the one in host memory is off (llama/backend.py)
+        "id_slot": slot,
+        "return_tokens": True,
+    }
+    document = backend.request("/completion", {**body, "lora": list(scales)} if scales else body)
+    reported: Any = document.get("completion_probabilities")
+    ended = document.get("stop_type") == "eos"
+    if not reported:
+        return None, ended
+    try:
+        likeliest = [[int(one["id"]), float(one["logprob"])] for one in reported[0]["top_logprobs"]]
+        written, logprob = int(reported[0]["id"]), float(reported[0]["logprob"])
+    except (TypeError, LookupError, ValueError):
+        raise HivetuneError(f"llama.cpp reports no probabilities: {str(reported)[:200]}") from None
+    if written != passage.tokens[place]:
+        raise HivetuneError(f"llama.cpp wrote the token {written} where {passage.tokens[place]} was forced")
+    return [logprob, likeliest], ended
+
+
+def check_prompts(run: Path, backend: Backend) -> int:
+    """Compare the token ids that the server makes of conversations with those that were trained; held-out ones first.
+    Return how many were compared.
+
+    Raises HivetuneError when one differs, since such a model is asked other questions than it was trained on, and
+    UsageError when the run's model or data are gone.
+    """
+    opened = load_run(run)
+    rows = [row for split in _HELD_OUT_FIRST for row in opened.snapshot.rows(split)]
+    infos = [opened.snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
+    examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
+    checked, differences = compare_prompts(backend, load_renderer(opened.model), examples)
+    if differences:
+        first = differences[0]
+        raise HivetuneError(
+            f"llama.cpp builds other prompts than were trained on for {len(differences)} of {checked} conversations: "
+            f"{first.source}, token {first.at}: trained {first.trained!r}, served {first.served!r}",
+            hint="please report it with the model's name; hivetune export --no-check keeps the file",
+        )
+    return checked
+
+
+def run_of_export(file: Path) -> Path | None:
+    """Return the run that `file` was exported from, when the file still lies in the run's folder."""
+    parents = file.resolve().parents
+    if len(parents) > 2 and parents[1].name == EXPORTS and (parents[2] / RECORD).exists():
+        return parents[2]
+    return None
+
+
+# The station.
+
+
+def prove_export(folder: Path, exported: Exported, progress: Progress = silent) -> dict[str, Any]:
+    """Return the proof that an artefact is what the run in `folder` trained: the one beside it, or a new one.
+
+    Raises HivetuneError naming what differs; the file and its proof stay for a look. Raises MachineNotFit when a GGUF
+    can't be loaded here, and UsageError when the run's model or data are gone.
+    """
+    artefact = sha256_file(exported.folder / MANIFEST)
+    path = exported.folder / PROOF
+    proof: dict[str, Any] = read_sealed(path) if path.is_file() else {}
+    if proof.get("manifest_sha256") != artefact:
+        run = load_run(folder)
+        proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **_measure(run, exported, progress)}
+        write_sealed(path, proof)
+    if not proof["holds"]:
+        problems = list(proof["problems"])
+        if "quant" in proof:
+            converter = find_converter(load_run(folder).config.export.converter).name
+            problems += untested_pair(converter, server_name(find_engine("auto")))
+        raise HivetuneError(
+            f"{exported.path} is not what was trained: {'; '.join(problems)}",
+            hint=f"do not serve it; please report it with {path}",
+        )
+    return proof
+
+
+def export_merged(folder: Path, progress: Progress = silent) -> tuple[Exported, dict[str, Any]]:
+    """Export the merged model in the first number type that passes the proof: the base's own, float16 or float32.
+
+    Rounding to the base's own type can swallow what was trained. Raises as `export_run` and `prove_export` do.
+    """
+    problem: HivetuneError | None = None
+    for dtype in MERGED_TYPES:
+        exported = export_run(folder, "merged", dtype=dtype, progress=progress)
+        try:
+            return exported, prove_export(folder, exported, progress)
+        except (UsageError, MachineNotFit, DataRefused):
+            raise
+        except HivetuneError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def describe_proof(proof: Mapping[str, Any]) -> str:
+    """Return a proof in one line, for people."""
+    if "typical" not in proof:
+        return "the adapter's bytes are those that were trained"
+    text = f"log-probabilities differ by {proof['typical']:.3f} nats on average, at most {proof['bound']:.3f} expected"
+    if proof["effect"] is not None:
+        text += f"; {proof['effect']:.2f} of the adapter's effect arrived"
+    if (dtype := proof.get("dtype", "source")) != "source":
+        text += f"; in {dtype}, since the base's own type rounds away what was trained"
+    if "ended" in proof:
+        text += f"; {proof['conversations']} conversations have the trained token ids, {proof['ended']} answers ended"
+    return text
+
+
+def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]:
+    if exported.to == "adapter":
+        same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
+        return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
+    if exported.to == "merged":
+        passages = choose_passages(run.snapshot)
+        with lock(home() / _CACHE):
+            trained = _engine_scores(run.model, run.folder, passages, progress)
+            merged = _engine_scores(exported.folder, None, passages, progress)["base"]
+        dtype = merged_type(exported.folder)
+        return compare_scores("merged" if dtype == "source" else "f16", trained, merged, None) | {"dtype": dtype}
+    recipe = find_recipe(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
+    file = next(iter(sorted(exported.folder.glob("*.gguf"))))
+    is_adapter = exported.to == "gguf-adapter"
+    model = _base(run, recipe.name) if is_adapter else file
+    passages = choose_passages(run.snapshot, context_tokens(model))
+    with lock(home() / _CACHE):
+        return _measure_served(run, file if is_adapter else None, model, recipe.name, recipe.bits, passages, progress)
+
+
+def _measure_served(
+    run: Run,
+    adapter: Path | None,
+    model: Path,
+    quant: str,
+    bits: float,
+    passages: Sequence[Passage],
+    progress: Progress,
+) -> dict[str, Any]:
+    """Compare `model`, with `adapter` beside it, as llama.cpp serves them. llama.cpp is asked while the other side
+    imports torch, where the memory holds both."""
+    asked: dict[str, Any] = {}
+
+    def ask_server() -> None:
+        adapters = () if adapter is None else ((adapter, 0.0),)
+        with open_backend(model, _settings(adapters)) as backend:
+            asked["conversations"] = check_prompts(run.folder, backend)
+            number = None if adapter is None else 0
+            asked["tuned"], asked["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
+            asked["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]
+        if adapter is None and bits < 16:
+            asked["base"] = _base_scores(run, quant, passages)
+
+    weights_bytes = 2 * sum(path.stat().st_size for path in run.model.glob("*.safetensors"))  # in float32
+    needed = weights_bytes + max(model.stat().st_size, weights_bytes // 2)
+    if needed <= _MEMORY_SHARE * psutil.virtual_memory().available:
+        trained = _engine_scores(run.model, run.folder, passages, progress, ask_server)
+    else:
+        trained = _engine_scores(run.model, run.folder, passages, progress)
+    if not asked:
+        ask_server()
+    proof = compare_scores(quant, trained, asked["tuned"], asked["base"])
+    ended = asked["ended"].count(True)
+    if ended < len(passages):
+        proof["problems"].append(f"{len(passages) - ended} of {len(passages)} trained ends do not end an answer")
+    counts = {"conversations": asked["conversations"], "passages": len(passages), "ended": ended}
+    return {**proof, "quant": quant, **counts, "holds": not proof["problems"]}
+
+
+def _settings(adapters: tuple[tuple[Path, float], ...] = ()) -> ServerSettings:
+    return ServerSettings(adapters=adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
+
+
+def _base(run: Run, quant: str) -> Path:
+    model_sha256 = sha256_file(run.model / MANIFEST)
+    return base_gguf(run.config.model, model_sha256, quant, converter=run.config.export.converter)
+
+
+def context_tokens(file: Path) -> int | None:
+    """Return the longest context of a GGUF file, in tokens."""
+    settings = read_header(file).settings
+    length: int | None = settings.get(f"{settings.get('general.architecture')}.context_length")
+    return length
+
+
+def _base_scores(run: Run, quant: str, passages: Sequence[Passage]) -> Scores:
+    """Return the scores of the base at a number type. They are cached by content: all adapters have the same."""
+    path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
+    if not path.is_file():
+        with open_backend(_base(run, quant), _settings()) as backend:
+            write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
+    scores: Scores = read_json(path)["base"]
+    return scores
+
+
+def _engine_scores(
+    model: Path,
+    adapter: Path | None,
+    passages: Sequence[Passage],
+    progress: Progress,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> dict[str, Scores]:
+    """Return the engine's scores of the base and with the adapter. They are cached by content: all exports of a run are
+    compared with them. `meanwhile` is done while it computes, if it has to."""
+    adapter_sha256 = None if adapter is None else adapter_hash(adapter)
+    path = _cached(TOP, sha256_file(model / MANIFEST), adapter_sha256, to_plain(tuple(passages)))
+    if not path.is_file():
+        task = path.with_suffix(".task")
+        try:
+            child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
+            outcome = see_off(child, lambda beat: progress(0, None), meanwhile)
+            result = outcome.check("comparing with what was trained")
+        finally:
+            shutil.rmtree(task, ignore_errors=True)
+        write_json(path, {side: result[side] for side in ("base", "tuned") if side in result})
+    scores: dict[str, Scores] = read_json(path)
+    return scores
+
+
+def _cached(*about: object) -> Path:
+    return home() / _CACHE / f"{sha256_bytes(repr(list(about)).encode())[:16]}.json"

@@ -18,10 +18,10 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.records import Progress
-from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
+from hivetune.release.gguf import base_gguf
+from hivetune.release.prove import run_of_export
 from hivetune.release.registry import Release, find, releases
-from hivetune.release.station import run_of_export
 from hivetune.run.find import find_run
 from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, Rating
 from hivetune.serve.swap.wanted import BASE, load_release

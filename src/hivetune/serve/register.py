@@ -19,10 +19,9 @@ from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.llama.prompts import prompt_of
 from hivetune.llama.recorded import RECORDED_PROMPTS, record_answers
 from hivetune.release.artefacts import exports_in
-from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
-from hivetune.release.prove_export import prove_export
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
+from hivetune.release.prove import prove_export
 from hivetune.release.registry import Release, find, forgotten_rows, history, register
 from hivetune.run.adapter import adapter_hash, require_adapter
 from hivetune.run.folder import EVALUATION, EVENTS

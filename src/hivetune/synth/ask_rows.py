@@ -22,7 +22,7 @@ from hivetune.judge.measure.answers import KeptAnswers, ask_prompt, kept_side
 from hivetune.judge.measure.artefacts import Asked, find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
 from hivetune.records import Progress, silent
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT
 from hivetune.synth.against import Against
 from hivetune.synth.ask import CHARS_PER_TOKEN, PAIR_TOKENS, draft_of, fits, passages_of, read_reply, request
 from hivetune.synth.keep import KeptRows

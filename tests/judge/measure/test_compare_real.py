@@ -12,8 +12,7 @@ from serve.fake_server import fake_server, stream
 from serve.hive import MODEL, add_release, make_home, write_adapter
 
 from hivetune.base.disk import MANIFEST, home, sha256_file
-from hivetune.release.base import base_gguf
-from hivetune.release.gguf import write_gguf_adapter
+from hivetune.release.gguf import base_gguf, write_gguf_adapter
 
 pytestmark = pytest.mark.slow
 

@@ -20,10 +20,10 @@ from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.models.sides import NamedSide, SideKind, parse_side, read_figures
 from hivetune.process.still import moving_s
-from hivetune.release.base import base_gguf
 from hivetune.release.export import export_run
+from hivetune.release.gguf import base_gguf
+from hivetune.release.prove import check_prompts, run_of_export
 from hivetune.release.registry import Release, find
-from hivetune.release.station import check_prompts, run_of_export
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.find import find_run
 from hivetune.run.folder import ADAPTER, RECORD

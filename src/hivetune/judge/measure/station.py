@@ -30,7 +30,7 @@ from hivetune.judge.measure.preferences import judged
 from hivetune.judge.measure.prompts import prompts_hash, prompts_of_rows, prompts_of_run, timed_first
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.records import Progress, silent
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT
 from hivetune.train.open import Run
 
 COMPARISONS = "comparisons"

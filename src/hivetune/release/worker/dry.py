@@ -1,7 +1,7 @@
-"""A model of the same architecture with few layers and random weights, and a random adapter of it: converted, and asked
-what they say, before a training. What llama.cpp says of the two files is compared with that (release/dry_export).
+"""The dry export's child: converts a random model of the same architecture with few layers, and a random adapter of it.
 
-Vocabulary, tokenizer, heads and every kind of layer are the real ones; the rest is narrow where the config allows it.
+It also scores passages with both, which release/dry_export.py compares with llama.cpp's scores. Vocabulary, tokenizer,
+heads and every kind of layer are the real ones; the rest is narrow where the config allows it.
 """
 
 import json
@@ -20,21 +20,21 @@ from hivetune.config import LoraConfig
 from hivetune.errors import HivetuneError
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, DryGguf, WriteGguf, WriteGgufAdapter
+from hivetune.release.worker.score_passages import score_all
 from hivetune.release.worker.to_gguf import staged, write_adapter, write_model
-from hivetune.release.worker.told import tell_all
 from hivetune.run.choices import NO_CHOICES
 from hivetune.train.worker.model.adapter import write_adapter as write_peft
 from hivetune.train.worker.model.general import GeneralModel
 
-# Of the stream, of an MLP, of an expert's; multiples of every block of numbers that is quantized together.
+# Multiples of every block of numbers that is quantized together.
 WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 256}
 _COPIED = ("*.jinja", "tokenizer*.json", "special_tokens_map.json", "generation_config.json", "hivetune.json")
-# Large enough that a wrong rotation, norm or order of heads changes what is said by whole nats.
+# Large enough that a wrong rotation, norm or order of heads changes log-probabilities by whole nats.
 _SPREAD, _ADAPTER_SPREAD = 1.5, 0.3
 
 
 def main(task: DryGguf, heartbeat: Heartbeat) -> dict[str, Any]:
-    """{"base", "tuned" -> what each says of the passages, "layers"}; writes `file` and `adapter_file`."""
+    """Write `file` and `adapter_file`; return {"base", "tuned" -> scores of the passages}."""
     heartbeat.beat(Beat.PREPARING)
     torch.manual_seed(0)
     work = task.file.parent / "dry"
@@ -64,19 +64,19 @@ def _convert(task: DryGguf, module: nn.Module, work: Path, heartbeat: Heartbeat)
             view.normal_(std=_ADAPTER_SPREAD / math.sqrt(view.shape[1] if ".lora_A." in name else task.rank))
     (work / "adapter").mkdir()
     write_peft(work / "adapter", model.adapter, lora, task.base_name, None)
-    told = {"tuned": tell_all(module, task.passages, task.top, heartbeat)}
+    tuned = score_all(module, task.passages, task.top, heartbeat)
     model.switch.on = False
-    told["base"] = tell_all(module, task.passages, task.top, heartbeat)
+    base = score_all(module, task.passages, task.top, heartbeat)
     with staged(work / "model", work, task.converter) as folder:
         recipe = {"name": "f32", "file_type": 0}
         source = (work / "model", work / "adapter")
         write_model(WriteGguf(source[0], None, task.file, recipe, task.base_name, task.converter), folder, heartbeat)
         write_adapter(WriteGgufAdapter(*source, task.adapter_file, task.converter), folder)
-    return {**told, "layers": module.config.num_hidden_layers}
+    return {"base": base, "tuned": tuned}
 
 
 def _smaller(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Type and settings of the same architecture with few layers of each kind: narrow, then as wide as it is."""
+    """Yield type and settings of the same architecture with few layers of each kind: narrow, then in its own width."""
     values = config.to_dict()
     names = type(config).attribute_map
     layers = names.get("num_hidden_layers", "num_hidden_layers")
@@ -102,7 +102,7 @@ def _per_layer(value: Any, total: int) -> bool:
 
 
 def _layer_count(values: dict[str, Any], total: int) -> int:
-    """So many of the first layers show how all of them follow each other."""
+    """Return how many of the first layers show how all of them follow each other."""
     counts = [1, int(values.get("first_k_dense_replace") or 0) + 1]
     counts += [int(value) + 1 for key, value in values.items() if key.endswith("_offset") and isinstance(value, int)]
     for value in values.values():
@@ -112,7 +112,7 @@ def _layer_count(values: dict[str, Any], total: int) -> int:
 
 
 def _until_repeated(kinds: Sequence[str]) -> int:
-    """The shortest beginning after which the kinds only go round: [dense, moe, moe, moe] -> 2."""
+    """Return the length of the shortest beginning after which the kinds repeat: [dense, moe, moe, moe] -> 2."""
     total = len(kinds)
     for count in range(1, total):
         for period in range(1, count + 1):
@@ -122,10 +122,11 @@ def _until_repeated(kinds: Sequence[str]) -> int:
 
 
 @torch.no_grad()
-def draw(module: nn.Module) -> None:
+def draw(module: nn.Module, spread: float = _SPREAD) -> None:
+    """Draw weights, norms and biases; `spread` of the outputs of a matrix whose inputs are 1."""
     for name, parameter in module.named_parameters():
         if parameter.dim() > 1:
-            parameter.normal_(std=_SPREAD / math.sqrt(parameter.shape[-1]))
+            parameter.normal_(std=spread / math.sqrt(parameter.shape[-1]))
         elif "norm" in name:
             parameter.add_(0.2 * torch.randn_like(parameter))
         elif name.endswith("bias"):

@@ -16,7 +16,7 @@ CHUNK_NUMBERS = 1 << 24  # 64 MB of float32 at a time
 
 
 def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], blocks: int) -> str:
-    """The type of one tensor (its GGUF name) under a recipe of release/quantize.py.
+    """The type of one tensor (its GGUF name) under a recipe of release/gguf.py.
 
     Vectors and routers stay F32: they are few, and llama.cpp expects it. Rows whose length is not a multiple of the
     type's block size fall back to Q8_0 (32 numbers), then to F16.

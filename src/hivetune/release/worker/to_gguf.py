@@ -6,10 +6,12 @@ that of the largest one. What the converter derives from names is settled here f
 name, the ends of an answer, the first token, the template, the length of the context.
 """
 
+import errno
 import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,8 +46,9 @@ from hivetune.release.worker.vocabulary import (
 LARGEST_F16 = 65504.0
 # Number types that the converter writes itself, as its --outtype names them; the others are made from F16.
 OWN_TYPES = ("f32", "f16", "bf16", "q8_0")
-# llama.cpp keys how special tokens are read on these parts of a model's name (llama-vocab.cpp).
-KEYED_NAMES = ("phi-3", "phi3")
+# In a model whose name has this, llama.cpp looks for Phi-3's special tokens and strips what follows them. One that
+# lacks such a token then can't be loaded (llama-vocab.cpp).
+KEYED_NAME = re.compile("phi-?3", re.IGNORECASE)
 # Architectures whose window llama.cpp reads and does not use (its llama.cpp/src/models/phi3.cpp: "currently disabled").
 NO_WINDOW = ("phi3",)
 _FAILURES = (
@@ -57,10 +60,16 @@ _FAILURES = (
 def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
     with staged(task.model, task.file.parent, task.converter) as folder:
-        if isinstance(task, WriteGguf):
-            write_model(task, folder, heartbeat)
-        else:
-            write_adapter(task, folder)
+        try:
+            if isinstance(task, WriteGguf):
+                write_model(task, folder, heartbeat)
+            else:
+                write_adapter(task, folder)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # numpy's tofile reports a short write without its cause: "57920 requested and 7424 written".
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(task.file)) from error
     DISK.sync(task.file)
     header = read_header(task.file)
     return {"file": str(task.file), "size_bytes": task.file.stat().st_size, "tensors": len(header.tensors)}
@@ -375,13 +384,14 @@ def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
 
 
 def _model_name(model: Path, base_name: str) -> str:
-    """The base model's name; its architecture's where llama.cpp would read special tokens otherwise by the name."""
-    keyed = any(part in base_name.lower() for part in KEYED_NAMES)
+    """Return the base model's name, changed where llama.cpp would read special tokens otherwise because of it."""
+    keyed = KEYED_NAME.search(base_name) is not None
     strips = strips_after_specials(_tokenizer(model))
-    kind = str(read_json(model / "config.json")["model_type"])
-    if keyed == strips:
-        return base_name
-    return f"{base_name} ({KEYED_NAMES[0]})" if strips and kind == "phi3" else kind if keyed else base_name
+    if keyed and not strips:
+        return KEYED_NAME.sub("phi", base_name)
+    if strips and not keyed and read_json(model / "config.json")["model_type"] == "phi3":
+        return f"{base_name} (phi-3)"
+    return base_name
 
 
 def _tokenizer(model: Path) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
 from hivetune.llama.recorded import compare_answers
 from hivetune.process.lease import training_on
-from hivetune.release.base import base_gguf
-from hivetune.release.quantize import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import find, rollback
 from hivetune.serve.gateway.app import Gateway, page_routes
 from hivetune.serve.gateway.capture import Capture, label_of

@@ -1,7 +1,7 @@
-"""What a model says of given tokens: the log-probability of each, and the likeliest ones at its place.
+"""The scores of given tokens by the engine: the log-probability of each, and of the likeliest ones at its place.
 
-The adapter beside the base, as it was trained, and the base alone. In float32 where the memory allows it, so that what
-an export differs by is the export's (release/prove.py).
+Computed with the adapter beside the base, as it was trained, and by the base alone; in float32 where the memory allows
+it, so that a difference is the export's (release/prove.py).
 
 Shapes: L positions, P places, V vocabulary, K likeliest tokens.
 """
@@ -15,47 +15,47 @@ from torch import nn
 
 from hivetune.machine.inventory import read_machine
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, Passage, Tell
+from hivetune.process.protocol import Beat, Passage, ScorePassages
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.general import load_general, load_module
 
-# Of the memory that is free, how much weights in float32 may take.
-_SHARE_FOR_WEIGHTS = 0.5
+_SHARE_FOR_WEIGHTS = 0.5  # of the free memory, for weights in float32
 
 
-def main(task: Tell, heartbeat: Heartbeat) -> dict[str, Any]:
-    """{"dtype", "base" or "tuned" -> for each passage, for each of its places: [logprob, [[token, logprob], ...]]}."""
+def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Return {"dtype", "base" or "tuned" -> `Scores` of release/prove.py}."""
     heartbeat.beat(Beat.PREPARING)
     dtype, device = _dtype(task.model), torch.device("cpu")
     if task.adapter is None:
         module = load_module(task.model, dtype=dtype, device=device)
-        return {"dtype": str(dtype), "base": tell_all(module, task.passages, task.top, heartbeat)}
+        return {"dtype": str(dtype), "base": score_all(module, task.passages, task.top, heartbeat)}
     lora, tensors = read_adapter(task.adapter)
     model = load_general(task.model, lora, method="lora", dtype=dtype, device=device, why="")
     fill(model.adapter, tensors, str(task.adapter))
-    tuned = tell_all(model.module, task.passages, task.top, heartbeat)
+    tuned = score_all(model.module, task.passages, task.top, heartbeat)
     model.switch.on = False
-    base = tell_all(model.module, task.passages, task.top, heartbeat)
+    base = score_all(model.module, task.passages, task.top, heartbeat)
     return {"dtype": str(dtype), "base": base, "tuned": tuned}
 
 
 @torch.no_grad()
-def tell_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbeat: Heartbeat) -> list[list[Any]]:
-    found = []
+def score_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbeat: Heartbeat) -> list[list[Any]]:
+    """Return [log-probability, [[token, log-probability], ...]] of each place of each passage."""
+    scores: list[list[Any]] = []
     for passage in passages:
         tokens_1L = torch.tensor([passage.tokens])
         before_P = torch.tensor(passage.places) - 1  # position i predicts token i + 1
         logits_PV = module(input_ids=tokens_1L, use_cache=False).logits[0, before_P].float()
         scores_PV = torch.log_softmax(logits_PV, -1)
-        told = scores_PV[torch.arange(len(before_P)), tokens_1L[0, before_P + 1]].tolist()
+        logprobs = scores_PV[torch.arange(len(before_P)), tokens_1L[0, before_P + 1]].tolist()
         likeliest = scores_PV.topk(min(top, scores_PV.shape[1]), dim=-1)
         tops = [
-            [list(pair) for pair in zip(tokens, scores, strict=True)]
-            for tokens, scores in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+            [list(pair) for pair in zip(tokens, values, strict=True)]
+            for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
-        found.append([list(each) for each in zip(told, tops, strict=True)])
+        scores.append([list(each) for each in zip(logprobs, tops, strict=True)])
         heartbeat.beat(Beat.ITEM)
-    return found
+    return scores
 
 
 def _dtype(model: Path) -> torch.dtype:
@@ -65,4 +65,4 @@ def _dtype(model: Path) -> torch.dtype:
 
 
 if __name__ == "__main__":
-    run_child(main, Tell)
+    run_child(main, ScorePassages)
