@@ -12,7 +12,7 @@ import heapq
 from dataclasses import dataclass
 
 from hivetune.machine.network import TCP_SHARE
-from hivetune.train.plan.worth import GRADIENT_BYTES, LOCAL_BYTES_PER_S, WEIGHT_BYTES
+from hivetune.train.plan.speed import GRADIENT_BYTES, LOCAL_BYTES_PER_S, WEIGHT_BYTES
 from hivetune.train.worker.exchange.handout import Handout, Paces
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)

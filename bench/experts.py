@@ -35,8 +35,8 @@ from hivetune.routing.steps import newest_steps
 from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release
 from hivetune.synth.demo.station import write_inputs
-from hivetune.train.before.probe import probe_run
 from hivetune.train.open import open_run
+from hivetune.train.probe import probe_run
 from hivetune.train.start import train_run
 
 SHARED = "demo"

@@ -12,7 +12,7 @@ from hivetune.config import DataConfig, load_config
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import UsageError
-from hivetune.train.before.count import refuse_missing
+from hivetune.train.plan.run import refuse_missing
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
-from hivetune.train.before.plan import guess_workload, plan_run
+from hivetune.train.plan.run import guess_workload, plan_run
 
 
 def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

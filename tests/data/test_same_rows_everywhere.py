@@ -15,7 +15,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
 from hivetune.judge.measure.prompts import prompts_of_rows
 from hivetune.synth.against import Against
-from hivetune.train.before.count import count_rows
+from hivetune.train.plan.run import count_rows
 
 QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5)]
 

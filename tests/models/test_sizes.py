@@ -14,8 +14,8 @@ from hivetune.config import LoraConfig, RunConfig, parse_config
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
 from hivetune.models.worker.prepare_model import prepare_model
-from hivetune.train.before.plan import plan_run
 from hivetune.train.plan.memory import TrainingSetup, adapters_of, predict_peak
+from hivetune.train.plan.run import plan_run
 from hivetune.train.plan.speed import shape_of, step_flops
 from hivetune.train.worker.model.load import load_model
 

@@ -21,8 +21,8 @@ from hivetune.data.fates import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared, kind_of
-from hivetune.train.before.plan import Planned
-from hivetune.train.before.propose import Proposal, first_settings, propose
+from hivetune.train.plan.propose import Proposal, first_settings, propose
+from hivetune.train.plan.run import Planned
 
 MOST_NAMED = 6  # agents or categories in a comment
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.

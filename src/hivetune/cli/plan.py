@@ -12,13 +12,10 @@ from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, S
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
-from hivetune.train.before.count import refuse_missing
-from hivetune.train.before.plan import Planned, case_of, plan_document, plan_run, precision_of
-from hivetune.train.plan.choose import Choice, StreamedFrom
-from hivetune.train.plan.memory import disk_bytes, explain_memory
-from hivetune.train.plan.options import Option, with_advice
+from hivetune.train.plan.choose import Choice, Option, StreamedFrom, with_advice
+from hivetune.train.plan.memory import disk_bytes, explain_memory, offload_words
+from hivetune.train.plan.run import Planned, case_of, plan_document, plan_run, precision_of, refuse_missing
 from hivetune.train.plan.speed import step_flops
-from hivetune.train.plan.streaming import offload_words
 
 
 def plan(

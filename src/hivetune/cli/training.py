@@ -17,9 +17,8 @@ from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
-from hivetune.train.before.probe import probe_run
-from hivetune.train.before.proof import proof_is_due, prove_again
 from hivetune.train.open import Run, open_run
+from hivetune.train.probe import probe_run, proof_is_due, prove_again
 from hivetune.train.start import train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import ArithmeticChange

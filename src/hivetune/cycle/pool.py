@@ -24,7 +24,7 @@ from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release
 from hivetune.serve.swap.wanted import Checks
-from hivetune.train.before.plan import plan_document, plan_run
+from hivetune.train.plan.run import plan_document, plan_run
 
 FEWEST_STEPS = 10  # of a training that is worth its evaluation
 

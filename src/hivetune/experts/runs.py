@@ -17,8 +17,8 @@ from hivetune.release.prune import remove_run
 from hivetune.routing.domains import ExpertRow, RowDomain
 from hivetune.run.choices import read_resolved
 from hivetune.run.status import run_status
-from hivetune.train.before.probe import probe_run
 from hivetune.train.open import Run, open_run
+from hivetune.train.probe import probe_run
 from hivetune.train.queue import Going, places_of, run_queue, why_failed
 from hivetune.train.start import train_run
 from hivetune.train.supervise.attempt import Terms

@@ -26,8 +26,16 @@ from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
 from hivetune.run.folder import RECORD
 from hivetune.run.record import read_record, write_record
-from hivetune.train.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
-from hivetune.train.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
+from hivetune.train.plan.steps import (
+    LEAST_VOUCHED,
+    Plan,
+    PlanRow,
+    in_chunks,
+    make_plan,
+    make_stage2_plan,
+    read_plan,
+    write_plan,
+)
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,18 @@ from hivetune.machine.inventory import Card, Machine
 from hivetune.machine.knowledge.cards import known_cards
 from hivetune.machine.profile import Profile
 from hivetune.train.plan.choose import (
+    Case,
     Workload,
+    advice,
     assumed_workload,
     auto_dtype,
     choose_dtype,
     fastest_that_fits,
     power_loss_s,
+    what_would_fit,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.memory import Affine, TrainingSetup
-from hivetune.train.plan.options import Case, advice, what_would_fit
 
 GB = 10**9
 

@@ -10,19 +10,22 @@ from tests.plan.test_memory import a_setup
 
 from hivetune.errors import DoesNotFit
 from hivetune.models.architecture import parse_architecture
-from hivetune.train.plan.choose import fastest_that_fits
+from hivetune.train.plan.choose import Case, fastest_that_fits, try_case
 from hivetune.train.plan.device import device_of_card
-from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup, layer_bytes, predict_peak, with_recompute
-from hivetune.train.plan.options import Case, try_case
-from hivetune.train.plan.speed import Rate, StepShape
-from hivetune.train.plan.streaming import (
+from hivetune.train.plan.memory import (
+    STREAM_PLACES,
+    TrainingSetup,
     can_stream,
     fewest_streamed,
     hiding_tokens,
+    layer_bytes,
     offload_words,
+    predict_peak,
     source_of,
+    with_recompute,
     with_streamed,
 )
+from hivetune.train.plan.speed import Rate, StepShape
 
 SEVEN = "Qwen2.5-7B-Instruct"
 # Sizes of Qwen2.5-32B, from its config.json on the Hub.

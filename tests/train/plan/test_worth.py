@@ -2,7 +2,7 @@
 
 import pytest
 
-from hivetune.train.plan.worth import worth_of
+from hivetune.train.plan.speed import worth_of
 
 GIGABIT = 125e6
 

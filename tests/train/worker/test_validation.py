@@ -10,7 +10,7 @@ import torch
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
 
 from hivetune.base.journal import read_journal
-from hivetune.train.plan.sample import spread_sample
+from hivetune.train.plan.steps import spread_sample
 from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model

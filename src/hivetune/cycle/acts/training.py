@@ -20,8 +20,7 @@ from hivetune.judge.measure.station import compare_pair
 from hivetune.judge.verdict import read_evaluation, verdict_document
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
-from hivetune.train.before.probe import probe_run
-from hivetune.train.before.proof import proof_is_due, prove_again
+from hivetune.train.probe import probe_run, proof_is_due, prove_again
 from hivetune.train.start import train_run
 
 

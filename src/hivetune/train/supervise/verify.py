@@ -32,8 +32,7 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
 from hivetune.run.folder import ADAPTER, EVENTS, METRICS
-from hivetune.train.plan.stage2 import LEAST_VOUCHED, make_stage2_plan
-from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
+from hivetune.train.plan.steps import LEAST_VOUCHED, PlanRow, make_plan, make_stage2_plan, write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hivetune.data.snapshot import Snapshot
-from hivetune.train.plan.sample import spread_sample
+from hivetune.train.plan.steps import spread_sample
 from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.protocol import Document
 

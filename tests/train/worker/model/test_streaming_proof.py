@@ -17,9 +17,8 @@ from train.worker.models import random_adapter, write_model
 from hivetune.config import LoraConfig
 from hivetune.models.architecture import read_architecture
 from hivetune.run.choices import Choices
-from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup, fit_affine, layer_bytes
+from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup, fit_affine, hiding_tokens, layer_bytes
 from hivetune.train.plan.speed import StepShape, probed_rate
-from hivetune.train.plan.streaming import hiding_tokens
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.weights import files
 from hivetune.train.worker.model.protocol import Document

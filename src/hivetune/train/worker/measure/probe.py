@@ -23,8 +23,8 @@ from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.train.plan import choose
 from hivetune.train.plan import choose as plan_choose
-from hivetune.train.plan import options
 from hivetune.train.plan.device import Device, device_of_machine
 from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
 from hivetune.train.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
@@ -39,8 +39,7 @@ from hivetune.train.plan.speed import (
     probe_key,
     probed_rate,
 )
-from hivetune.train.plan.stage2 import longest_unit
-from hivetune.train.plan.steps import Plan, PlanRow, make_plan, read_plan
+from hivetune.train.plan.steps import Plan, PlanRow, longest_unit, make_plan, read_plan
 from hivetune.train.worker.device import (
     complete,
     device_name,
@@ -369,10 +368,10 @@ def _choose_before_loading(
         return chosen
     except DoesNotFit as error:
         precision = "nf4" if setup.quantized else setup.dtype
-        own = options.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
-        others = options.compared(config.model, target)
-        found = options.what_would_fit(own, target, work, others, memory_share=share)
-        raise options.with_advice(error, found, own) from None
+        own = choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
+        others = choose.compared(config.model, target)
+        found = choose.what_would_fit(own, target, work, others, memory_share=share)
+        raise choose.with_advice(error, found, own) from None
 
 
 def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:

@@ -14,8 +14,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
-from hivetune.train.before.count import checked_rows
-from hivetune.train.before.plan import Planned, plan_run
+from hivetune.train.plan.run import Planned, checked_rows, plan_run
 
 MULTIPLE = 64  # token counts are padded to multiples of it
 SHORTEST = 256  # a row of a question and an answer; below it the memory is needed by the model and not by the rows

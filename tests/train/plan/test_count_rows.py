@@ -11,8 +11,8 @@ import pytest
 
 from hivetune.base.database import open_database
 from hivetune.config import DataConfig
-from hivetune.train.before import count
-from hivetune.train.before.count import count_rows
+from hivetune.train.plan import run
+from hivetune.train.plan.run import count_rows
 
 TEXT = "The 5:42 train to Basel leaves from platform 7 today. "
 
@@ -59,8 +59,8 @@ def test_small_files_are_counted_as_rows_and_not_as_lines(name: str, tmp_path: P
 def test_large_files_are_reckoned_from_their_beginning(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(count, "COUNTED_BYTES", 40_000)
-    monkeypatch.setattr(count, "PART_BYTES", 20_000)
+    monkeypatch.setattr(run, "COUNTED_BYTES", 40_000)
+    monkeypatch.setattr(run, "PART_BYTES", 20_000)
     for number in range(3):
         KINDS[name](tmp_path / f"{number}-{name}", 1000)
     found = count_rows(DataConfig(path=str(tmp_path / f"*{name}")))
@@ -70,7 +70,7 @@ def test_large_files_are_reckoned_from_their_beginning(
 
 
 def test_a_large_parquet_file_says_how_many_rows_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(count, "COUNTED_BYTES", 100)
+    monkeypatch.setattr(run, "COUNTED_BYTES", 100)
     write_parquet(tmp_path / "rows.parquet", 5000)
     assert count_rows(DataConfig(path=str(tmp_path))).words == "5,000 rows counted"
 
@@ -85,9 +85,9 @@ def test_what_cannot_be_counted_is_assumed_with_the_reason(tmp_path: Path, monke
     ):
         found = count_rows(DataConfig(path=path))
         assert found.rows == 1500 and found.words.startswith("1,500 rows assumed: ") and why in found.words
-    monkeypatch.setattr(count, "COUNTED_BYTES", 100)
+    monkeypatch.setattr(run, "COUNTED_BYTES", 100)
     write_document(tmp_path / "tickets.json", 50)  # one record, and its beginning is none
-    monkeypatch.setattr(count, "PART_BYTES", 1000)
+    monkeypatch.setattr(run, "PART_BYTES", 1000)
     assert count_rows(DataConfig(path=str(tmp_path / "tickets.json"))).words == (
         "1,500 rows assumed: no row was found in the first 1 kB"
     )

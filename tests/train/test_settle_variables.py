@@ -13,8 +13,8 @@ from hivetune.machine.doctor.look import look
 from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
 from hivetune.run.folder import OUTCOME, PROBE
-from hivetune.train.before.probe import settle_variables
 from hivetune.train.open import Run
+from hivetune.train.probe import settle_variables
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 STRIX_HALO = Gpu(110501, "Radeon 8060S Graphics", 64)

@@ -14,8 +14,8 @@ from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.process.launch import launch_child
 from hivetune.run.choices import NO_CHOICES, write_resolved
-from hivetune.train.before.probe import probe_run
 from hivetune.train.open import Run
+from hivetune.train.probe import probe_run
 
 # A probe without torch: it times until `timed` is there, and ends when `done` is.
 PROBE = """

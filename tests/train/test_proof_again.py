@@ -12,8 +12,8 @@ from hivetune.machine.doctor import prove
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import Profile, Proof, ProvenSet, read_profile, write_profile
 from hivetune.run.folder import OUTCOME, PROBE
-from hivetune.train.before.proof import proof_is_due, prove_again
 from hivetune.train.open import Run
+from hivetune.train.probe import proof_is_due, prove_again
 
 ANOTHER = "0123456789abcdef"
 
