@@ -19,7 +19,7 @@ from hivetune.train.plan.layout import compiles_products
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
 NF4_BITS = 4.127
-# Of streamed layers the scales are not packed again: 4 + 32/64 (train/worker/model/fast/weights/nf4.py).
+# Of streamed layers the scales are not packed again: 4 + 32/64 (train/worker/model/fast/weights/image.py).
 STREAMED_NF4_BITS = 4.5
 # Positions whose logits exist at a time: a round number near both paths' chunks (train/worker/model/).
 LOGITS_CHUNK = 256

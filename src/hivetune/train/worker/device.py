@@ -18,7 +18,7 @@ from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.plan.choose import auto_dtype
 from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
-from hivetune.train.worker.model.fast.kernels.signatures import KERNEL_SUFFIXES
+from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES
 from hivetune.train.worker.model.products import at_hand, chosen_products
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hivetune.config import RunConfig
-from hivetune.train.worker.model.fast.kernels.update import native_adamw, native_norm
-from hivetune.train.worker.model.fast.workspace import to_device
-from hivetune.train.worker.model.memory import unwritten
+from hivetune.train.worker.model.fast.kernels.calls import native_adamw, native_norm
+from hivetune.train.worker.model.memory import to_device, unwritten
 
 
 class AdamW:

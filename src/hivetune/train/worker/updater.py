@@ -12,8 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.workspace import to_device
-from hivetune.train.worker.model.memory import unwritten
+from hivetune.train.worker.model.memory import to_device, unwritten
 from hivetune.train.worker.optimizer import AdamW
 
 Repeat = Callable[[str, Callable[[], None]], None]

@@ -15,7 +15,7 @@ from hivetune.train.plan.layout import make_layout, trim_document
 from hivetune.train.worker.model.fast.kernels.native import NativeOps
 from hivetune.train.worker.model.fast.model import FastModel, drop_keys
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.protocol import Document
 
 SAME = 1e-11  # fp64, sums in another order

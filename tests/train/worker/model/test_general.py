@@ -196,7 +196,7 @@ def test_qlora_of_rows_that_bitsandbytes_unpacks_wrongly_is_refused(tmp_path: Pa
 
 
 def test_qlora_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hivetune.train.worker.model.fast.weights.nf4.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hivetune.train.worker.model.fast.weights.image.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="bitsandbytes") as caught:
         load_general(
             write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"),

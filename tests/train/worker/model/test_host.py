@@ -18,7 +18,7 @@ from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.adapter import initialise
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
+from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.updater import Updater

@@ -18,12 +18,12 @@ from hivetune.train.plan.layout import TrimmedDocument, make_layout
 from hivetune.train.worker.model import products
 from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.kernels import build
+from hivetune.train.worker.model.fast.kernels.calls import kernels_for
 from hivetune.train.worker.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps
-from hivetune.train.worker.model.fast.kernels.signatures import kernels_for
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.products import at_hand
 
 CPU = torch.device("cpu")

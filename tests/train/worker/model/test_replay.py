@@ -16,7 +16,7 @@ from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.fast.kernels.calls import Calls
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.steps.buckets import Uses, classes_of, few_of
+from hivetune.train.worker.model.fast.tables import Uses, classes_of, few_of
 from hivetune.train.worker.model.protocol import Document
 
 CPU = torch.device("cpu")

@@ -29,7 +29,7 @@ from hivetune.train.worker.model.fast.computing import choose_ops
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.spec import spec_from_config
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 
 CPU = torch.device("cpu")
 # Odd on purpose: two heads share a key head, 10 channels a head, no width is a power of two.

@@ -17,7 +17,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup
 from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import initialise, same_views
-from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
+from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 ROWS, TOKENS = 4, 1024

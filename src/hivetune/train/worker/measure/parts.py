@@ -17,13 +17,13 @@ from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout, TrimmedDocument, make_layout
 from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
-from hivetune.train.worker.model.fast.loss import chunk_rows
 from hivetune.train.worker.model.fast.ops import Ops, TorchOps, wide_of
+from hivetune.train.worker.model.fast.passes import chunk_rows
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Attention
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
 from hivetune.train.worker.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.products import step_product
 from hivetune.train.worker.optimizer import AdamW
 

@@ -53,7 +53,7 @@ from hivetune.train.worker.measure.agreement import TOKENS as COMPARED_TOKENS
 from hivetune.train.worker.measure.agreement import check_documents, layers_compared, right_choices
 from hivetune.train.worker.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.train.worker.measure.rates import canary_rates, own_canary
-from hivetune.train.worker.model.fast.steps.buckets import USES_BEFORE
+from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, Streamed
 from hivetune.train.worker.optimizer import AdamW

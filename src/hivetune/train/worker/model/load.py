@@ -9,7 +9,7 @@ from hivetune.errors import DoesNotFit
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast, read_spec
-from hivetune.train.worker.model.fast.weights.nf4 import require_bitsandbytes
+from hivetune.train.worker.model.fast.weights.image import require_bitsandbytes
 from hivetune.train.worker.model.protocol import LoraModel
 
 

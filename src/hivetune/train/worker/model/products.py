@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hivetune.train.worker.model.fast.kernels.build import NoKernels
-from hivetune.train.worker.model.fast.kernels.signatures import KERNEL_SUFFIXES, kernels_for, product_arguments
+from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES, kernels_for, product_arguments
 from hivetune.train.worker.model.memory import left_factor, mm, unwritten
 
 # a [M, K] times b [K, N] into the third one; rows may be strided.

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.steps.buckets import SIZE_STEP, SegmentClass, classes_of
+from hivetune.train.worker.model.fast.tables import SIZE_STEP, SegmentClass, classes_of
 
 
 @dataclass(frozen=True)

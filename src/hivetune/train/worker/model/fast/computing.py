@@ -13,7 +13,7 @@ from hivetune.train.worker.model.fast.kernels.native import NativeAttention, Nat
 from hivetune.train.worker.model.fast.ops import Ops, TorchOps, has_wide_products
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Attention
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.products import multiply_with
 
 

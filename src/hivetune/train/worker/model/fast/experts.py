@@ -13,8 +13,7 @@ Shapes as at the head of layer.py, and E experts, K experts a row, n = S * K row
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.linear import down_gradient, input_gradient, project
-from hivetune.train.worker.model.fast.ops import Drop, wide_of
+from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project, wide_of
 from hivetune.train.worker.model.fast.spec import Routing
 from hivetune.train.worker.model.fast.state import Dispatch, KeptMlp, Walk
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps

@@ -27,17 +27,16 @@ from hivetune.train.plan.layout import (
 from hivetune.train.worker.model.adapter import scaling
 from hivetune.train.worker.model.fast.attention import says_math_path
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
-from hivetune.train.worker.model.fast.loss import loss_only
+from hivetune.train.worker.model.fast.graphs import Often, can_replay
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps
+from hivetune.train.worker.model.fast.passes import Passes, loss_only
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
 from hivetune.train.worker.model.fast.state import LayerBatch, Walk
-from hivetune.train.worker.model.fast.steps.often import Often, can_replay
-from hivetune.train.worker.model.fast.steps.passes import Passes
-from hivetune.train.worker.model.fast.steps.tables import BatchTables, drop_keys, lay_tables
-from hivetune.train.worker.model.fast.weights.bind import bind_adapter
+from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
+from hivetune.train.worker.model.fast.weights.matrices import bind_adapter
 from hivetune.train.worker.model.fast.weights.read import read_weights
 from hivetune.train.worker.model.fast.weights.stream import streaming_of
-from hivetune.train.worker.model.fast.workspace import Workspace, to_device
+from hivetune.train.worker.model.memory import Workspace, to_device
 from hivetune.train.worker.model.preference import JudgedDocuments, judged_documents, preference_loss, units
 from hivetune.train.worker.model.products import step_product
 from hivetune.train.worker.model.protocol import Document, Streamed, halved

@@ -13,7 +13,7 @@ from torch import Tensor
 from hivetune.train.worker.model.fast.ops import Drop, Ops, wide_of
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Layer
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 
 
 class Attention(Protocol):

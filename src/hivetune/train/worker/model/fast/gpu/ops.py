@@ -11,12 +11,12 @@ import triton
 from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
-from hivetune.train.worker.model.fast.gpu import attend, ranks, stream
+from hivetune.train.worker.model.fast.gpu import attend, rows
 from hivetune.train.worker.model.fast.ops import Drop, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.steps.buckets import few_of
+from hivetune.train.worker.model.fast.tables import few_of
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.products import by_torch
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,7 +67,7 @@ class TritonOps:
     ) -> None:
         rows, width = x_TD.shape
         delta = x_TD if delta_TD is None else delta_TD
-        stream.add_norm[(rows,)](
+        rows.add_norm[(rows,)](
             x_TD, delta, delta.stride(0), sum_TD, w_D, eps, y_TD, rstd_T, width,
             HAS_DELTA=delta_TD is not None, BLOCK=triton.next_power_of_2(width), num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -77,7 +77,7 @@ class TritonOps:
     ) -> None:
         rows, width = x_TD.shape
         y = dy_TD if y_TD is None else y_TD
-        stream.norm_backward[(rows,)](
+        rows.norm_backward[(rows,)](
             dy_TD, x_TD, rstd_T, w_D, dx_TD, y, width,
             HAS_Y=y_TD is not None, BLOCK=triton.next_power_of_2(width), num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -85,14 +85,14 @@ class TritonOps:
     def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None:
         rows, width = x_TN.shape
         half = cos_TH.shape[1]
-        stream.rope[(rows, width // head_dim)](
+        rows.rope[(rows, width // head_dim)](
             x_TN, x_TN.stride(0), cos_TH, sin_TH, -1.0 if inverse else 1.0, half,
             HEAD_DIM=head_dim, BLOCK=triton.next_power_of_2(half), num_warps=1,
         )  # fmt: skip
 
     def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
         rows, width = h_TF.shape
-        stream.glu[(rows, triton.cdiv(width, GATES))](
+        rows.glu[(rows, triton.cdiv(width, GATES))](
             gate_up_TN, gate_up_TN.stride(0), h_TF, width,
             GELU=activation == "gelu", BLOCK=GATES, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -101,7 +101,7 @@ class TritonOps:
         self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
     ) -> None:
         rows, width = h_TF.shape
-        stream.glu_backward[(rows, triton.cdiv(width, GATES))](
+        rows.glu_backward[(rows, triton.cdiv(width, GATES))](
             dh_TF, gate_up_TN, gate_up_TN.stride(0), dgate_up_TN, dgate_up_TN.stride(0), h_TF, width,
             GELU=activation == "gelu", BLOCK=GATES, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -111,18 +111,18 @@ class TritonOps:
             y_TW[:, : group.outputs] += group.bias_N
         for member in group.adapted if adapter else ():
             grid = (triton.cdiv(len(y_TW), ROWS), triton.cdiv(member.size, COLUMNS))
-            ranks.adapt[grid](*_thin(y_TW, group, member), **self._tiles(member))
+            rows.adapt[grid](*_thin(y_TW, group, member), **self._tiles(member))
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
-            ranks.adapt_backward[(triton.cdiv(len(dy_TW), ROWS),)](*_thin(dy_TW, group, member), **self._tiles(member))
+            rows.adapt_backward[(triton.cdiv(len(dy_TW), ROWS),)](*_thin(dy_TW, group, member), **self._tiles(member))
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         for member in group.adapted:
             d_up_NR = _bound(member.d_up_NR)
             dy_TN, s = dy_TW[:, member.start : member.stop], s_TR[:, member.rank_at :]
-            ranks.sum_up[(triton.cdiv(member.size, COLUMNS),)](
+            rows.sum_up[(triton.cdiv(member.size, COLUMNS),)](
                 dy_TN, dy_TN.stride(0), s, s.stride(0), d_up_NR, len(dy_TW), member.size, d_up_NR.shape[1], scale,
                 **self._tiles(member),
             )  # fmt: skip
@@ -132,7 +132,7 @@ class TritonOps:
             return
         members, inputs = len(group.adapted), x_TK.shape[1]
         rank = len(group.d_downs_RK) // members
-        ranks.sum_down[(triton.cdiv(inputs, COLUMNS), members)](
+        rows.sum_down[(triton.cdiv(inputs, COLUMNS), members)](
             ds_TR, ds_TR.stride(0), x_TK, x_TK.stride(0), group.d_downs_RK, len(x_TK), inputs, rank,
             group.ranks // members, scale,
             RANKS=_padded(rank), ROWS=ROWS, INPUTS=COLUMNS, num_warps=self._warps(BLOCK_THREADS),
@@ -140,7 +140,7 @@ class TritonOps:
 
     def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
         rows, width = x_TK.shape
-        stream.drop[(rows, triton.cdiv(width, GATES))](
+        rows.drop[(rows, triton.cdiv(width, GATES))](
             x_TK, drop.key_T, salt, drop_below(drop.rate), 1 / (1 - drop.rate), out_TK, width,
             BLOCK=GATES, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -156,7 +156,7 @@ class TritonOps:
         gradient: bool,
     ) -> None:
         rows, vocabulary = logits_CV.shape
-        stream.cross_entropy[(rows,)](
+        rows.cross_entropy[(rows,)](
             logits_CV, target_C, count_C, softcap or 0.0, nll_C, vocabulary,
             CAPPED=softcap is not None, GRADIENT=gradient, BLOCK=LOGITS, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
-from hivetune.train.worker.model.fast.kernels.calls import Calls
-from hivetune.train.worker.model.fast.kernels.signatures import FLOAT, POINTER, kernels_for, product_arguments
+from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, Calls, kernels_for, product_arguments
 from hivetune.train.worker.model.fast.ops import Drop, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Group
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.products import Multiply, by_torch
 
 LANES = 16

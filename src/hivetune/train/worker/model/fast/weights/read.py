@@ -16,11 +16,9 @@ from hivetune.models.families import GroupName, Width
 from hivetune.models.targets import match_targets
 from hivetune.train.plan.memory import STREAM_PLACES
 from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
-from hivetune.train.worker.model.fast.weights.devices import device_of
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
-from hivetune.train.worker.model.fast.weights.image import Image, ImageOutline, LayerImage
+from hivetune.train.worker.model.fast.weights.image import Image, ImageOutline, LayerImage, PackedImage, PackedLayers
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
-from hivetune.train.worker.model.fast.weights.nf4 import PackedImage, PackedLayers
 from hivetune.train.worker.model.fast.weights.stream import (
     NOT_STREAMING,
     FromFiles,
@@ -29,6 +27,7 @@ from hivetune.train.worker.model.fast.weights.stream import (
     LayerStream,
     Streaming,
     ThroughMemory,
+    device_of,
 )
 from hivetune.train.worker.model.memory import memory_for, slack_values
 

@@ -8,9 +8,8 @@ import torch
 from hivetune.train.worker.model.fast.kernels.native import NativeOps
 from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.steps.buckets import Uses
-from hivetune.train.worker.model.fast.steps.tables import BatchTables
-from hivetune.train.worker.model.fast.workspace import Workspace
+from hivetune.train.worker.model.fast.tables import BatchTables, Uses
+from hivetune.train.worker.model.memory import Workspace
 
 # Work of the device that is given out again and again as one: recorded once as a graph, then replayed.
 #
