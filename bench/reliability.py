@@ -4,8 +4,8 @@
     python bench/reliability.py ladder                                          about 20 seconds, in memory
     python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
 
-completion: runs of the scripted worker (tests/supervise), each with one to three random faults of the kinds that a run
-can survive, at random steps and rows. ladder: the same runs played in memory (supervise/worlds.py). useful: the
+completion: runs of the scripted worker (tests/train/supervise), each with one to three random faults of the kinds that
+a run can survive, at random steps and rows. ladder: the same runs played in memory (supervise/worlds.py). useful: the
 real worker on SmolLM2-135M, killed again and again; what one kill costs (noticing, loading, steps made twice) gives
 the share at one fault per ten minutes.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/supervise"))
+sys.path.insert(0, str(ROOT / "tests/train/supervise"))
 
 from scripted import CARD, make_run, supervise  # noqa: E402
 from worlds import World, draw, play  # noqa: E402

@@ -20,14 +20,13 @@ from hivetune.train.plan.layout import trim_document
 from hivetune.train.plan.memory import TrainingSetup, predict_peak
 from hivetune.train.plan.speed import micro_batch_shapes, step_flops
 from hivetune.train.worker.device import peak_memory_bytes, reset_peak_memory
-from hivetune.train.worker.feed import Feed
+from hivetune.train.worker.loop import Feed, Updater
 from hivetune.train.worker.measure import rates
 from hivetune.train.worker.model.adapter import initialise, write_adapter
 from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.updater import Updater
 
 Found = Iterator[tuple[str, Any]]
 

@@ -31,9 +31,9 @@ from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import DESCRIPTION
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import read_documents
 
 pytestmark = pytest.mark.proof
 

@@ -26,7 +26,10 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS, checkpoint_interval_s
 from hivetune.run.standby import HEADER_BYTES, Standby, persist
 from hivetune.train.worker.checkpoint import (
+    FIRST_SAVE_S,
+    STANDBY_AT_LATEST_S,
     NotFinite,
+    Saver,
     TrainState,
     from_files,
     load,
@@ -37,7 +40,6 @@ from hivetune.train.worker.checkpoint import (
     set_rng,
     to_files,
 )
-from hivetune.train.worker.saver import FIRST_SAVE_S, STANDBY_AT_LATEST_S, Saver
 
 NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.weight")
 

@@ -27,11 +27,10 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
 from hivetune.release.worker.merge import merge
 from hivetune.run.choices import Choices
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.general import load_general, load_module
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.model.protocol import Document, read_documents
 
 pytestmark = pytest.mark.slow  # models answer
 

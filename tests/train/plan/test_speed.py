@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.plan.test_memory import a_setup
 
 from hivetune.train.plan.layout import TrimmedDocument, trim_document
 from hivetune.train.plan.memory import TrainingSetup, with_recompute
@@ -20,6 +19,7 @@ from hivetune.train.plan.speed import (
     step_flops,
     unprobed_rate,
 )
+from tests.train.plan.test_memory import a_setup
 
 
 @pytest.mark.parametrize(

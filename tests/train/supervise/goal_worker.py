@@ -14,10 +14,9 @@ from hivetune.base.disk import read_json
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Replay, Train
 from hivetune.train.worker import loop as train
-from hivetune.train.worker import session
+from hivetune.train.worker import replay, session
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
-from hivetune.train.worker.recover import replay
 
 HIPBLASLT = (
     "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with transpose_mat1 1 transpose_mat2 0 "

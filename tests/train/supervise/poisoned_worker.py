@@ -9,11 +9,10 @@ import torch
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import ComputePacks, Replay, Train
 from hivetune.train.worker import loop as train
-from hivetune.train.worker import session
+from hivetune.train.worker import replay, session
 from hivetune.train.worker.exchange import worker as compute
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
-from hivetune.train.worker.recover import replay
 
 KILL = 96
 

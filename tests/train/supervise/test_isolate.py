@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.process.protocol import Item
-from hivetune.train.plan.steps import most_quarantined
+from hivetune.train.plan.steps import max_quarantined
 from hivetune.train.supervise.isolate import Attempt, Ending, Findings, isolate, within
 
 
@@ -117,4 +117,4 @@ def test_more_bad_rows_than_are_borne_are_the_machine() -> None:
     assert within(findings, 14, 16) == findings
     stopped = within(findings, 15, 16)
     assert (stopped.culprit, stopped.rows) == ("machine", ())
-    assert most_quarantined(10_000, 0.2) == 2000 and most_quarantined(10, 0.2) == 16
+    assert max_quarantined(10_000, 0.2) == 2000 and max_quarantined(10, 0.2) == 16

@@ -9,8 +9,8 @@ from hivetune.machine.inventory import Card, read_machine
 from hivetune.machine.knowledge.facts import Fact, facts, is_met
 from hivetune.process.protocol import ChildError, Outcome
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
+from hivetune.train.supervise.history import published_remedies
 from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, next_action
-from hivetune.train.supervise.supervisor import published_remedies
 
 PUBLISHED = facts("published")
 

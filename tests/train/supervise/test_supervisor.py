@@ -25,7 +25,7 @@ from hivetune.run.status import run_status, stop_run
 from hivetune.train.plan.steps import read_plan
 from hivetune.train.supervise import attempt, room, supervisor
 from hivetune.train.supervise.attempt import Terms
-from hivetune.train.supervise.supervisor import thin_out
+from hivetune.train.supervise.changes import thin_out
 
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 PACE = {"pace_s": 0.02}

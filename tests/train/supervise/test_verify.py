@@ -50,7 +50,7 @@ def test_a_resume_that_forgets_the_optimizer_is_found_out(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_stopped_it_names_no_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of the proof says "go on with: hivetune resume ..." of itself, in a folder that its caller deletes."""
+    """A run of the proof says "to continue: hivetune resume ..." of itself, in a folder that its caller deletes."""
     monkeypatch.setattr("hivetune.train.supervise.verify.STEPS", 400)
     config = make_run(tmp_path, 64, batch_size=8, supervise={"hang_floor_s": 60})
     snapshot = open_snapshot(tmp_path / "snapshot")

@@ -27,10 +27,9 @@ from hivetune.records import Split
 from hivetune.train.open import plan_of
 from hivetune.train.plan.steps import write_plan
 from hivetune.train.worker import loop
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.model.protocol import LoraModel, read_documents
 
 END, BREAK, TAIL = 2, 60, (70, 71, 72)
 STYLES, WORDS = range(3, 15), range(20, 40)

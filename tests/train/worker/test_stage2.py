@@ -103,7 +103,7 @@ def test_a_run_that_loses_good_rows_stops_and_keeps_what_was_within(bench: Bench
 
 
 def test_bad_rows_never_push_more_than_half_of_what_good_rows_pull(bench: Bench) -> None:
-    from hivetune.train.worker.feed import read_documents
+    from hivetune.train.worker.model.protocol import read_documents
     from hivetune.train.worker.stage2 import Stage2
 
     better = {one.row: one.better for one in bench.snapshot.bad_rows()}

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from hivetune.train.worker.loop import Updater
 from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.updater import Updater
 
 
 def made(

@@ -11,9 +11,9 @@ from train.worker.runs import learnable_rows, make_run, metrics, run_training
 
 from hivetune.base.journal import read_journal
 from hivetune.train.plan.steps import spread_sample
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import read_documents
 from hivetune.train.worker.validation import Scored, score_rows
 
 

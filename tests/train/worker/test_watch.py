@@ -17,7 +17,7 @@ from hivetune.train.worker.watch import (
     LossDiverged,
     LossHistory,
     Spike,
-    after_spike,
+    check_rollbacks,
     find_bad_rows,
     padded,
     robust_z,
@@ -96,10 +96,10 @@ def test_two_high_losses_are_no_alarm_and_become_usual() -> None:
 
 def test_the_third_time_it_stops() -> None:
     spike = Spike(10, 12, "rose")
-    after_spike(spike, 0)
-    after_spike(spike, 1)
+    check_rollbacks(spike, 0)
+    check_rollbacks(spike, 1)
     with pytest.raises(LossDiverged, match=r"rose.*lower learning_rate"):
-        after_spike(spike, 2)
+        check_rollbacks(spike, 2)
 
 
 @given(st.lists(st.floats(0, 20), max_size=100))

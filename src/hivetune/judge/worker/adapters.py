@@ -14,10 +14,9 @@ from hivetune.judge.worker.score import ROWS_TOGETHER, choices_of
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, ScoreAdapters
 from hivetune.train.worker.device import complete, start_with
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.model.protocol import LoraModel, read_documents
 
 _BASE = "base"  # as the lines name the model without an adapter
 

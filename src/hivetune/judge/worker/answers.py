@@ -12,9 +12,8 @@ from hivetune.judge.worker.turns import BothModels, blocks
 from hivetune.models.prepared import read_prepared
 from hivetune.process.protocol import Beat, Generate
 from hivetune.train.worker.device import peak_memory_bytes, reset_peak_memory
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.general import load_module
-from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.model.protocol import Document, read_documents
 
 
 def score_answers(scoring: Scoring, wanted: Generate) -> None:

@@ -15,10 +15,9 @@ from hivetune.judge.worker.score import choices_of
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Gradients
 from hivetune.train.worker.device import complete, start_with
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.model.protocol import LoraModel, read_documents
 
 
 def main(task: Gradients, heartbeat: Heartbeat) -> dict[str, Any]:

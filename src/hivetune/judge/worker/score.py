@@ -22,11 +22,11 @@ from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import CONFIG
 from hivetune.train.worker.device import complete, start_with
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.measure.rank import rank_use
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
 from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import read_documents
 
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
 ROWS_TOGETHER = 32

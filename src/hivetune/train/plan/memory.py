@@ -162,8 +162,8 @@ def predict_peak(
 
     A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32, and 2 more where products
     read a half-precision copy. `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
-    `saves`: on a CPU a run keeps a copy of its state, which is written beside it (train/worker/saver.py); a probe has
-    none.
+    `saves`: on a CPU a run keeps a copy of its state, which is written beside it
+    (train/worker/checkpoint.py); a probe has none.
     """
     n = setup.adapter_parameters
     copy = 0 if setup.value_bytes == 4 else setup.value_bytes

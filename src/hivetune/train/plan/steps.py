@@ -200,7 +200,7 @@ def make_plan(
     )
 
 
-def most_quarantined(num_rows: int, max_rejected: float) -> int:
+def max_quarantined(num_rows: int, max_rejected: float) -> int:
     """Most rows that may be quarantined at run time. More than that is a fault of the machine, not of the rows."""
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
 

@@ -18,8 +18,8 @@ from hivetune.process.parent import run_task
 from hivetune.process.protocol import Item, Outcome, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.train.plan.steps import Amendment, append_amendment
+from hivetune.train.supervise.changes import worker_effects
 from hivetune.train.supervise.ladder import Culprit
-from hivetune.train.supervise.variables import worker_effects
 
 # Another matrix library or instruction set, wherever the run computes; variables of absent libraries do nothing.
 OTHER_RUNGS = ("blas", "isa")

@@ -29,7 +29,7 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.folder import METRICS, ROW_LOSSES
 from hivetune.run.standby import Standby
 from hivetune.train.plan.steps import Plan, read_plan
-from hivetune.train.worker.checkpoint import TrainState, load_newest_good, load_parameters
+from hivetune.train.worker.checkpoint import Saver, TrainState, load_newest_good, load_parameters
 from hivetune.train.worker.crew import open_exchange, with_packs
 from hivetune.train.worker.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
 from hivetune.train.worker.exchange.exchange import Exchange
@@ -40,9 +40,7 @@ from hivetune.train.worker.model.adapter import begin, fill, is_as_begun, same_v
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.saver import Saver
 from hivetune.train.worker.stage2 import LEAST_GUARDS, Stage2, open_stage2
-from hivetune.train.worker.updater import Updater, loss_scale_of
 from hivetune.train.worker.validation import Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
@@ -90,7 +88,6 @@ class Session:
     snapshot: Snapshot
     model: LoraModel
     optimizer: AdamW
-    updater: Updater
     saver: Saver
     metrics: Journal
     row_losses: Journal
@@ -158,9 +155,6 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         snapshot=snapshot,
         model=model,
         optimizer=optimizer,
-        updater=Updater(
-            model.grad_N, optimizer, clip=config.clip, loss_scale=loss_scale_of(dtype), repeat=model.repeat
-        ),
         runs_ahead=(device.type == "cuda" or choices.graphs is True) and choices.pack_tokens is None,
         saver=Saver(
             folder,

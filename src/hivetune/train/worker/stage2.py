@@ -16,14 +16,13 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.process.protocol import Beat
 from hivetune.run.folder import REFERENCE
 from hivetune.train.plan.steps import Plan
-from hivetune.train.worker.feed import read_documents
-from hivetune.train.worker.model.protocol import Bad, Document, LoraModel
+from hivetune.train.worker.model.protocol import Bad, Document, LoraModel, read_documents
 from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
 
 # All bad rows of a step push at most this share of what its good rows pull.
 MOST_PUSH = 0.5
 # Nats per token by which the loss of the good validation rows may rise before the run stops.
-MOST_WORSE = 0.02
+MAX_LOSS_RISE = 0.02
 
 # With fewer validation rows that were called good, all of them guard the run.
 LEAST_GUARDS = 20

@@ -8,8 +8,7 @@ import torch
 
 from hivetune.data.snapshot import Snapshot
 from hivetune.train.plan.steps import spread_sample
-from hivetune.train.worker.feed import read_documents
-from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.model.protocol import Document, read_documents
 
 # Scored together: their prefixes are shared, and the supervisor hears of it.
 VALIDATION_DOCUMENTS = 64

@@ -96,7 +96,7 @@ class LossHistory:
         return calm, _spike(step, len(high), reason)
 
 
-def after_spike(spike: Spike, rollbacks_before: int) -> None:
+def check_rollbacks(spike: Spike, rollbacks_before: int) -> None:
     """Raises LossDiverged when this one comes after the last rollback that is allowed."""
     if rollbacks_before >= MOST_ROLLBACKS:
         raise LossDiverged(

@@ -16,12 +16,12 @@ from train.worker.models import write_model
 
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
+from hivetune.train.worker.loop import Updater
 from hivetune.train.worker.model.adapter import initialise
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.updater import Updater
 
 # What makes the host wait, by name: of tensors' methods, and of the operations below them.
 WAITING = {

@@ -15,10 +15,9 @@ from torch import Tensor
 from hivetune.data.snapshot import Snapshot
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import initialise, same_views
 from hivetune.train.worker.model.fast.tables import USES_BEFORE
-from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
 ROWS, TOKENS = 4, 1024
 # Of a model that is streamed: a whole turn of every family's pattern of windows (six layers in Gemma 3).

@@ -48,14 +48,13 @@ from hivetune.train.worker.device import (
     start_with,
     with_threads,
 )
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.measure.agreement import TOKENS as COMPARED_TOKENS
 from hivetune.train.worker.measure.agreement import check_documents, layers_compared, right_choices
 from hivetune.train.worker.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.train.worker.measure.rates import canary_rates, own_canary
 from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.load import is_known, load_model
-from hivetune.train.worker.model.protocol import Document, LoraModel, Streamed
+from hivetune.train.worker.model.protocol import Document, LoraModel, Streamed, read_documents
 from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
 

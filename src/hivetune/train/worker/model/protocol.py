@@ -129,3 +129,23 @@ def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
         size = max(1, -(-len(batch) // 2**halvings))
         parts += [batch[start : start + size] for start in range(0, len(batch), size)]
     return parts
+
+
+# From rows of a snapshot to documents as tensors, the next step's while this one computes.
+
+
+class _Rows(Protocol):
+    """What is needed of a snapshot (data/snapshot.py)."""
+
+    def tokens(self, row: int) -> memoryview: ...
+    def trained(self, row: int) -> memoryview: ...
+
+
+def read_documents(snapshot: _Rows, rows: Sequence[int]) -> list[Document]:
+    """Copies, so that nothing points into the file while a step runs."""
+    documents = []
+    for row in rows:
+        tokens = torch.frombuffer(bytearray(snapshot.tokens(row).cast("B")), dtype=torch.int32)
+        trained = torch.frombuffer(bytearray(snapshot.trained(row).cast("B")), dtype=torch.uint8)
+        documents.append(Document(row, tokens.to(torch.int64), trained.bool()))
+    return documents

@@ -12,10 +12,9 @@ from hivetune.process.protocol import Beat, Item, Replay
 from hivetune.run.choices import read_resolved
 from hivetune.train.worker.checkpoint import load_newest_good
 from hivetune.train.worker.device import cap_memory, settle, start_with, with_changes
-from hivetune.train.worker.feed import read_documents
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 from hivetune.train.worker.watch import is_finite_step, padded
 
 

@@ -1,0 +1,50 @@
+"""What the rungs of the ladder change: environment and choices of the next worker, or the training itself."""
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+
+from hivetune.data.snapshot import open_snapshot
+from hivetune.run import checkpoints
+from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.train.plan.steps import Amendment, append_amendment, read_plan
+from hivetune.train.supervise.ladder import effects_of
+
+
+def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
+    """Variables (None: removed) and choices of a worker of `run` with `rungs` in effect."""
+    settled = read_resolved(run)[1].environment or {}
+    changed, choices = effects_of(rungs)
+    return {**settled, **changed}, choices
+
+
+def lower_rank(run: Path) -> str:
+    """Halve rank and alpha (the scale stays) and begin anew; the checkpoints of the old rank are set aside."""
+    config, choices = read_resolved(run)
+    before, rank = config.lora.r, max(1, config.lora.r // 2)
+    lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})
+    write_resolved(run, config.model_copy(update={"lora": lora}), choices)
+    checkpoints.distrust_after(run, 0)
+    return f"rank {before} -> {rank}, from step 0"
+
+
+def thin_out(run: Path, snapshot: Path) -> str:
+    """Leave out every second row of what is still to come, evenly over agents and categories.
+
+    The amendment ends with the plan's last step, so the rows count as not reached, not as quarantined.
+    """
+    plan, data = read_plan(run), open_snapshot(snapshot)
+    steps = plan.steps
+    done = checkpoints.newest_good(run).step
+    trained = {row for i in range(done) for row in steps[i].rows}
+    coming = sorted({row for i in range(done, len(steps)) for row in steps[i].rows} - trained)
+    seen: collections.Counter[tuple[str | None, str | None]] = collections.Counter()
+    left_out = []
+    for row in coming:
+        info = data.info(row)
+        seen[info.agent, info.category] += 1
+        if seen[info.agent, info.category] % 2 == 0:
+            left_out.append(row)
+    reason = "sample: every second row, as supervise.allow permits"
+    append_amendment(run, Amendment(done, tuple(left_out), reason, len(steps)))
+    return f"{len(left_out)} of {len(coming)} coming rows left out from step {done}"

@@ -1,0 +1,91 @@
+"""What a new supervisor knows from before: this run's events, this machine's profile, and other people's cards."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hivetune.base.typed import from_plain
+from hivetune.machine.faults import fault as fault_of
+from hivetune.machine.inventory import Machine
+from hivetune.machine.knowledge.facts import facts, is_met
+from hivetune.machine.profile import read_profile, write_profile
+from hivetune.train.supervise.ladder import RUNGS, Failure
+
+# Remembered rungs are dropped after this long: what filled the memory or broke the card may be gone.
+FORGET_S = 30 * 86_400.0
+# These rungs concern one run's data, not the machine.
+OF_THE_RUN = frozenset({"rank", "sample"})
+KEY = "rungs"
+
+
+def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
+    """By fault, the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
+    seen = [{"gfx": card.architecture} for card in machine.cards if card.kind == "rocm"]
+    known: dict[str, dict[str, str]] = {}
+    for fact in facts("remedy"):
+        if any(is_met(fact.when, one) for one in seen):
+            for fault in fact.more["faults"]:
+                known.setdefault(fault, {}).setdefault(fact.more["rung"], f"as in {fact.source[0]}")
+    return known
+
+
+def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -> tuple[str, ...]:
+    """The rungs that a run of `model` begins with here."""
+    entry = read_profile(fingerprint).choices.get(KEY, {}).get(model, {})
+    age_s = (time.time() if now_s is None else now_s) - entry.get("time", 0.0)
+    return tuple(name for name in entry.get(KEY, ()) if name in RUNGS) if age_s < FORGET_S else ()
+
+
+def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str]) -> None:
+    """These rungs were in effect when a run of `model` got on here."""
+    profile = read_profile(fingerprint)
+    kept = [name for name in rungs if name not in OF_THE_RUN]
+    known = {**profile.choices.get(KEY, {}), model: {KEY: kept, "time": round(time.time())}}
+    write_profile(replace(profile, choices={**profile.choices, KEY: known}))
+
+
+_WITH_RUNGS = ("attempt", "action", "supervisor_ended")
+
+
+def last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic.
+
+    A rung of an older Hivetune that is gone (rank16) is left out; what it padded changes rounding alone."""
+    of = [entry["rungs"] for entry in events if entry["event"] in _WITH_RUNGS and "rungs" in entry]
+    return tuple(name for name in of[-1] if name in RUNGS) if of else ()
+
+
+def open_failures(events: list[dict[str, Any]]) -> list[Failure]:
+    """The failures since the last clean end: a killed supervisor's count goes on, a person's new start begins anew."""
+    failures: list[Failure] = []
+    names = Failure.__dataclass_fields__.keys()
+    for entry in events:
+        if entry["event"] == "supervisor_ended":
+            failures = []
+        elif entry["event"] == "failure" and names <= entry.keys():
+            failures.append(from_plain(Failure, {name: entry[name] for name in names}))
+    return [failure for failure in failures if _is_known(failure.fault)]
+
+
+def _is_known(identifier: str) -> bool:
+    try:
+        fault_of(identifier)
+    except KeyError:
+        return False
+    return True
+
+
+def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
+    """What differs from the machine and packages that the run began with; it goes on, but a reader must know."""
+    started = (entry for entry in events if entry["event"] == "supervisor_started")
+    first = next((entry for entry in started if {"versions", "fingerprint"} <= entry.keys()), None)
+    if first is None:
+        return []
+    now, then = dict(machine.versions), first["versions"]
+    changed = [
+        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+    ]
+    if first["fingerprint"] != machine.fingerprint and not changed:
+        changed = ["the processor, the card or its driver"]
+    return [f"changed since this run began: {', '.join(changed)}; rounding may differ"] if changed else []

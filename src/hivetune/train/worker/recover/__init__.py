@@ -1,1 +1,0 @@
-"""What recovery asks of throw-away children: which row kills a worker, and what can be saved."""
