@@ -16,13 +16,13 @@ from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.judge.worker.divergence import divergence_from_base
+from hivetune.judge.worker.rank import rank_use
 from hivetune.judge.worker.sides import Known, Scoring, Side, SideName, in_turns
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import CONFIG
 from hivetune.train.worker.device import complete, start_with
-from hivetune.train.worker.measure.rank import rank_use
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
 from hivetune.train.worker.model.load import load_model

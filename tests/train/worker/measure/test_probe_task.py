@@ -24,7 +24,7 @@ from hivetune.process.protocol import Probe, Train
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import TrainingSetup
 from hivetune.train.plan.speed import PROBED, StepShape, probe_key, read_probe
-from hivetune.train.worker.measure import known, probe, rates
+from hivetune.train.worker.measure import probe, rates
 
 CPU = torch.device("cpu")
 QUICK = {"threads": 1, "kernels": "torch"}  # nothing is compiled
@@ -79,7 +79,7 @@ def test_what_a_probe_found_is_not_measured_again(
     """A second run of the same model: no model is loaded, no product and no step is measured, the choices are equal."""
     model = write_model(tmp_path / "model")
     write_manifest(model, {"kind": "model"})
-    monkeypatch.setattr(known, "PROBED_TIME_ERROR", 1.0)  # a busy machine's probe too
+    monkeypatch.setattr(probe, "PROBED_TIME_ERROR", 1.0)  # a busy machine's probe too
     monkeypatch.setattr(probe, "PROBED_TIME_ERROR", 1.0)
     told = []
     for name in ("first", "second"):
@@ -129,18 +129,18 @@ def test_rounds_that_agree_are_not_repeated(
 )
 def test_where_an_earlier_probe_holds(tmp_path: Path, changed: dict, tokens: int, holds: bool) -> None:
     setup = TrainingSetup(read_architecture(write_model(tmp_path / "model")), 1000, "float32")
-    points = [known.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.2), (400, 0.4))]
-    measured = known.Measured(setup, points, 10**8, 1e11, Choices(kernels="torch"))
-    document = {**json.loads(json.dumps(known.document_of(measured, {"model": "a"}))), **changed}
-    found = known.known_probe(document, setup, {"model": "a"}, tokens)
+    points = [probe.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.2), (400, 0.4))]
+    measured = probe.Measured(setup, points, 10**8, 1e11, Choices(kernels="torch"))
+    document = {**json.loads(json.dumps(probe.document_of(measured, {"model": "a"}))), **changed}
+    found = probe.known_probe(document, setup, {"model": "a"}, tokens)
     assert found == (measured if holds else None)
 
 
 def test_a_probe_that_contradicts_itself_is_measured_again(tmp_path: Path) -> None:
     setup = TrainingSetup(read_architecture(write_model(tmp_path / "model")), 1000, "float32")
-    points = [known.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.6), (400, 0.4))]
-    document = known.document_of(known.Measured(setup, points, 10**8, 1e11), {"model": "a"})
-    assert known.known_probe(document, setup, {"model": "a"}, 400) is None
+    points = [probe.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.6), (400, 0.4))]
+    document = probe.document_of(probe.Measured(setup, points, 10**8, 1e11), {"model": "a"})
+    assert probe.known_probe(document, setup, {"model": "a"}, 400) is None
 
 
 def test_a_run_without_a_probe_has_nothing_to_compare(tmp_path: Path) -> None:

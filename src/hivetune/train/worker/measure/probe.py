@@ -3,17 +3,20 @@
 The formulas are in hivetune/plan; here is only what must be measured.
 """
 
+import hashlib
 import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hivetune.base.disk import MANIFEST, sha256_bytes
+from hivetune.base.typed import from_plain, to_plain
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, UsageError
@@ -22,9 +25,8 @@ from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
-from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
 from hivetune.train.plan import choose
-from hivetune.train.plan import choose as plan_choose
 from hivetune.train.plan.device import Device, device_of_machine
 from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
 from hivetune.train.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
@@ -32,14 +34,18 @@ from hivetune.train.plan.speed import (
     PROBED_TIME_ERROR,
     Prediction,
     Rate,
+    StepShape,
     Timed,
     micro_batch_shapes,
     predicted_and_actual,
     probe_document,
     probe_key,
     probed_rate,
+    probed_setup,
+    read_probe,
 )
 from hivetune.train.plan.steps import Plan, PlanRow, longest_unit, make_plan, read_plan
+from hivetune.train.worker import model as engine_model
 from hivetune.train.worker.device import (
     complete,
     device_name,
@@ -50,7 +56,6 @@ from hivetune.train.worker.device import (
 )
 from hivetune.train.worker.measure.agreement import TOKENS as COMPARED_TOKENS
 from hivetune.train.worker.measure.agreement import check_documents, layers_compared, right_choices
-from hivetune.train.worker.measure.known import Measured, Point, conditions, document_of, known_probe
 from hivetune.train.worker.measure.rates import canary_rates, own_canary
 from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.load import is_known, load_model
@@ -66,6 +71,88 @@ STEPS_COMPARED = 50
 CANARY_STEPS = 5
 # So many times as fast must a replayed step be: graphs are one more thing that a driver can do wrong.
 WORTH_GRAPHS = 1.1
+# A rate from two steps holds for steps between these multiples of the larger one.
+LIKE_SIZE = (0.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured step of one micro-batch; `seconds` without those that it waited for streamed layers."""
+
+    shape: StepShape
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`setup` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps. `changes`: under
+    which choices the model computes right (agreement.py)."""
+
+    setup: TrainingSetup
+    points: list[Point]
+    load_peak_bytes: int
+    canary_flops_per_s: float
+    changes: Choices = NO_CHOICES
+    read_bytes_per_s: float | None = None
+    """At which streamed layers came."""
+
+
+def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any] | None:
+    """What a probe depends on besides its key; None where the model is none that was prepared, and may change.
+
+    `begun`: the choices before the probe.
+    """
+    manifest = model / MANIFEST
+    if not manifest.is_file():
+        return None
+    digest = hashlib.sha256()
+    for source in sorted(Path(engine_model.__path__[0]).rglob("*")):
+        if source.suffix in (".py", ".cpp", ".h"):
+            digest.update(source.read_bytes())
+    return {
+        "model": sha256_bytes(manifest.read_bytes()),
+        "code": digest.hexdigest(),
+        "dropout": config.lora.dropout_per if config.lora.dropout else None,
+        "begun": begun.made(),
+    }
+
+
+def document_of(measured: Measured, held: Mapping[str, Any] | None) -> dict[str, Any]:
+    """For the profile: what the plan reads, and what a later probe needs to do without measuring."""
+    points = [(point.shape, point.seconds, point.peak_bytes) for point in measured.points]
+    more = {
+        "load_peak_bytes": measured.load_peak_bytes,
+        "canary_flops_per_s": measured.canary_flops_per_s,
+        "changes": measured.changes.made(),
+        "held": held,
+    }
+    return {**probe_document(measured.setup, points, measured.read_bytes_per_s), **more}
+
+
+def known_probe(
+    probe: Mapping[str, Any] | None, setup: TrainingSetup, holds: Mapping[str, Any] | None, tokens: int
+) -> Measured | None:
+    """The probe of the profile as if it were measured now; None where it does not hold for steps of `tokens` tokens."""
+    if probe is None or holds is None or probe.get("held") != to_plain(holds):
+        return None
+    largest = max(point["tokens"] for point in probe["points"])
+    rate, _ = read_probe(setup, probe)
+    if not LIKE_SIZE[0] <= tokens / largest <= LIKE_SIZE[1] or rate.error > PROBED_TIME_ERROR:
+        return None
+    points = [
+        Point(StepShape(point["tokens"], point["squares"], point["trained"]), point["seconds"], point["peak_bytes"])
+        for point in probe["points"]
+    ]
+    changes = from_plain(Choices, probe["changes"])
+    return Measured(
+        probed_setup(setup, probe),
+        points,
+        probe["load_peak_bytes"],
+        probe["canary_flops_per_s"],
+        changes,
+        rate.read_bytes_per_s,
+    )
 
 
 def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -113,9 +200,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
         target = device_of_machine(machine, profile, name)
         rate = _rate(measured, target)
     setup = replace(setup, path=probed.path)
-    chosen = plan_choose.fastest_that_fits(
-        setup, target, work, memory_share=memory_share, correction=correction, rate=rate
-    )
+    chosen = choose.fastest_that_fits(setup, target, work, memory_share=memory_share, correction=correction, rate=rate)
     prediction = _predict(chosen, work, snapshot, measured, correction, rate)
     settled = replace(_with(settled, chosen), prediction=prediction.to_plain())
     probe = document_of(measured, held)
@@ -167,7 +252,7 @@ def compare_with_prediction(
 def measure(
     model: LoraModel,
     setup: TrainingSetup,
-    work: plan_choose.Workload,
+    work: choose.Workload,
     snapshot: Snapshot,
     steps: Sequence[Sequence[int]],
     heartbeat: Heartbeat,
@@ -224,13 +309,13 @@ def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocumen
     return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
 
 
-def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> plan_choose.Workload:
+def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> choose.Workload:
     """The plan's first steps stand for all, the middle one of them as the typical one."""
     steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
     if not steps:
         raise UsageError("the plan has no steps: there is nothing to measure")
     typical = steps[len(steps) // 2]
-    return plan_choose.Workload(
+    return choose.Workload(
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
         documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
@@ -247,7 +332,7 @@ def _measure_right(
     task: Probe,
     config: RunConfig,
     settled: Choices,
-    first: plan_choose.Choice,
+    first: choose.Choice,
     documents: Sequence[Document],
     timed: Callable[[LoraModel], Measured],
     truth: str | None,
@@ -310,8 +395,8 @@ def _rate(measured: Measured, target: Device) -> Rate:
 
 
 def _predict(
-    chosen: plan_choose.Choice,
-    work: plan_choose.Workload,
+    chosen: choose.Choice,
+    work: choose.Workload,
     snapshot: Snapshot,
     measured: Measured,
     correction: Affine,
@@ -329,9 +414,7 @@ def _predict(
     )
 
 
-def _predicted_peak(
-    chosen: plan_choose.Choice, work: plan_choose.Workload, snapshot: Snapshot, correction: Affine
-) -> Peak:
+def _predicted_peak(chosen: choose.Choice, work: choose.Workload, snapshot: Snapshot, correction: Affine) -> Peak:
     """With the largest micro-batch of the steps that are looked at, and all row counts of those and of validation."""
     steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
     rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
@@ -355,15 +438,15 @@ def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list
 
 
 def _choose_before_loading(
-    model: Path, config: RunConfig, setup: TrainingSetup, target: Device, work: plan_choose.Workload
-) -> plan_choose.Choice:
+    model: Path, config: RunConfig, setup: TrainingSetup, target: Device, work: choose.Workload
+) -> choose.Choice:
     """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
     share = config.supervise.memory_share
     try:
-        chosen = plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+        chosen = choose.fastest_that_fits(setup, target, work, memory_share=share)
         if chosen.setup.streamed and not is_known(model):
             setup = replace(setup, path="general")  # which streams nothing
-            chosen = plan_choose.fastest_that_fits(setup, target, work, memory_share=share)
+            chosen = choose.fastest_that_fits(setup, target, work, memory_share=share)
         return chosen
     except DoesNotFit as error:
         precision = "nf4" if setup.quantized else setup.dtype
@@ -387,13 +470,13 @@ def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, k
     )
 
 
-def _with(settled: Choices, chosen: plan_choose.Choice) -> Choices:
+def _with(settled: Choices, chosen: choose.Choice) -> Choices:
     """The device stays as it is written: `cuda` is not the plan's `cuda:0` to a person."""
     return replace(chosen.to_choices().over(settled), device=settled.device)
 
 
 def _load(
-    task: Probe, config: RunConfig, settled: Choices, chosen: plan_choose.Choice, first_layers: int | None = None
+    task: Probe, config: RunConfig, settled: Choices, chosen: choose.Choice, first_layers: int | None = None
 ) -> LoraModel:
     device, dtype = start_with(settled)
     return load_model(
