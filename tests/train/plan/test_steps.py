@@ -81,7 +81,7 @@ def test_order_is_fixed_for_all_times() -> None:
 
 def test_order_does_not_depend_on_the_hash_seed_of_python() -> None:
     code = "from tests.train.plan.test_steps import a_plan; print(a_plan(30, 7, 2).sha256)"
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     outputs = {
         subprocess.run(
             [sys.executable, "-c", code], cwd=root, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True

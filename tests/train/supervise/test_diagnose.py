@@ -113,5 +113,5 @@ def test_the_words_name_cause_quote_and_shape() -> None:
 
 def test_the_page_of_faults_is_the_catalogue() -> None:
     """After a change: python tools/pages.py"""
-    page = Path(__file__).parents[2] / "docs/faults.md"
+    page = Path(__file__).parents[3] / "docs/faults.md"
     assert page.read_text() == as_markdown()

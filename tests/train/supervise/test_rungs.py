@@ -31,7 +31,7 @@ SETTLED = Choices(device="cpu", dtype="float64", threads=1, kernels="torch")  # 
 SAME, SAME_IN_FP32 = 1e-10, 1e-5
 # transformers forms norms, and the softmax of eager attention, in fp32 whatever the dtype.
 IN_FP32 = {("dtype", "fast"), ("dtype", "general"), ("general", "fast"), ("attention", "general")}
-TINY = str(Path(__file__).parents[1] / "process" / "tiny_child.py")
+TINY = str(Path(__file__).parents[2] / "process" / "tiny_child.py")
 
 
 @dataclass

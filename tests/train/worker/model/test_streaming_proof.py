@@ -208,7 +208,7 @@ def test_the_peak_is_the_resident_part_and_three_layers(
     layer = streamed_layer_bytes(folder)
     peaks, held = {}, {}
     for streamed in (0, 6, LAYERS):
-        command = [sys.executable, "-c", MEASURE, str(Path(__file__).parents[2]), str(folder), str(streamed)]
+        command = [sys.executable, "-c", MEASURE, str(Path(__file__).parents[3]), str(folder), str(streamed)]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         peaks[streamed], held[streamed] = json.loads(told)
     for streamed in (6, LAYERS):

@@ -152,7 +152,7 @@ def compiled(kernels: str, dtypes: str, targets: str) -> list[str]:
         "--targets",
         targets,
     ]
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
