@@ -92,7 +92,7 @@ def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) ->
     assert (counted.rows, counted.steps, words) == (50, 5, "50 rows counted")
     assert 50 < counted.lengths[0] < 120  # 330 characters of English a row
     said, words = guess_workload(parse_config({"model": "m", "data": data}), 1000, 256)
-    assert (said.rows, said.lengths[0], words) == (1000, 256, "as you said")
+    assert (said.rows, said.lengths[0], words) == (1000, 256, "as given")
     nothing, words = guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)
     assert (nothing.rows, words) == (1200, "1,500 rows assumed: /none does not exist")
 

@@ -1,4 +1,4 @@
-"""A run folder is opened: found, or made with its plan and its record. Nothing is trained here."""
+"""Opening a run folder: it is found, or made with its plan and its record. Nothing is trained here."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -56,12 +56,12 @@ class Run:
 def open_run(
     config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
 ) -> Run:
-    """The run of this config and data: found when it exists, else made with its plan. Trains nothing.
+    """Return the run of this config and data: found when it exists, else made with its plan. Trains nothing.
 
-    `on_busy` as in prepare_data: a second run on the same rows waits for the first to prepare them.
+    `on_busy` as in prepare_data: a second run on the same rows waits until the first has prepared them.
 
     Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
-    whose evaluation could not be made; MachineNotFit when nobody answers at the cluster that it is to be computed on.
+    whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer.
     """
     model = fetch_model(config.model, progress)
     snapshot = prepare_data(config, model, progress, on_busy)
@@ -101,8 +101,10 @@ def open_run(
 
 
 def check_eval(config: EvalConfig) -> None:
-    """Raises UsageError for a checker, baseline or judge that no evaluation could use; whether a side exists is found
-    when it is opened."""
+    """Raise UsageError for a checker, baseline or judge that no evaluation could use.
+
+    Whether a side exists is found when it is opened.
+    """
     if config.checker is not None:
         find_checker(config.checker, "eval.checker")
     parse_side(config.baseline, "eval.baseline")
@@ -111,8 +113,11 @@ def check_eval(config: EvalConfig) -> None:
 
 
 def load_run(folder: Path) -> Run:
-    """An existing run. Raises UsageError when the folder is none, may be planted, lost its snapshot or model, or when
-    one of them or the settings are no longer what the run was begun with."""
+    """Return an existing run.
+
+    Raises UsageError when the folder is no run, may be planted, or has lost its snapshot or model, and when one of them
+    or the settings changed since the run began.
+    """
     if folder.is_dir():
         check_own(folder)
     record = read_record(folder)
@@ -131,8 +136,10 @@ def load_run(folder: Path) -> Run:
 
 
 def with_workers(run: Run, workers: int | str | None) -> Run:
-    """A run that is not done goes on with these: their number and place are no part of what it is. Raises Busy while
-    another process trains it."""
+    """Return the run with another setting `workers`, which is no part of what a run is. A finished run stays as it is.
+
+    Raises Busy while another process trains it.
+    """
     if workers == run.config.workers or run.record["status"] == "done":
         return run
     with lock(run.folder):
@@ -143,14 +150,17 @@ def with_workers(run: Run, workers: int | str | None) -> Run:
 
 
 def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Change fields of run.json atomically; only the process that holds the run's lock may."""
+    """Change fields of run.json atomically. Only the process that holds the run's lock may do this."""
     record = {**read_record(folder), **changes}
     write_record(folder, record)
     return record
 
 
 def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
-    """Raises UsageError for a stage 2 that has no adapter to begin with, or no bad row."""
+    """Return the plan of a config on a snapshot.
+
+    Raises UsageError for a stage 2 without an adapter to begin with, or without a bad row.
+    """
     rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
     if config.learn.stage == 2:
         if config.lora.start is None:

@@ -1,4 +1,4 @@
-"""Before step 0: two measured steps of the run on this machine settle its choices."""
+"""Before step 0: environment variables, two measured steps and, where it is due, a new proof settle a run's choices."""
 
 import itertools
 from collections.abc import Callable
@@ -19,13 +19,12 @@ from hivetune.run.folder import OUTCOME, PROBE
 from hivetune.run.status import has_begun, hold_run
 from hivetune.train.open import Run
 
-# Before the first measurement: the variables that a run's workers get, and those that are taken from them.
-
 
 def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
-    """Choose them once, write them beside the run's other choices, and return those that were chosen now.
+    """Choose the environment variables of a run's workers once. Return those that were chosen now.
 
-    What the user has set stays, unless it is known to break or falsify a run on this card.
+    They are written beside the run's other choices. What the user has set stays, unless it is known to break or falsify
+    a run on this card.
     """
     with hold_run(run.folder):
         config, choices = read_resolved(run.folder)
@@ -45,11 +44,11 @@ def probe_run(
 ) -> tuple[Variable, ...]:
     """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
 
-    `meanwhile`: done here beside the child, where it disturbs nothing that is timed. `start` makes the child's process.
-    Returns the variables that the run's workers were given or lost now, for whoever tells the user.
+    `meanwhile` is called here beside the child, where it disturbs nothing that is timed. `start` makes the child's
+    process. Returns the variables that the run's workers were given or lost now, for whoever informs the user.
 
-    Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: finding out why
-    workers die is the supervisor's business.
+    Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: the supervisor
+    finds out why workers die.
     """
     variables = settle_variables(run)
     with hold_run(run.folder):
@@ -82,19 +81,17 @@ def probe_run(
     return variables
 
 
-# Before a run begins: what was proven under another driver, torch or card is proven again, at the run's own shapes.
-
-
 def proof_is_due(run: Run) -> bool:
-    """Whether this home's proof is of another machine than this one is now, and the run has not begun.
+    """Return whether this home's proof is of another driver, torch or card than there is now, and the run has not
+    begun.
 
-    Who never asked the doctor is not made to wait for it: each run compares its own first step with transformers'.
+    A user who never ran the doctor does not wait for it: each run compares its own first step with transformers.
     """
     return not has_begun(run.folder) and proven_before(read_machine().fingerprint)
 
 
 def prove_again(run: Run, progress: Progress = silent) -> str:
-    """Prove this machine at the run's shapes, about a minute; returns what came out, for people.
+    """Prove this machine at the run's shapes, which takes about a minute. Return what came out, in words.
 
     The profile that is written decides what the run may compute in. Raises UsageError as `job_of`.
     """

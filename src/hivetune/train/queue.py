@@ -1,7 +1,7 @@
-"""Several runs, one device each: started from one queue, asked to pause, ended when this process ends.
+"""A queue of whole runs, one device each: started in turn, asked to pause, ended when this process ends.
 
 Each is `hivetune resume RUN` in a process of its own, with a supervisor of its own, so a run here is what it is
-anywhere else. A pause is the clean end that Ctrl-C asks for; going on is a resume, bit for bit.
+anywhere else. A pause is the clean end that Ctrl-C asks for; continuing is a resume, bit for bit.
 """
 
 import os
@@ -28,16 +28,16 @@ STOP_CODES = {130, 143, -signal.SIGINT, -signal.SIGTERM}
 
 @dataclass(frozen=True)
 class Going:
-    """One run to bring forward. `far_enough()`: it may pause; None: it goes to its end."""
+    """One run of the queue. When `far_enough()` is true it may pause; None: it goes to its end."""
 
     run: Path
     far_enough: Callable[[], bool] | None = None
 
 
 def visible_devices(cards: Sequence[Card], device: str, environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """The environment of each place in the queue: one card each, or one place for all that the processor does.
+    """Return the environment of each place in the queue: one card each, or one place for all that the processor does.
 
-    `device`: the setting; a card that it names is the only one.
+    `device` is the setting; a card that it names is the only one.
     """
     if device in ("auto", "cuda") and cards:
         places = []
@@ -50,13 +50,14 @@ def visible_devices(cards: Sequence[Card], device: str, environment: Mapping[str
 
 
 def places_of(config: RunConfig, machine: Machine) -> list[dict[str, str]]:
-    """Where runs of a config may go on at the same time. A run with workers of its own takes all cards."""
+    """Return where runs of a config may train at the same time. A run with workers of its own takes all cards."""
     if config.workers is not None:
         return [{}]
     return visible_devices(machine.cards, config.device, os.environ)
 
 
 def why_failed(run: Path, code: int) -> str:
+    """Return in words how a run ended that exited with `code`."""
     status = run_status(run)
     return f"its run ended with exit code {code}" + (f": {status.last_fault}" if status.last_fault else f"; see {run}")
 
@@ -67,10 +68,11 @@ def run_queue(
     on_look: Callable[[], None],
     options: Sequence[str] = (),
 ) -> dict[Path, int]:
-    """All of it, as many at once as there are places; the exit code of each, 0 for one that paused or is done.
+    """Run the queue, as many runs at once as there are places. Return the exit code of each, 0 for one that paused or
+    is done.
 
-    `options`: of `hivetune resume`, such as the cluster whose devices go on with the runs; a place is then one of them.
-    `on_look` is called twice a second. When it raises, the runs are asked to stop and waited for.
+    `options` are passed to `hivetune resume`, such as the cluster whose devices continue the runs; a place is then one
+    of them. `on_look` is called twice a second. When it raises, the runs are asked to stop and waited for.
     """
     waiting, codes = list(queue), dict[Path, int]()
     running: dict[int, tuple[Going, subprocess.Popen[bytes], bool]] = {}
@@ -96,7 +98,8 @@ def run_queue(
 
 
 def _start(run: Path, environment: Mapping[str, str], options: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """A run that still goes on, since this process was killed, is asked to end first. Raises Busy when it does not."""
+    """Start a run. One that still trains, since this process was killed, is asked to end first. Raises Busy if it does
+    not."""
     stop_run(run, PAUSE_TIMEOUT_S)
     with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         return subprocess.Popen(

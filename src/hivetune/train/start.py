@@ -1,4 +1,4 @@
-"""The station that takes the time: the supervisor brings the run to its end; what became of each row is accounted."""
+"""The station that takes the time: the supervisor brings the run to its end, and every row is accounted for."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -40,9 +40,10 @@ REPORTED = (
 
 
 def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
-    """Train to the end under the supervisor; the document of `train --json`. A finished run is only reported.
+    """Train a run to its end under the supervisor. Return the document of `train --json`. A finished run is only
+    reported.
 
-    Raises: Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
+    Raises Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
     """
     record = run.record
     if record["status"] == "done":
@@ -87,7 +88,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
 
 def account(run: Run, steps_done: int) -> Accounting:
-    """Law 1 for a run: the snapshot's accounting with its training rows divided by what became of them.
+    """Return the accounting of a run (law 1): the snapshot's, with its training rows divided by what became of them.
 
     A row of several views is quarantined when one of them is, else trained when one of them was.
     """
@@ -115,7 +116,7 @@ def account(run: Run, steps_done: int) -> Accounting:
 
 
 def quarantined_rows(run: Run) -> list[str]:
-    """`file:line: reason` of each row that was taken out at run time."""
+    """Return `file:line: reason` of each row that was quarantined at run time."""
     return [
         f"{run.snapshot.info(row).source}: {amendment.reason}"
         for amendment in run.plan.amendments

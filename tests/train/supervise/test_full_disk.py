@@ -43,7 +43,7 @@ def steps(folder: Path) -> int:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LEAST_RESERVE_BYTES", 256 << 10)
+    monkeypatch.setattr(supervisor, "MIN_RESERVE_BYTES", 256 << 10)
     for module in (supervisor, room):
         monkeypatch.setattr(module, "LOOK_S", 0.02)
 

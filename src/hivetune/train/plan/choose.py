@@ -1,6 +1,7 @@
-"""Which precision, token budget, recompute depth and streamed layers a run gets on a device. Pure.
+"""The choice of precision, token budget, recompute depth and streamed layers for a device, and what would fit instead.
 
-The effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen here.
+Pure functions. The effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen
+here.
 """
 
 import math
@@ -36,8 +37,8 @@ from hivetune.train.plan.memory import (
 )
 from hivetune.train.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
 
-# So near to WORTH_IT two measurements of one busy machine may disagree (a canary's rate moved by 6 to 60 % on a machine
-# that others used, docs/log.md): then what was decided there before stands.
+# This near to WORTH_IT two measurements of one busy machine may disagree: a canary's rate moved by 6 to 60 % on a
+# machine that others used (docs/log.md). Then the earlier decision stands.
 NEAR_TIE = 1.25
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Beyond these a larger micro-batch gains no speed and costs memory: caches on a CPU, full GEMM tiles on a card.
@@ -62,9 +63,9 @@ class Workload:
     max_steps: int | None = None
     assumed: bool = False
     documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
-    """The rows of some steps where they are known; else the typical step stands for all."""
+    """The rows of some steps, where they are known; else the typical step stands for all."""
     share: bool = False
-    """A common prefix is computed once."""
+    """Whether a common prefix is computed once."""
 
     @property
     def steps(self) -> int:
@@ -72,7 +73,8 @@ class Workload:
         return min(whole, self.max_steps) if self.max_steps else max(1, whole)
 
     def micro_batches(self, setup: TrainingSetup, budget_tokens: int) -> list[list[StepShape]]:
-        """Shapes of the micro-batches of each known step; of the typical step where only lengths are known."""
+        """Return the shapes of the micro-batches of each known step, or of the typical step where only lengths are
+        known."""
         if self.documents:
             return [micro_batch_shapes(setup, rows, budget_tokens, share=self.share) for rows in self.documents]
         batches: list[StepShape] = []
@@ -86,7 +88,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the steps of a run are computed. `micro_batches` and `step_s` are means of the steps that were looked at."""
+    """How the steps of a run are computed. `micro_batches` and `step_s` are means over the steps of the workload."""
 
     setup: TrainingSetup
     device: Device
@@ -99,7 +101,7 @@ class Choice:
     streaming: "StreamedFrom | None" = None
 
     def to_choices(self) -> Choices:
-        """What of it the engine reads."""
+        """Return the fields that the engine reads."""
         return Choices(
             device=self.device.torch_name,
             dtype=self.setup.dtype,
@@ -112,8 +114,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class StreamedFrom:
-    """Where streamed layers come from, at how many bytes a second, from how many tokens of a micro-batch on that costs
-    no time, and what it costs in a step."""
+    """Where streamed layers come from, and how fast.
+
+    From `hiding_tokens` tokens of a micro-batch on, reading them costs no time; `waited_s` is what it costs in a step.
+    """
 
     source: StreamSource
     bytes_per_s: float
@@ -124,7 +128,7 @@ class StreamedFrom:
 def assumed_workload(
     *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None, trained: float = 0.5
 ) -> Workload:
-    """A workload of equal lengths, when nothing is known of the data but a mean."""
+    """Return a workload of equal lengths, for data of which nothing but a mean is known."""
     length = max(2, min(round(mean), longest))
     lengths = (length,) * min(batch_size, max(rows, 1))
     counts = tuple(max(1, round(length * trained)) for _ in lengths)
@@ -132,7 +136,7 @@ def assumed_workload(
 
 
 def choose_dtype(wanted: str, device: Device) -> str:
-    """The config's dtype, or for `auto` bfloat16 where its GEMM is clearly faster, else float32.
+    """Return the config's dtype; for `auto`, bfloat16 where its GEMM is clearly faster, else float32.
 
     Raises UsageError for a precision that the device does not compute in.
     """
@@ -144,10 +148,10 @@ def choose_dtype(wanted: str, device: Device) -> str:
 
 
 def auto_dtype(rates: Mapping[str, float], decided: str | None = None) -> str:
-    """What `dtype: auto` is where matrix products run at these rates (any unit): bfloat16 if that is clearly faster.
+    """Return what `dtype: auto` is where matrix products run at these rates (in any unit).
 
-    `decided`: what it was on this machine before (its profile). Near a tie that stands, so that two runs on one machine
-    agree; rates that contradict it clearly win.
+    It is bfloat16 if that is clearly faster. `decided` is what it was on this machine before, by its profile. Near a
+    tie that stands, so that two runs on one machine agree; rates that clearly contradict it win.
     """
     half, full = rates.get("bfloat16", 0.0), rates.get("float32")
     if decided is not None and decided in rates and full and WORTH_IT / NEAR_TIE <= half / full <= WORTH_IT * NEAR_TIE:
@@ -165,12 +169,13 @@ def fastest_that_fits(
     rate: Rate | None = None,
     only_streamed: bool = False,
 ) -> Choice:
-    """The fastest token budget, recompute depth and number of streamed layers that fit. Raises DoesNotFit when not even
-    the longest row does.
+    """Return the fastest token budget, recompute depth and number of streamed layers that fit.
 
     `setup.dtype` comes from `choose_dtype`, `correction` and `rate` from probes. Every budget is tried with as few
-    recomputed layers as fit (all products cost about the same operations per saved byte, so only their number matters),
-    and with fewer of them where layers are streamed instead. `only_streamed`: all layers that can be.
+    recomputed layers as fit: all products cost about the same operations per saved byte, so only their number matters.
+    Where layers are streamed instead, fewer are recomputed. `only_streamed`: stream all layers that can be.
+
+    Raises DoesNotFit when not even the longest row fits.
     """
     limit = device.limit_bytes(memory_share)
     rate = rate or unprobed_rate(device.rates[setup.dtype], device.bandwidth, kind=device.kind, source=device.source)
@@ -191,7 +196,7 @@ def fastest_that_fits(
 
 
 def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
-    """What holds least memory: every layer recomputed, and streamed where it can be."""
+    """Return the setup that holds least memory: every layer recomputed, and streamed where it can be."""
     layers = setup.architecture.layers
     deepest = with_recompute(setup, layers)
     return with_streamed(deepest, layers) if can_stream(setup) else deepest
@@ -199,7 +204,7 @@ def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
 
 @dataclass(frozen=True)
 class _Ways:
-    """What is tried, and against what."""
+    """What is tried, and on which device and workload."""
 
     setup: TrainingSetup
     device: Device
@@ -211,14 +216,17 @@ class _Ways:
 
     @property
     def hiding_tokens(self) -> float:
-        """The budget from which on streamed layers cost no time; 0 where none can be streamed."""
+        """Return the budget from which on streamed layers cost no time; 0 where none can be streamed."""
         if not can_stream(self.setup):
             return 0.0
         return hiding_tokens(self.setup, self.rate.flops_per_s, self._read_rate(self.setup)[1])
 
     def with_budget(self, budget: int) -> Iterator[Choice]:
-        """For each number of recomputed layers the fewest streamed ones that fit, up to the first that needs none.
-        Beyond the largest budget that is of use otherwise only with streamed layers."""
+        """Yield, for each number of recomputed layers, the choice with the fewest streamed layers that fits.
+
+        The last one is the first that needs none streamed. A budget beyond the largest useful one is tried with
+        streamed layers only.
+        """
         beyond = budget > _largest(self.work, self.device)
         steps: dict[str, list[list[StepShape]]] = {}
         for layers in range(self.setup.architecture.layers + 1):
@@ -263,7 +271,7 @@ def _largest(work: Workload, device: Device) -> int:
 
 
 def _budgets(work: Workload, device: Device, ways: _Ways) -> Sequence[int]:
-    """Budgets that hold the longest row and are not larger than a whole step needs."""
+    """Return the budgets that hold the longest row and are not larger than a whole step needs."""
     least, most = rounded_up(work.longest), rounded_up(max(sum(work.lengths), work.longest))
     of_use = max(_largest(work, device), rounded_up(math.ceil(ways.hiding_tokens)))
     cap = min(most, max(least, of_use))
@@ -272,13 +280,14 @@ def _budgets(work: Workload, device: Device, ways: _Ways) -> Sequence[int]:
 
 
 def rounded_up(tokens: int) -> int:
+    """Return `tokens` rounded up to a whole bucket."""
     return -(-tokens // BUCKET) * BUCKET
 
 
 def power_loss_s(
     setup: TrainingSetup, step_s: float, every_s: float | None = None, *, disk_bytes_per_s: float = DISK_BYTES_PER_S
 ) -> float:
-    """Most seconds of work that a power cut can lose: one step, or the checkpoint interval."""
+    """Return the most seconds of work that a power cut can lose: one step, or the checkpoint interval."""
     checkpoint_bytes = 12 * setup.adapter_parameters
     cost_s = max(0.05, checkpoint_bytes / disk_bytes_per_s)
     interval_s = every_s or checkpoint_interval_s(cost_s, MEAN_TIME_BETWEEN_FAULTS_S, blocking_s=0.1 * cost_s)
@@ -286,10 +295,9 @@ def power_loss_s(
 
 
 def size_words(size_bytes: float) -> str:
+    """Return bytes in words."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.0f} MB"
 
-
-# What would fit a device: the user's model over lengths, ranks, precisions and ways to hold it, and others. Pure.
 
 # Models to compare with: one of each size that people train at home.
 COMPARED = ("smollm2-135m", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
@@ -306,9 +314,10 @@ class Option:
     precision: str
     choice: Choice | None
     peak_bytes: int
-    """Of the choice, or `least_bytes` when nothing fits."""
+    """The peak of the choice, or `least_bytes` when nothing fits."""
     least_bytes: int
-    """Predicted with every layer recomputed, streamed where it can be, and micro-batches of one row of this length."""
+    """The peak with every layer recomputed and streamed where it can be, and micro-batches of one row of this length.
+    """
     hours: float | None
     error: float
     disk: int
@@ -328,7 +337,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Case:
-    """One combination to try."""
+    """One combination of model, length, rank and precision to try."""
 
     model: str
     architecture: Architecture
@@ -337,11 +346,11 @@ class Case:
     precision: str
     """A dtype, or nf4."""
     streamed: bool = False
-    """All frozen layers streamed, whether that is needed or not."""
+    """Whether all frozen layers are streamed, also where that is not needed."""
 
 
 def try_case(case: Case, device: Device, work: Workload, *, memory_share: float = 0.9) -> Option:
-    """The case with every row as long as `case.length`, so that lengths can be compared."""
+    """Return the option of a case, with every row as long as `case.length`, so that lengths can be compared."""
     quantized = case.precision == "nf4"
     dtype = choose_dtype("auto", device) if quantized else case.precision
     trained, active = adapters_of(case.architecture, case.rank, ALL_LINEAR)
@@ -383,21 +392,21 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
 
 
 def precisions(device: Device) -> list[str]:
-    """What the device computes in, fastest first, and 4-bit weights."""
+    """Return what the device computes in, fastest first, and 4-bit weights."""
     half = "bfloat16" if "bfloat16" in device.rates else "float16"
     found = [dtype for dtype in (half, "float32") if dtype in device.rates]
     return [*sorted(found, key=lambda dtype: -device.rates[dtype]), "nf4"]
 
 
 def _is_right(case: Case, device: Device) -> bool:
-    """On a processor 4-bit weights are unpacked rightly in whole blocks only (train/worker/model/general.py)."""
+    """Return whether 4-bit weights are unpacked right: on a CPU only in whole blocks (worker/model/general.py)."""
     return case.precision != "nf4" or device.kind != "cpu" or case.architecture.has_whole_blocks
 
 
 def what_would_fit(
     own: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
 ) -> list[Option]:
-    """The user's model over lengths, ranks and precisions, then other models with the user's settings."""
+    """Return options: the user's model over lengths, ranks and precisions, then other models."""
     lengths = sorted({own.length, *(n for n in (512, 2048, 8192) if n != own.length)})
     ranks = sorted({own.rank, 8, 64})
     streamed = try_case(replace(own, streamed=True), device, work, memory_share=memory_share)
@@ -417,7 +426,7 @@ def what_would_fit(
 
 
 def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
-    """The nearest options that fit, in words: same model first, then precision, then rank."""
+    """Return the nearest options that fit, in words: same model first, then precision, then rank."""
     fitting = [option for option in options if option.fits]
     near = sorted(
         fitting,
@@ -434,13 +443,13 @@ def _words(option: Option) -> str:
 
 
 def compared(own: str, device: Device) -> dict[str, Architecture]:
-    """Other models to compare with on a device of this size, by name."""
+    """Return other models to compare with on a device of this size, by name."""
     names = COMPARED + (COMPARED_LARGE if device.kind != "cpu" or device.memory_bytes > 24e9 else ())
     found = {name: known_model(name) for name in names if name != own}
     return {name: parse_architecture(config, name) for name, config in found.items() if config}
 
 
 def with_advice(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
-    """The same error, with what would fit as its hint."""
+    """Return the same error, with what would fit as its hint."""
     near = "; ".join(advice(options, own))
     return DoesNotFit(error.message, hint=f"these would fit: {near}" if near else "choose a smaller model")

@@ -22,10 +22,10 @@ DISK_READ_BYTES_PER_S = 2e9
 
 @dataclass(frozen=True)
 class Device:
-    """`rates`: dtype -> FLOP/s of a large GEMM. `free_bytes`: memory that no other program holds now.
+    """A device. `rates`: dtype -> FLOP/s of a large GEMM. `free_bytes`: memory that no other program holds now.
 
-    kind: cpu, cuda or rocm. measured: the rates are this machine's, else published ones; `source` says where they are
-    from. note: what is special about the card.
+    kind: cpu, cuda or rocm. measured: the rates are this machine's, else published ones, and `source` names where from.
+    note: what is special about the card.
     """
 
     name: str
@@ -40,27 +40,27 @@ class Device:
     note: str = ""
     cores: int = 0
     torch_name: str = "cpu"
-    """As torch and the config name it: cpu, cuda:0."""
+    """The name that torch and the config use: cpu, cuda:0."""
     decided_dtype: str | None = None
     """What `dtype: auto` was on this machine before."""
     host_free_bytes: int | None = None
-    """Of the machine around a card; None where it is not this one."""
+    """Free memory of the machine around a card; None where it is not this one."""
     link_bytes_per_s: float = LINK_BYTES_PER_S
     """From pinned host memory to a card; measured where the doctor did."""
     disk_bytes_per_s: float = DISK_READ_BYTES_PER_S
 
     @property
     def margin(self) -> float:
-        """The share of free memory that is left alone."""
+        """Return the share of free memory that is left alone."""
         return MARGIN[self.kind]
 
     def limit_bytes(self, memory_share: float = 0.9) -> int:
-        """The most that a run may hold: free memory less the margin, and never more than its share of the whole."""
+        """Return the most that a run may hold: free memory less the margin, and no more than its share of the whole."""
         return round(min(self.free_bytes * (1 - self.margin), self.memory_bytes * memory_share))
 
 
 def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Device:
-    """A card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError with similar names."""
+    """Return a card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError."""
     card = known_card(name)
     memory = round((memory_gb or card["memory_gb"]) * GB)
     if card["kind"] == "cpu":
@@ -80,7 +80,7 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
 
 
 def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") -> Device:
-    """This machine's device of the config: `auto` is the first card if there is one, else the CPU.
+    """Return this machine's device of the config: `auto` is the first card if there is one, else the CPU.
 
     Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """

@@ -38,29 +38,33 @@ WORTH_SHARING = 4
 
 
 Padding = Callable[[int], int]
-"""How far a number of rows is padded."""
+"""Maps a number of rows to the number that it is padded to."""
 # As `bucketed` pads: multiples of the first, and from 8 times as many on eight sizes for each doubling, so that at most
 # an eighth is padding and a run meets few sizes.
 LEAST_SIZE, SIZES_A_DOUBLING = 64, 8
 
 
 def unpadded(size: int) -> int:
+    """Return `size` as it is."""
     return size
 
 
 def multiples_of(multiple: int) -> Padding:
+    """Return the padding to multiples of `multiple`."""
     return lambda size: -(-size // multiple) * multiple
 
 
 def bucketed(size: int) -> int:
-    """The least of few sizes that holds `size`."""
+    """Return the smallest of few sizes that holds `size`."""
     step = max(LEAST_SIZE, (1 << max(1, size - 1).bit_length() - 1) // SIZES_A_DOUBLING)
     return -(-size // step) * step
 
 
 def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
-    """The multiple that the token count of a micro-batch is padded to; `device` as torch.device.type names it,
-    `products` as in the run's choices."""
+    """Return the multiple that the token count of a micro-batch is padded to.
+
+    `device` as torch.device.type names it, `products` as in the run's choices.
+    """
     if device != "cpu":
         return TOKEN_MULTIPLE
     if compiles_products(dtype, products):
@@ -69,7 +73,7 @@ def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
 
 
 def compiles_products(dtype: str, products: str | None) -> bool:
-    """Whether a CPU's products are oneDNN's, which are compiled for each row count and stay in memory."""
+    """Return whether a CPU's products are oneDNN's, which are compiled for each row count and stay in memory."""
     return products == "onednn" if dtype == "float32" else dtype == "bfloat16" and products != "native"
 
 
@@ -77,8 +81,8 @@ def compiles_products(dtype: str, products: str | None) -> bool:
 class Segment:
     """Tokens [start, start + size) of the flat sequence, which all documents through it have in common.
 
-    parents: the segments before it on its path, outermost first; its queries see their keys, and its own before them.
-    depth: position of its first token in its documents. tree: segments of different trees share nothing.
+    parents: the segments before it on its path, outermost first. Its queries see the parents' keys, and its own keys
+    before them. depth: position of its first token in its documents. tree: segments of different trees share nothing.
     """
 
     start: int
@@ -90,11 +94,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """What one micro-batch computes. T tokens; E entries, each a flat row and the token that it must predict.
+    """The work of one micro-batch. T tokens; E entries, each a flat row and the token that it must predict.
 
     tokens, positions [T]: token ids, and where each stands in its document (for the rotation). rows, targets, counts
-    [E], sorted by row: the entry's row of the flat sequence, the token, and how many documents have it trained, which
-    is what its loss is multiplied by (0: padding). owners: for each document the numbers of its entries.
+    [E], sorted by row: the entry's row of the flat sequence, the token, and how many documents have it trained. Its
+    loss is multiplied by that count (0: padding). owners: for each document the numbers of its entries.
     """
 
     tokens: list[int]
@@ -119,9 +123,9 @@ class TrimmedDocument:
 
 
 def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview) -> TrimmedDocument:
-    """Position i predicts token i + 1; `trained[i]`: token i counts in the loss, and the first one never does.
+    """Return a document without its last trained token and all after it: in a causal model no loss depends on them.
 
-    The last trained token and all after it are left out: in a causal model no loss depends on them.
+    Position i predicts token i + 1. `trained[i]`: token i counts in the loss; the first one never does.
     """
     pairs = tuple((index - 1, tokens[index]) for index in range(1, len(tokens)) if trained[index])
     last = pairs[-1][0] + 1 if pairs else 0
@@ -129,15 +133,15 @@ def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview) ->
 
 
 def shares_prefixes(lora: LoraConfig) -> bool:
-    """Whether a prefix of several rows may be computed once, as far as dropout goes (docs/engine.md)."""
+    """Return whether a prefix of several rows may be computed once, as far as dropout goes (docs/engine.md)."""
     return not lora.dropout or lora.dropout_per == "token"
 
 
 def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = unpadded) -> Layout:
-    """Documents in any order; those without a trained token take no room. `share`: compute common prefixes once.
+    """Return the layout of documents in any order. `share`: compute common prefixes once.
 
-    Tokens and entries are padded, so that matrix products come in few shapes: a document of zeros at the end, and
-    entries whose loss is multiplied by 0.
+    Documents without a trained token take no room. Tokens and entries are padded, so that matrix products come in few
+    shapes: with a document of zeros at the end, and with entries whose loss is multiplied by 0.
     """
     order = _by_content(documents)
     builder = _Builder(documents)
@@ -154,9 +158,9 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Paddi
 
 
 def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
-    """What micro-batches aim at where workers compute them, by the training rows and their tokens.
+    """Return the tokens that a micro-batch aims at where workers compute it, by the training rows and their tokens.
 
-    Not by the number of workers: the result must not depend on it.
+    It does not depend on the number of workers, because the result must not.
     """
     aim = tokens * batch_size // max(1, rows) // PACKS_A_STEP
     return max(LEAST_PACK_TOKENS[device == "cpu"], -(-aim // TOKEN_MULTIPLE) * TOKEN_MULTIPLE)
@@ -165,10 +169,11 @@ def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
 def split_documents(
     documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool, aim_tokens: int | None = None
 ) -> list[list[int]]:
-    """Indices of documents for each micro-batch, by content: neighbours share prefixes, the input's order is ignored.
+    """Return the indices of the documents of each micro-batch, by content: neighbours share prefixes.
 
-    A micro-batch holds at most `budget_tokens` tokens as computed (a shared prefix once), or one longer document. It
-    also ends above `aim_tokens`, where the prefix that is then computed twice is short beside what it holds.
+    The order of the input is ignored. A micro-batch holds at most `budget_tokens` tokens as computed (a shared prefix
+    once), or one longer document. It also ends above `aim_tokens`, where the prefix that is then computed twice is
+    short beside what it holds.
     """
     batches: list[list[int]] = []
     used = 0
@@ -190,7 +195,7 @@ def split_documents(
 def split_units(
     documents: Sequence[TrimmedDocument], units: Sequence[Sequence[int]], budget_tokens: int, *, share: bool
 ) -> list[list[Sequence[int]]]:
-    """As `split_documents`, for units of documents that one micro-batch must hold: units of each micro-batch.
+    """Return the units of each micro-batch, as `split_documents` does for units that one micro-batch must hold.
 
     A unit that is larger than the budget is alone. Units without a token take no room and are left out.
     """
@@ -210,14 +215,17 @@ def split_units(
 
 
 def _size_of(documents: Sequence[TrimmedDocument], indices: Sequence[int], share: bool) -> int:
-    """Tokens that are computed of these documents together."""
+    """Return how many tokens are computed of these documents together."""
     tokens = sorted(documents[index].tokens for index in indices if documents[index].tokens)
     return _num_computed(tokens) if share else sum(map(len, tokens))
 
 
 def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_tokens: int) -> Iterator[list[int]]:
-    """`batch` in parts within the budget. Two neighbours may share more than their tree does, whose branches each share
-    at least MIN_SHARED_TOKENS: then a sum over neighbours is a few tokens short."""
+    """Yield `batch` in parts within the budget.
+
+    Two neighbours may share more than their tree does, whose branches each share at least MIN_SHARED_TOKENS. Then a sum
+    over neighbours is a few tokens short.
+    """
     while batch:
         taken = len(batch)
         while taken > 1 and _num_computed([documents[index].tokens for index in batch[:taken]]) > budget_tokens:
@@ -227,7 +235,7 @@ def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_token
 
 
 def _num_computed(sorted_tokens: Sequence[Sequence[int]]) -> int:
-    """Tokens of the layout that `_Builder.grow` makes of these, without making it."""
+    """Return the tokens of the layout that `_Builder.grow` makes of these, without making it."""
     common = [0, *(_common(before, tokens) for before, tokens in itertools.pairwise(sorted_tokens))]
     return _num_grown([len(tokens) for tokens in sorted_tokens], common, 0)
 
@@ -243,18 +251,18 @@ def _num_grown(lengths: Sequence[int], common: Sequence[int], depth: int) -> int
 
 
 def _branches(common: Sequence[int], shared: int) -> list[int]:
-    """Where a neighbour shares no more than all do, another branch begins."""
+    """Return the places where another branch begins: a neighbour shares no more there than all do."""
     return [place for place in range(1, len(common)) if common[place] == shared]
 
 
 def _by_content(documents: Sequence[TrimmedDocument]) -> list[int]:
-    """Sorted like words in a dictionary: what shares a prefix stands together, whatever order it came in."""
+    """Return the documents sorted by their tokens: neighbours share prefixes, whatever order they came in."""
     taking_part = (index for index, document in enumerate(documents) if document.tokens)
     return sorted(taking_part, key=lambda index: documents[index].tokens)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix, by bisection: slices are compared in C."""
+    """Return the length of the common prefix, by bisection: slices are compared in C."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -266,7 +274,8 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class _Builder:
-    """Grows the tree of shared prefixes over sorted documents, depth first: each tree is one range of tokens.
+    """A builder that grows the tree of shared prefixes over sorted documents, depth first: each tree is one token
+    range.
 
     flat: for each document the flat rows of its tokens, in its order.
     """
@@ -280,7 +289,8 @@ class _Builder:
         self.trees = 0
 
     def grow(self, order: list[int], common: list[int], depth: int, path: tuple[int, ...]) -> None:
-        """`common[i]`: tokens that order[i] shares with order[i - 1]; all of them share at least `depth`."""
+        """Add the documents of `order`. `common[i]`: tokens that order[i] shares with order[i - 1]; all share at least
+        `depth`."""
         if len(order) == 1:
             self.leaf(order[0], depth, path)
             return

@@ -1,8 +1,8 @@
-"""How much memory a training step holds at its peak, and where it goes. From sizes alone, corrected by two probes.
+"""The memory that a training step holds at its peak, and where it goes. From sizes alone, corrected by two probes.
 
     weights + adapters (16 bytes a parameter, with gradient and optimizer) + saved activations + logits + runtime
 
-At a fixed chunk of logits the peak is affine in the tokens of the largest micro-batch, so two measured steps (T and 2T)
+At a fixed chunk of logits the peak is affine in the tokens of the largest micro-batch. So two measured steps (T and 2T)
 give what the formula can't know: allocator slack, kernels' workspaces, what the frameworks keep.
 """
 
@@ -53,13 +53,12 @@ Path = Literal["fast", "general"]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What decides memory and time of a step besides its tokens.
+    """What decides memory and time of a step, besides its tokens.
 
-    adapter_parameters: trained ones, A and B of all modules; active_adapter_parameters: those that one token meets,
-    where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices
-    are NF4. recompute: layers whose activations are not kept. path: which implementation runs (worker/model/load.py).
-    products: the library of float32 on a CPU, where it is known. streamed: layers whose weights do not stay on the
-    device, three of them at a time do (train/plan/streaming.py).
+    adapter_parameters: trained ones, A and B of all modules. active_adapter_parameters: those that one token meets,
+    where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices are NF4. recompute: layers whose
+    activations are not kept. path: which implementation runs (worker/model/load.py). products: the library of float32
+    on a CPU, where it is known. streamed: layers whose weights do not stay on the device; three of them at a time do.
     """
 
     architecture: Architecture
@@ -79,15 +78,18 @@ class TrainingSetup:
 
 
 def adapters_of(architecture: Architecture, rank: int, target_modules: str | Sequence[str]) -> tuple[int, int]:
-    """Trained parameters: all, and those that one token meets. Of a guessed model, whose modules have other names, as
-    if all had an adapter. Raises UsageError as `match_targets`."""
+    """Return the trained parameters: all of them, and those that one token meets.
+
+    A guessed model, whose modules have other names, counts as if all had an adapter. Raises UsageError as
+    `match_targets`.
+    """
     wanted = target_modules if architecture.exact else ALL_LINEAR
     return architecture.adapter_parameters(rank, wanted), architecture.active_adapter_parameters(rank, wanted)
 
 
 @dataclass(frozen=True)
 class Affine:
-    """constant + slope * x."""
+    """The line constant + slope * x."""
 
     constant: float
     slope: float
@@ -98,7 +100,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class Peak:
-    """Predicted peak in bytes by part; `error` is the half-width of the bar as a share of the whole."""
+    """A predicted peak in bytes by part. `error` is the half-width of its bar as a share of the whole."""
 
     parts: Mapping[str, int]
     error: float
@@ -109,10 +111,10 @@ class Peak:
 
 
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
-    """Bytes that one layer keeps for its backward, for each token.
+    """Return the bytes that one layer keeps for its backward, for each token.
 
-    Fast path (train/worker/model/fast/layer.py, `Kept`): residual at the input and in the middle, q, k, v, attention's
-    output, gate and up, the log-sum-exp of each head; norms, the SwiGLU product and x A are recomputed. The residuals
+    Fast path (worker/model/fast/layer.py, `Kept`): residual at the input and in the middle, q, k, v, attention's
+    output, gate and up, the log-sum-exp of each head. Norms, the SwiGLU product and x A are recomputed. The residuals
     are float32 there and counted in the run's precision here: the probes' correction carries the difference.
     """
     a = setup.architecture
@@ -124,8 +126,10 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
 
 
 def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
-    """Bytes for all layers of one micro-batch: kept layers whole, recomputed ones by their input, and the one whose
-    values are being recomputed."""
+    """Return the bytes of all layers for one micro-batch.
+
+    Kept layers count whole, recomputed ones by their input, besides the one whose values are being recomputed.
+    """
     a, kept = setup.architecture, saved_bytes_per_token(setup)
     saved = (a.layers - setup.recompute) * kept
     boundaries = setup.recompute * a.hidden * setup.value_bytes
@@ -135,14 +139,17 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
 
 def layer_bytes(setup: TrainingSetup) -> int:
-    """The frozen matrices of one layer as they are streamed, the mean of all."""
+    """Return the bytes of the frozen matrices of one layer as they are streamed, the mean of all layers."""
     weights = setup.architecture.layer_weights
     return round(weights * STREAMED_NF4_BITS / 8) if setup.quantized else weights * setup.value_bytes
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
-    """The frozen base in bytes, as far as it stays on the device; with NF4 the layers' matrices at 4.127 bits, the rest
-    as it is, and the largest matrix unpacked for its product, or, where layers are streamed, the layer at hand."""
+    """Return the bytes of the frozen base, as far as it stays on the device.
+
+    With NF4 the layers' matrices take 4.127 bits a weight and the rest stays as it is. The largest matrix is unpacked
+    for its product; where layers are streamed, the layer at hand is.
+    """
     a = setup.architecture
     away = max(0, setup.streamed - STREAM_PLACES)
     if not setup.quantized:
@@ -158,12 +165,12 @@ def weight_bytes(setup: TrainingSetup) -> int:
 def predict_peak(
     setup: TrainingSetup, tokens: int, correction: Affine | None = None, *, row_counts: int = 2, saves: bool = True
 ) -> Peak:
-    """The peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) comes from `fit_correction`.
+    """Return the peak with at most `tokens` in a micro-batch. `correction` (bytes over tokens) is `fit_correction`'s.
 
-    A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32, and 2 more where products
-    read a half-precision copy. `row_counts`: how many row counts the run's products have, see `COMPILED_BYTES`.
-    `saves`: on a CPU a run keeps a copy of its state, which is written beside it
-    (train/worker/checkpoint.py); a probe has none.
+    A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32. It takes 2 more where
+    products read a half-precision copy. `row_counts`: how many row counts the run's products have, see
+    `COMPILED_BYTES`. `saves`: on a CPU a run keeps a copy of its state while it is written (worker/checkpoint.py); a
+    probe has none.
     """
     n = setup.adapter_parameters
     copy = 0 if setup.value_bytes == 4 else setup.value_bytes
@@ -189,12 +196,12 @@ def predict_peak(
 
 
 def is_unknown(architecture: Architecture) -> bool:
-    """Whether its family has no formula of its own: its error bars are wider."""
+    """Return whether the family has no formula of its own: its error bars are wider."""
     return bool(architecture.modules) or not architecture.exact
 
 
 def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> Affine:
-    """What probes (tokens, peak bytes), made one after the other, add to the formula, as a line over the tokens.
+    """Return what probes (tokens, peak bytes), made one after the other, add to the formula, as a line over the tokens.
 
     It holds for other recompute depths and ranks of the same model too, since those change the formula's part. The
     corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
@@ -212,7 +219,7 @@ def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> A
 
 
 def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
-    """Least squares. With one x only, a constant. Raises ValueError without points."""
+    """Return the least-squares line; with one x only, a constant. Raises ValueError without points."""
     if not points:
         raise ValueError("no points to fit")
     mean_x = sum(x for x, _ in points) / len(points)
@@ -225,7 +232,7 @@ def fit_affine(points: Sequence[tuple[float, float]]) -> Affine:
 
 
 def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
-    """(part, bytes, explanation in words) for people, the largest part first."""
+    """Return (part, bytes, explanation in words) for people, the largest part first."""
     a, n = setup.architecture, setup.adapter_parameters
     precision = "4-bit NF4" if setup.quantized else setup.dtype
     full = 12 * a.parameters
@@ -248,7 +255,7 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
 
 
 def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
-    """What a run needs on disk: `keep` checkpoints (three newest and one being written), the best, adapter, export."""
+    """Return what a run needs on disk: `keep` checkpoints (three and one in writing), the best, adapter, export."""
     n, a = setup.adapter_parameters, setup.architecture
     return {
         "checkpoints": keep * STATE_BYTES * n,
@@ -259,21 +266,11 @@ def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
 
 
 def with_recompute(setup: TrainingSetup, layers: int) -> TrainingSetup:
+    """Return the setup with `layers` recomputed."""
     return replace(setup, recompute=layers)
 
 
-# Frozen layers that do not stay on the device: what that saves, where they come from, from how many tokens on it is
-# free. Pure.
-#
-# A forward pass reads each weight once and computes 2 operations with it for each token, so with b bytes a weight, F
-# operations a second and B bytes a second the reading hides behind the computing from
-#
-#     T* = b F / (2 B)
-#
-# tokens a micro-batch on. The size of the model cancels. The backward pass reads and computes as much (more where it
-# recomputes). Outside check: bitsandbytes 9085707 measured about 4,000 tokens for a 70B model in 4 bits on an RTX
-# 4090
-# behind PCIe 3; this gives 3,600.
+# Streaming: frozen layers that are read when they are needed instead of staying on the device.
 
 # With less gain than this the rate of a link is too uncertain to leave weights that fit where they could stay.
 WORTH_STREAMING = 0.10
@@ -284,19 +281,23 @@ StreamSource = Literal["memory", "disk"]
 
 
 def can_stream(setup: TrainingSetup) -> bool:
-    """Whether layers of it can be streamed: on the fast path, where each layer is computed by hand. Layers in 4 bits
-    are on the general path while they stay, and streamed to a card only: a processor would pack them anew each time."""
+    """Return whether layers can be streamed: on the fast path only, where each layer is computed by hand.
+
+    Layers in 4 bits are on the general path while they stay. They are streamed to a card only: a processor would pack
+    them anew each time.
+    """
     if setup.quantized:
         return setup.architecture.is_fast and setup.kind != "cpu" and not setup.architecture.modules
     return setup.path == "fast" and setup.architecture.is_fast
 
 
 def with_streamed(setup: TrainingSetup, layers: int) -> TrainingSetup:
+    """Return the setup with `layers` streamed, which only the fast path does."""
     return replace(setup, streamed=layers, path="fast" if layers else setup.path)
 
 
 def fewest_streamed(setup: TrainingSetup, tokens: int, correction: Affine | None, limit_bytes: int) -> int | None:
-    """How many layers have to be streamed so that the peak is within the limit; None where all are not enough."""
+    """Return how many layers have to be streamed so that the peak is within the limit; None if all are too few."""
     if predict_peak(with_streamed(setup, 0), tokens, correction).bytes <= limit_bytes:
         return 0
     if not can_stream(setup):
@@ -307,7 +308,7 @@ def fewest_streamed(setup: TrainingSetup, tokens: int, correction: Affine | None
 
 
 def offload_words(setup: TrainingSetup, peak_bytes: int) -> str:
-    """Why an optimizer on the host is no way to save memory: LoRA's is small."""
+    """Explain why an optimizer on the host would save little memory."""
     size = 12 * setup.adapter_parameters
     return (
         f"optimizer offload would save {size / 1e6:,.0f} MB of {peak_bytes / 1e9:.1f} GB: gradient and AdamW take 12 "
@@ -316,7 +317,10 @@ def offload_words(setup: TrainingSetup, peak_bytes: int) -> str:
 
 
 def source_of(setup: TrainingSetup, device: Device) -> tuple[StreamSource, float]:
-    """Where the layers come from, and how many bytes a second: a card's from host memory where that holds them."""
+    """Return where streamed layers come from, and at how many bytes a second.
+
+    A card's come from host memory, where that holds them.
+    """
     if device.kind == "cpu":
         return "disk", device.disk_bytes_per_s
     free = device.host_free_bytes
@@ -326,8 +330,16 @@ def source_of(setup: TrainingSetup, device: Device) -> tuple[StreamSource, float
 
 
 def hiding_tokens(setup: TrainingSetup, flops_per_s: float, bytes_per_s: float) -> float:
-    """T*, the tokens of a micro-batch from which on the reading costs no time. Of a mixture of experts every weight is
-    read and some are computed with."""
+    """Return T*, the tokens of a micro-batch from which on reading the layers costs no time.
+
+    A forward pass reads each weight once and computes 2 operations with it for each token. With b bytes a weight, F
+    operations a second and B bytes a second, the reading hides behind the computing from T* = b F / (2 B) tokens on.
+    The size of the model cancels. The backward pass reads and computes as much, or more where it recomputes. In a
+    mixture of experts every weight is read, and only some are computed with.
+
+    Outside check: bitsandbytes 9085707 measured about 4,000 tokens for a 70B model in 4 bits on an RTX 4090 behind PCIe
+    3; this gives 3,600.
+    """
     a = setup.architecture
     read_bytes = layer_bytes(setup) * a.layers
     return read_bytes * flops_per_s / (2 * a.linear_parameters * bytes_per_s)

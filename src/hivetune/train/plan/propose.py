@@ -1,4 +1,4 @@
-"""The station before a config: what rows and machine say about it, as settings that train as they are."""
+"""The proposal of `hivetune init`: settings for some rows on this machine, which train as they are."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -22,7 +22,7 @@ SHORTEST = 256  # a row of a question and an answer; below it the memory is need
 
 @dataclass(frozen=True)
 class Proposal:
-    """`report`: the document of `data check`. `planned`: None where the model is not here and its sizes are unknown."""
+    """Proposed settings. `report`: the document of `data check`. `planned`: None where sizes are unknown."""
 
     config: RunConfig
     report: Mapping[str, Any]
@@ -30,7 +30,10 @@ class Proposal:
 
 
 def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """What is said, and the model at hand where none is. `rows`: None means the store. Raises UsageError."""
+    """Return settings from what the user named, with the model at hand where none was. `rows` None means the store.
+
+    Raises UsageError when there are no rows.
+    """
     if not rows and not _store_has_rows():
         raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
     paths = list(rows or ["store"])
@@ -42,10 +45,10 @@ def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Seq
 
 
 def propose(settings: RunConfig, folder: Path | None, progress: Progress = silent) -> Proposal:
-    """Settings for these rows on this machine; what was said stays as it is. `folder`: of the prepared model, None
-    where it is not here and its sizes alone may be known. Nothing is downloaded and nothing trained.
+    """Complete the settings for these rows on this machine; what the user set stays as it is.
 
-    Raises DataRefused when the rows can't be trained on.
+    `folder` is the prepared model's, None where it is not here and only its sizes may be known. Nothing is downloaded
+    and nothing trained. Raises DataRefused when the rows can't be trained on.
     """
     length_said = "max_length" in settings.model_fields_set
     # No row is too long here: what length they need is the question.
@@ -76,7 +79,7 @@ def _store_has_rows() -> bool:
 
 
 def _model_at_hand() -> str:
-    """The model that was prepared last on this machine, else the one that comes as a package."""
+    """Return the model that was prepared last on this machine, else the one that comes as a package."""
     return next(iter((*prepared_names(), *PACKAGED)))
 
 

@@ -1,4 +1,4 @@
-"""The station before a run: memory, time and disk of a config, from sizes alone, and what would fit instead."""
+"""The plan of a config: memory, time and disk from sizes alone, for rows that are counted here, and what would fit."""
 
 import contextlib
 import math
@@ -48,8 +48,6 @@ from hivetune.train.plan.memory import TrainingSetup, adapters_of, disk_bytes
 from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_probe, worth_of
 from hivetune.train.plan.steps import BAD_SHARE
 
-# How many rows a config trains on, and their tokens: checked where they are few, else counted, else from a part.
-
 # Of English prose, by the vocabularies of SmolLM2 and Qwen2.5; and what templates write around a message.
 CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
@@ -62,7 +60,7 @@ SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the f
 
 @dataclass(frozen=True)
 class CountedRows:
-    """`tokens`: mean of a row, from the characters that are said in it. `words`: how many rows, how that is known."""
+    """How many rows there are. `tokens`: mean of a row, by its characters. `words`: the number and how it is known."""
 
     rows: int
     tokens: float
@@ -79,7 +77,7 @@ class _Part:
 
 
 def refuse_missing(data: DataConfig) -> None:
-    """Raises UsageError when `data.path` names what is not there, or what holds nothing."""
+    """Raise UsageError when `data.path` names nothing that exists, or files without a row."""
     sources = find_sources(data.path)
     files = [name for name in sources if name != "store"]
     if any(name == "-" or is_pipe(name) or os.path.getsize(name) for name in files):
@@ -91,8 +89,10 @@ def refuse_missing(data: DataConfig) -> None:
 
 
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
-    """Few rows are checked, with the tokens that this model gives them, as `init` does; of more, `count_rows` without
-    the share that is held out.
+    """Return the rows that a config trains on.
+
+    Few rows are checked, with the tokens that this model gives them, as `init` does. More are counted by `count_rows`,
+    less the share that is held out.
     """
     data = config.data
     try:
@@ -107,7 +107,7 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
 
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
-    """Of the document of `data check` with a model."""
+    """Return the rows by the document of `data check` with a model."""
     words = f"{report['rows_in']:,} rows checked"
     return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], words)
 
@@ -121,7 +121,7 @@ def _are_few(data: DataConfig) -> bool:
 
 
 def count_rows(data: DataConfig) -> CountedRows:
-    """Rows of `data.path`; an assumption where they can't be counted, with the reason in `words`."""
+    """Return the rows of `data.path`; where they can't be counted, an assumption with the reason in `words`."""
     try:
         sources = find_sources(data.path)
         if any(name == "-" or is_pipe(name) for name in sources):
@@ -149,7 +149,7 @@ def _assumed(why: str) -> CountedRows:
 
 
 def _stored() -> _Part:
-    """The rows of the store."""
+    """Return the rows of the store."""
     path = database_path()
     if not path.exists():
         return _Part(0, 0, 0)
@@ -162,13 +162,13 @@ def _stored() -> _Part:
 
 
 def _count(sources: Sequence[str], data: DataConfig) -> _Part:
-    """All rows of these files, as `data check` finds them. Raises what `plan_inputs` does."""
+    """Return all rows of these files, as `data check` finds them. Raises as `rows_of_files`."""
     rows, mean = _mean_tokens(rows_of_files(sources, data.columns), data.columns)
     return _Part(rows, rows * mean, sum(map(os.path.getsize, sources)))
 
 
 def _mean_tokens(found: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[int, float]:
-    """How many rows there are, and about how many tokens one of them has."""
+    """Return how many rows there are, and about how many tokens one of them has."""
     rows = 0
     sampled: list[float] = []
     for raw in found:
@@ -182,14 +182,14 @@ def _mean_tokens(found: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[i
 
 
 def _tokens(example: Example) -> float:
-    said = sum(
+    chars = sum(
         len(m.content) + len(m.reasoning or "") + sum(map(len, map(str, m.tool_calls))) for m in example.messages
     )
-    return said / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(example.messages)
+    return chars / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(example.messages)
 
 
 def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
-    """The rows of the first PART_BYTES. Parquet says how many it has, so such files are counted whole."""
+    """Return the rows of the first PART_BYTES. Parquet files state their number of rows, so they are counted whole."""
     rows, tokens, read_bytes = 0, 0.0, 0
     with scratch_folder() as folder:
         for number, name in enumerate(sources):
@@ -208,7 +208,7 @@ def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
 
 
 def _copy_beginning(name: str, part: Path, most_bytes: int) -> int:
-    """Copies whole lines, at most `most_bytes` of them; the bytes that were copied."""
+    """Copy whole lines, at most `most_bytes` of them. Return how many bytes were copied."""
     packed = name.lower().endswith(COMPRESSED)
     with open(name, "rb") as file, open(part, "wb") as out:
         content = file.read(max(1, most_bytes // (_PACKED if packed else 1)))
@@ -220,7 +220,7 @@ def _copy_beginning(name: str, part: Path, most_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class _Crew:
-    """The run's own worker and those of a cluster. `link`: of this machine to the others, in words."""
+    """The run's own worker and those of a cluster. `link`: this machine's link to the others, in words."""
 
     workers: int
     bytes_per_s: float
@@ -229,7 +229,7 @@ class _Crew:
 
 @dataclass(frozen=True)
 class Planned:
-    """Everything that is shown. `choice` is None when nothing fits."""
+    """Everything that `hivetune plan` shows. `choice` is None when nothing fits."""
 
     config: RunConfig
     architecture: Architecture
@@ -240,7 +240,7 @@ class Planned:
     why_not: str
     options: Sequence[Option]
     rows_known: str
-    """How many rows there are and how that is known, in words."""
+    """The number of rows and how it is known, in words."""
     disk_bytes_per_s: float = DISK_BYTES_PER_S
     """Measured by the doctor, else assumed."""
     cards: int = 0
@@ -249,7 +249,7 @@ class Planned:
 
     @property
     def power_loss_s(self) -> float:
-        """Most seconds of work that a power cut can lose; 0 where nothing fits."""
+        """Return the most seconds of work that a power cut can lose; 0 where nothing fits."""
         if self.choice is None:
             return 0.0
         every_s = self.config.supervise.checkpoint_every_s
@@ -257,7 +257,7 @@ class Planned:
 
     @property
     def worth(self) -> Worth | None:
-        """What the workers of the config are worth; None without the setting."""
+        """Return what the workers of the config are worth; None without the setting."""
         number, choice = self.config.workers, self.choice
         if number is None or choice is None:
             return None
@@ -282,8 +282,10 @@ def plan_run(
     rows: int | None = None,
     tokens: int | None = None,
 ) -> Planned:
-    """The plan of a config. Raises UsageError for an unknown model or card, MachineNotFit for a cluster that does not
-    answer."""
+    """Return the plan of a config.
+
+    Raises UsageError for an unknown model or card, MachineNotFit for a cluster that does not answer.
+    """
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
     profile = read_profile(machine.fingerprint)
@@ -335,7 +337,7 @@ def _crew_of(config: RunConfig) -> _Crew | None:
 
 
 def find_architecture(name: str) -> Architecture:
-    """Of a prepared model, a folder with config.json, or a model that is known by its sizes."""
+    """Return the sizes of a prepared model, of a folder with config.json, or of a model that is known by its sizes."""
     if Path(name).is_dir():
         prepared = find_prepared(name)
         return read_architecture(prepared.folder if prepared else Path(name))
@@ -351,10 +353,10 @@ def find_architecture(name: str) -> Architecture:
 def guess_workload(
     config: RunConfig, rows: int | None, tokens: int | None, model_folder: Path | None = None
 ) -> tuple[Workload, str]:
-    """From what is said, else from the rows of the data, else from a stated assumption; and in words, from which."""
+    """Return the workload and, in words, its basis: the user's numbers, else the data's rows, else an assumption."""
     counted = None if rows and tokens else rows_to_train(config, model_folder)
     found_rows = rows or (counted.rows if counted else 1)
-    known = "as you said" if rows or counted is None else counted.words
+    known = "as given" if rows or counted is None else counted.words
     batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
     if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
         batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or config.learn.steps
@@ -380,7 +382,7 @@ def case_of(planned: Planned) -> Case:
 
 
 def plan_document(planned: Planned) -> dict[str, Any]:
-    """The one document of `plan --json`."""
+    """Return the one document of `plan --json`."""
     config, setup, choice, device = planned.config, planned.setup, planned.choice, planned.device
     content: dict[str, Any] = {
         "model": config.model,

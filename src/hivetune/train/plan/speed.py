@@ -1,7 +1,7 @@
-"""How long a step takes: floating point operations by formula, a rate by measurement, an error bar that says which.
+"""The time that a step takes: operations by formula, a rate by measurement, an error bar that says which.
 
-From a formula and a published rate the error is a factor of two; from two probe steps on the machine it is 10 % while
-the machine stays as it was, which a canary GEMM (one fixed matrix product) before and during the run checks. Predicted
+From a formula and a published rate the error is a factor of two. From two probe steps on the machine it is 10 %, while
+the machine stays as it was. A canary GEMM (one fixed matrix product) before and during the run checks that. Predicted
 and actual times: docs/performance.md.
 """
 
@@ -15,7 +15,8 @@ from hivetune.base.units import step_time
 from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
 from hivetune.train.plan.memory import STREAM_PLACES, Affine, TrainingSetup, fit_affine, fit_correction, layer_bytes
 
-# What a step reaches of the GEMM rate, without a probe: measured shares lie between 0.35 and 0.6 (docs/performance.md).
+# The share of the GEMM rate that a step reaches without a probe; measured ones lie between 0.35 and 0.6
+# (docs/performance.md).
 UNPROBED_SHARE = 0.45
 UNPROBED_ERROR = 0.5
 PROBED_TIME_ERROR = 0.10
@@ -34,7 +35,7 @@ BUCKET_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What is computed in one optimizer step: tokens, sum of squared document lengths, positions with a loss."""
+    """The work of one optimizer step: tokens, sum of squared document lengths, positions with a loss."""
 
     tokens: int
     squares: int
@@ -45,14 +46,14 @@ class StepShape:
 
 
 def shape_of(length: int, trained: int) -> StepShape:
-    """One document, computed whole."""
+    """Return the shape of one document, computed whole."""
     return StepShape(length, length * length, trained)
 
 
 def micro_batch_shapes(
     setup: TrainingSetup, documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool
 ) -> list[StepShape]:
-    """What is computed in each micro-batch of a step on these documents: the layouts that the fast path makes of them.
+    """Return what is computed in each micro-batch of a step on these documents: the layouts of the fast path.
 
     `share`: a common prefix is computed once. The general path pads its documents; that loss is not counted.
     """
@@ -67,13 +68,13 @@ def micro_batch_shapes(
 
 
 def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
-    """Floating point operations of forward and backward.
+    """Return the floating point operations of forward and backward.
 
-    For each token 4 N for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
-    adapter parameter (forward, input and weight gradient). For each document of length s 3.5 x 2 L q s^2 for causal
-    attention: two products forward (4 q s^2, half of it masked), five backward with the scores recomputed
-    (FlashAttention-2, arXiv 2307.08691). For each trained token 4 V d: logits, and the gradient of their input, made in
-    the forward pass. A recomputed layer adds another forward.
+    For each token: 4 N for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
+    adapter parameter (forward, input and weight gradient). For each document of length s: 3.5 x 2 L q s^2 for causal
+    attention, with two products forward (4 q s^2, half of it masked) and five backward with the scores recomputed
+    (FlashAttention-2, arXiv 2307.08691). For each trained token: 4 V d for the logits and the gradient of their input,
+    made in the forward pass. A recomputed layer adds another forward.
     """
     a = setup.architecture
     again = setup.recompute / a.layers
@@ -85,7 +86,7 @@ def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
 
 
 def streamed_flops(setup: TrainingSetup, shape: StepShape) -> tuple[float, float]:
-    """Of `step_flops` those of the streamed layers, forward and backward: what hides their reading."""
+    """Return those `step_flops` that hide the reading of streamed layers: theirs, forward and backward."""
     a = setup.architecture
     trained = setup.active_adapter_parameters or setup.adapter_parameters
     forward = 2 * (a.linear_parameters + trained) * shape.tokens + 2 * a.layers * a.q * shape.squares
@@ -97,11 +98,11 @@ def streamed_flops(setup: TrainingSetup, shape: StepShape) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Rate:
-    """How many operations a second a step gets here.
+    """The operations a second that a step reaches on a device.
 
     error: half-width of the bar, as a share. overhead_s: what each micro-batch costs besides. half_tokens: at so many
     tokens half of the rate is reached, because products that small wait for their weights; 0 where the rate was fitted.
-    read_bytes_per_s: at which streamed layers come; None where that was not measured.
+    read_bytes_per_s: the rate at which streamed layers come; None where that was not measured.
     """
 
     flops_per_s: float
@@ -112,6 +113,7 @@ class Rate:
     read_bytes_per_s: float | None = None
 
     def seconds(self, setup: TrainingSetup, micro_batches: Iterable[StepShape]) -> float:
+        """Return the seconds of a step with these micro-batches."""
         return sum(
             step_flops(setup, shape) / self._reached(shape) + self.overhead_s + self.waiting_s(setup, shape)
             for shape in micro_batches
@@ -119,8 +121,11 @@ class Rate:
         )
 
     def waiting_s(self, setup: TrainingSetup, shape: StepShape) -> float:
-        """Seconds for which computing waits for streamed layers. Each pass reads all of them but the three that the
-        pass before it left there, while it computes all but its first and its last."""
+        """Return the seconds for which computing waits for streamed layers.
+
+        Each pass reads all of them but the three that the pass before it left there, while it computes all but its
+        first and its last.
+        """
         reads = setup.streamed - STREAM_PLACES
         if reads <= 0 or self.read_bytes_per_s is None:
             return 0.0
@@ -133,7 +138,7 @@ class Rate:
 
 
 def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str, source: str) -> Rate:
-    """From a GEMM rate (measured here or published) alone."""
+    """Return the rate by a GEMM's rate alone, measured here or published."""
     half = gemm_flops_per_s / bandwidth if bandwidth else CPU_HALF_TOKENS
     return Rate(UNPROBED_SHARE * gemm_flops_per_s, UNPROBED_ERROR, OVERHEAD_S[kind], half, source)
 
@@ -141,7 +146,7 @@ def unprobed_rate(gemm_flops_per_s: float, bandwidth: float | None, *, kind: str
 def probed_rate(
     setup: TrainingSetup, points: Sequence[tuple[StepShape, float]], *, gemm_flops_per_s: float = math.inf
 ) -> Rate:
-    """From measured steps (shape, seconds) of one micro-batch each: time as a line over operations.
+    """Return the rate by measured steps (shape, seconds) of one micro-batch each: time as a line over operations.
 
     A slope above 1.1 times the GEMM rate or a negative overhead is noise: a step is not faster than its products.
     """
@@ -155,7 +160,7 @@ def probed_rate(
 
 
 def probe_key(setup: TrainingSetup) -> str:
-    """What a probe in a machine's profile holds for: model, adapters, precision and device."""
+    """Return what a probe in a machine's profile holds for: model, adapters, precision and device."""
     a = setup.architecture
     nf4 = " nf4" if setup.quantized else ""
     return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.adapter_parameters} trained, {setup.dtype}{nf4}"
@@ -166,19 +171,19 @@ def probe_document(
     points: Sequence[tuple[StepShape, float, int]],
     read_bytes_per_s: float | None = None,
 ) -> dict[str, Any]:
-    """Plain values for the profile, from (shape, seconds of computing, peak bytes) of measured steps."""
+    """Return plain values for the profile, from (shape, seconds of computing, peak bytes) of measured steps."""
     measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
     done = {name: getattr(setup, name) for name in ("path", "recompute", "streamed")}
     return {**done, "points": measured, "read_bytes_per_s": read_bytes_per_s}
 
 
 def probed_setup(setup: TrainingSetup, probe: Mapping[str, Any]) -> TrainingSetup:
-    """As the model of a `probe_document` was computed."""
+    """Return the setup as the model of a `probe_document` was computed."""
     return replace(setup, path=probe["path"], recompute=probe["recompute"], streamed=probe.get("streamed", 0))
 
 
 def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
-    """Rate and memory correction from a `probe_document`."""
+    """Return rate and memory correction from a `probe_document`."""
     probed = probed_setup(setup, probe)
     shapes = [StepShape(point["tokens"], point["squares"], point["trained"]) for point in probe["points"]]
     rate = probed_rate(probed, [(s, point["seconds"]) for s, point in zip(shapes, probe["points"], strict=True)])
@@ -188,7 +193,7 @@ def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Af
 
 @dataclass(frozen=True)
 class Prediction:
-    """Written into the run's choices before step 0 and held against what came."""
+    """A prediction that is written into the run's choices before step 0 and compared with what came."""
 
     flops_per_s: float
     overhead_s: float
@@ -222,7 +227,7 @@ def predicted_and_actual(
     peak_bytes: int | None = None,
     canary: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """The report after a run: median predicted and measured seconds for each bucket of tokens, and the peak.
+    """Return the report after a run: median predicted and measured seconds for each bucket of tokens, and the peak.
 
     `canary`: rates of the canary GEMM beside those steps. `void` is true when their median is more than 5 % off: then
     the machine changed under the run, and the comparison says nothing.
@@ -247,25 +252,23 @@ def predicted_and_actual(
     return report
 
 
-# What more workers are worth, before they are started: whole packs divided among them, against the bytes that travel.
-#
-# The run's own worker sends 4 bytes a weight of the adapter to each of the others in a step, and gets 8 bytes a
-# weight
-# back for each pack that they compute.
-
-# Between processes of one machine: 35 MB went through a Unix socket in 7 ms (5 GB/s, two busy cores), and each gradient
-# is then read and added.
+# Between processes of one machine 35 MB went through a Unix socket in 7 ms (5 GB/s, two busy cores); reading and adding
+# each gradient costs as much again.
 LOCAL_BYTES_PER_S = 2e9
 WEIGHT_BYTES = 4
 GRADIENT_BYTES = 8
-# With less gain than this the other card is better used by another run.
+# With less gain than this, another run makes better use of the other card.
 WORTH_STARTING = 1.3
 
 
 @dataclass(frozen=True)
 class Worth:
-    """`alone_s`, `together_s`: a step by one worker and by all; `exchange_s`: the part of the latter that is bytes.
-    `link`: what carries them, in words; "" inside one machine."""
+    """What more workers are worth, before they are started: whole packs divided among them, against the bytes that
+    travel.
+
+    `alone_s`, `together_s`: a step by one worker and by all. `exchange_s`: the part of `together_s` that is bytes.
+    `link`: what carries them, in words; "" inside one machine.
+    """
 
     workers: int
     packs: int
@@ -281,14 +284,14 @@ class Worth:
     @property
     def words(self) -> str:
         packs = "1 pack" if self.packs == 1 else f"{self.packs} packs"
-        told = (
+        words = (
             f"{self.workers} workers: a step of {packs} takes {step_time(self.together_s)} instead of "
             f"{step_time(self.alone_s)}, {step_time(self.exchange_s)} of it for gradients and "
             f"weights{self.link and f' over {self.link}'}"
         )
         if self.gain >= WORTH_STARTING:
-            return told
-        return f"{told}: not worth it, use the other devices for other runs (hivetune sweep, hivetune experts)"
+            return words
+        return f"{words}: not worth it, use the other devices for other runs (hivetune sweep, hivetune experts)"
 
 
 def worth_of(
@@ -300,8 +303,11 @@ def worth_of(
     bytes_per_s: float = LOCAL_BYTES_PER_S,
     link: str = "",
 ) -> Worth:
-    """`packs` of equal size in a step that takes one worker `step_s`; `bytes_per_s`: of the `link` of the run's own
-    worker to the others."""
+    """Return the worth of `workers` for `packs` of equal size in a step that takes one worker `step_s`.
+
+    The run's own worker sends 4 bytes a weight of the adapter to each of the others in a step. It gets 8 bytes a weight
+    back for each pack that they compute. `bytes_per_s` is the rate of its `link` to them.
+    """
     packs = max(1, packs)
     longest = math.ceil(packs / workers)
     sent = WEIGHT_BYTES * adapter_weights * min(workers - 1, packs - longest)

@@ -1,8 +1,8 @@
-"""Which rows make up optimizer step i, and how many trained tokens it is divided by: the loader's whole state.
+"""The plan of a run: which rows make up optimizer step i, and how many trained tokens it is divided by.
 
-A plan is a pure function of the snapshot, the settings and the seed; resuming is `plan.steps[i]`. What a run learns
-later (a quarantined row, a skipped window) is an amendment: it takes rows out of the steps it names, their divisor is
-summed again, and every other step stays as it was. File formats: docs/formats.md.
+That is the loader's whole state. A plan is a pure function of the snapshot, the settings and the seed; resuming is
+`plan.steps[i]`. What a run learns later (a quarantined row, a skipped window) is an amendment: it takes rows out of the
+steps it names and their divisor is summed again. Every other step stays as it was. File formats: docs/formats.md.
 """
 
 from __future__ import annotations  # array[int] can't be evaluated before Python 3.12
@@ -30,7 +30,7 @@ from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
 
 PLAN_MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
-# Always tolerate this many bad rows, whatever share of a small data set they are.
+# So many bad rows are always tolerated, whatever share of a small data set they are.
 ALWAYS_TOLERATED = 16
 AMENDED_HINT = (
     "only training writes this file: restore it from a copy, or begin anew in another folder; "
@@ -49,7 +49,7 @@ class PlanRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """`rows` are not trained in steps `from_step` <= i < `until_step` (None: to the end), for a `reason` in words."""
+    """Rows that are not trained in steps `from_step` <= i < `until_step` (None: to the end), and the `reason`."""
 
     from_step: int
     rows: tuple[int, ...]
@@ -70,7 +70,7 @@ class RowCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """`entry_*` list the rows of all steps one after the other; step i ends before `step_ends[i]`."""
+    """A plan. `entry_*` list the rows of all steps one after the other; step i ends before `step_ends[i]`."""
 
     snapshot_hash: str
     settings_hash: str
@@ -88,29 +88,30 @@ class Plan:
 
     @property
     def steps(self) -> Sequence[Step]:
-        """All steps, amendments applied. A step without rows has 0 trained tokens: the optimizer skips it."""
+        """Return all steps, amendments applied. A step without rows has 0 trained tokens: the optimizer skips it."""
         return _Steps(self)
 
     @property
     def sha256(self) -> str:
-        """Of plan.bin, without amendments: checkpoints made before an amendment still belong to the plan."""
+        """Return the hash of plan.bin, without amendments: checkpoints made before an amendment still belong to the
+        plan."""
         return sha256_bytes(_encode(self))
 
     @property
     def trained_tokens(self) -> int:
-        """Trained tokens of all steps, amendments applied."""
+        """Return the trained tokens of all steps, amendments applied."""
         return sum(step.trained_tokens for step in self.steps)
 
     def amended(self, *more: Amendment) -> Plan:
         return replace(self, amendments=self.amendments + more)
 
     def count_rows(self, steps_done: int | None = None) -> RowCounts:
-        """Each row of the train split once: quarantined, else trained in `steps_done` steps, else not reached."""
+        """Count each row of the train split once: quarantined, else trained in `steps_done` steps, else not reached."""
         trained, quarantined = self.rows_reached(steps_done)
         return RowCounts(len(trained), len(quarantined), self.num_rows - len(trained) - len(quarantined))
 
     def rows_reached(self, steps_done: int | None = None) -> tuple[set[int], set[int]]:
-        """(rows trained in `steps_done` steps, rows quarantined); None: all steps."""
+        """Return (rows trained in `steps_done` steps, rows quarantined); None: all steps."""
         steps = self.steps
         done = len(steps) if steps_done is None else min(steps_done, len(steps))
         quarantined = {row for a in self.amendments if a.until_step is None for row in a.rows}
@@ -161,7 +162,7 @@ def make_plan(
     max_steps: int | None = None,
     amendments: Sequence[Amendment] = (),
 ) -> Plan:
-    """Each epoch visits every row once in an order of its own; its last, smaller batch is kept.
+    """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
     The order sorts blake2b(seed, epoch, content), which no Python version, platform or row number changes. A fraction
     of an epoch takes that share of its order, rounded up. Raises ValueError for a row without a trained token, whose
@@ -201,12 +202,12 @@ def make_plan(
 
 
 def max_quarantined(num_rows: int, max_rejected: float) -> int:
-    """Most rows that may be quarantined at run time. More than that is a fault of the machine, not of the rows."""
+    """Return the most rows that may be quarantined at run time. More is a fault of the machine, not of the rows."""
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
 
 
 def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence[PlanRow]], Plan]) -> Plan:
-    """One plan that finishes all epochs on `chunk_rows` rows before the next `chunk_rows`; `make` plans one chunk.
+    """Return one plan that finishes all epochs on `chunk_rows` rows before the next ones; `make` plans one chunk.
 
     Learning rate schedule and optimizer state continue from chunk to chunk.
     """
@@ -231,7 +232,7 @@ def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence
 
 
 def write_plan(run: Path, plan: Plan) -> None:
-    """plan.bin, then plan.json that names its hash. Amendments are appended by `append_amendment`, never here."""
+    """Write plan.bin, then plan.json with its hash. Amendments are appended by `append_amendment`, never here."""
     binary = _encode(plan)
     counts = replace(plan, amendments=()).count_rows()
     write_atomic(run / PLAN_ROWS, binary)
@@ -254,7 +255,7 @@ def write_plan(run: Path, plan: Plan) -> None:
 
 
 def read_plan(run: Path) -> Plan:
-    """The plan with its amendments applied. Raises UsageError when it is missing or damaged."""
+    """Read the plan and apply its amendments. Raises UsageError when it is missing or damaged."""
     description = read_sealed(run / PLAN)
     try:
         # A step of stage 2 has more entries than the batch: bad rows beside good ones, but none twice.
@@ -284,7 +285,7 @@ def read_plan(run: Path) -> Plan:
 
 
 def append_amendment(run: Path, amendment: Amendment) -> None:
-    """One more line of amendments.jsonl, on the disk before this returns.
+    """Append a line to amendments.jsonl, on the disk before this returns.
 
     One process at a time: the worker while it lives, else its supervisor. Raises UsageError as `read_amendments`.
     """
@@ -295,10 +296,10 @@ def append_amendment(run: Path, amendment: Amendment) -> None:
 
 
 def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> list[Amendment]:
-    """The amendments in order. `known_rows`: the rows of the plan; None: not checked.
+    """Read the amendments in order. `known_rows`: the rows of the plan; None: not checked.
 
     Raises UsageError naming the line that is damaged or was written by hand, that is not in its place, or that names a
-    row which the plan does not have. Without it, rows that were taken out would be trained again.
+    row which the plan does not have. Otherwise rows that were taken out would be trained again.
     """
     path = run / AMENDMENTS
     amendments = []
@@ -321,7 +322,7 @@ def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> lis
 
 
 def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[PlanRow]:
-    """The rows in an order that depends on the seed, the epoch and their content only."""
+    """Return the rows in an order that depends on the seed, the epoch and their content only."""
 
     def key(row: PlanRow) -> tuple[bytes, int]:
         return hashlib.blake2b(f"{seed}/{epoch}/{row.content_id}".encode(), digest_size=16).digest(), row.row
@@ -363,13 +364,9 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
     return entry_rows, entry_trained, step_ends
 
 
-# The steps of stage 2: which bad answers stand beside which good rows. A pure function like train/plan/steps.py.
-#
-# A bad row counts nothing in a step's divisor, so the plan has the format of any other: its entry trains 0 tokens.
-
 # Bad rows in a step for each good one. Together they may push half as much as the good rows pull (train/worker).
 BAD_SHARE = 0.5
-# With fewer rows that were called good, all rows keep the model where it is.
+# With fewer rows that people called good, all rows keep the model where it is.
 LEAST_VOUCHED = 32
 
 
@@ -384,11 +381,13 @@ def make_stage2_plan(
     batch_size: int,
     steps: int,
 ) -> Plan:
-    """Each step has `batch_size` good rows and half as many bad ones; who is compared with a bad answer is among them.
+    """Return a plan of stage 2: each step has `batch_size` good rows and half as many bad ones.
 
-    `good`: the rows that keep the model where it is. The others of `rows` are trained only where they are compared:
-    what nobody called good may have the very fault that the bad answers are about. Good and bad rows are taken in turn,
-    each in the order of `make_plan`'s epochs, as often as the steps need.
+    The good row that a bad answer is compared with is in its step. `good`: the rows that keep the model where it is.
+    The others of `rows` are trained only where they are compared: what nobody called good may have the very fault that
+    the bad answers are about. Good and bad rows are taken in turn, each in the order of `make_plan`'s epochs, as often
+    as the steps need. A bad row counts nothing in a step's divisor, so the plan has the format of any other: its entry
+    trains 0 tokens.
     """
     empty = make_plan(
         [], snapshot_hash=snapshot_hash, settings_hash=settings_hash, seed=seed, batch_size=batch_size, epochs=1
@@ -418,7 +417,7 @@ def make_stage2_plan(
 
 
 def longest_unit(lengths: Mapping[int, int], bad: Sequence[BadAnswer]) -> int:
-    """Tokens of the longest row, or of the answers that one micro-batch must hold because they are compared."""
+    """Return the tokens of the longest row, or of compared answers that one micro-batch must hold together."""
     sizes = dict(lengths)
     for one in bad:
         if one.better in sizes and one.row in lengths:
@@ -427,12 +426,12 @@ def longest_unit(lengths: Mapping[int, int], bad: Sequence[BadAnswer]) -> int:
 
 
 def _in_turn(rows: Sequence[PlanRow], seed: int, kind: str) -> Iterator[PlanRow]:
-    """All rows, then all of them again in another order, without an end."""
+    """Yield all rows, then all of them again in another order, without an end."""
     return itertools.chain.from_iterable(epoch_order(rows, seed, f"{kind} {turn}") for turn in itertools.count())
 
 
 def _some(rows: Iterator[PlanRow], count: int, taken: dict[int, PlanRow]) -> dict[int, PlanRow]:
-    """`taken`, and the next rows that are not among them until they are `count`."""
+    """Return `taken` and the next rows that are not among them, until they are `count`."""
     found = dict(taken)
     while len(found) < count:
         row = next(rows)
@@ -440,13 +439,11 @@ def _some(rows: Iterator[PlanRow], count: int, taken: dict[int, PlanRow]) -> dic
     return found
 
 
-# Which held-out rows stand for all of them: the same ones at every validation of a run, spread over their kinds.
-
-
 def spread_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:
-    """At most `most` of `rows`, at equal distances in the order of `kind`: each kind has its share, to within a row.
+    """Return at most `most` of `rows`, at equal distances in the order of `kind`: each kind has its share.
 
-    A systematic sample from an ordered list is a stratified one (Cochran, Sampling Techniques, 1977, chapter 8).
+    These held-out rows stand for all of them, at every validation of a run. A systematic sample from an ordered list is
+    a stratified one (Cochran, Sampling Techniques, 1977, chapter 8): each kind's share is right to within a row.
     """
     if len(rows) <= most:
         return list(rows)

@@ -1,1 +1,1 @@
-"""Starts children, watches them, explains their deaths and gets the run to its end. Never imports torch."""
+"""The supervisor: it starts workers, watches them, explains their deaths and gets the run to its end, without torch."""

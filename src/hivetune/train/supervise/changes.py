@@ -12,7 +12,10 @@ from hivetune.train.supervise.ladder import effects_of
 
 
 def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Variables (None: removed) and choices of a worker of `run` with `rungs` in effect."""
+    """Return variables (None: removed) and choices of a worker of `run` with `rungs` in effect.
+
+    The variables that the run was settled with hold, except where a rung changes them.
+    """
     settled = read_resolved(run)[1].environment or {}
     changed, choices = effects_of(rungs)
     return {**settled, **changed}, choices
@@ -29,7 +32,7 @@ def lower_rank(run: Path) -> str:
 
 
 def thin_out(run: Path, snapshot: Path) -> str:
-    """Leave out every second row of what is still to come, evenly over agents and categories.
+    """Leave out every second row that is still to come, evenly over agents and categories.
 
     The amendment ends with the plan's last step, so the rows count as not reached, not as quarantined.
     """
@@ -45,6 +48,6 @@ def thin_out(run: Path, snapshot: Path) -> str:
         seen[info.agent, info.category] += 1
         if seen[info.agent, info.category] % 2 == 0:
             left_out.append(row)
-    reason = "sample: every second row, as supervise.allow permits"
+    reason = "sample: every second row is left out, as supervise.allow permits"
     append_amendment(run, Amendment(done, tuple(left_out), reason, len(steps)))
     return f"{len(left_out)} of {len(coming)} coming rows left out from step {done}"

@@ -1,15 +1,17 @@
-"""What ended a child, in words: its outcome and the machine's traces against the fault catalogue. Pure."""
+"""The diagnosis of a child's end: its outcome and the machine's traces, matched with the fault catalogue. Pure
+functions."""
 
 import itertools
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hivetune.machine.faults import Fault, Sign, catalogue
 from hivetune.process.protocol import Outcome
 
-# These say only that something ended; they are asked when nothing that says why was found anywhere.
+# These faults say only that something ended. They are tried last, when no other fault fits.
 LAST_RESORT = frozenset({"program-error", "unknown"})
 # The exit codes that an error of ours chooses, and the facts that say how something ended but not why.
 REFUSALS = frozenset({"exit:2", "exit:3", "exit:4", "exit:5"})
@@ -20,23 +22,25 @@ EXCEPTION = re.compile(
     r"|[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)(?=:|\s*$|\s+Traceback)",
     re.MULTILINE,
 )
-# Exceptions of launchers say only that a process of theirs failed, which said why before.
+# Exceptions of launchers say only that a process of theirs failed; that process printed the reason before.
 LAUNCHER = re.compile(r"(?:\w+\.)*(?:ChildFailedError|CalledProcessError|ProcessRaisedException|RayTaskError)\b")
 # What Python prints between an exception and the one that it led to.
 CHAIN = re.compile(
     r"^(?:\[rank\d+\]: )?(?:The above exception was the direct cause|During handling of the above)", re.MULTILINE
 )
 TRACEBACK = "Traceback (most recent call last):"
-# A line of Python's warnings. One that repeats what the card reported counts, it is no mere advice.
+# A line of Python's warnings. One that repeats what the card reported is kept: it is no mere advice.
 WARNING = re.compile(r"^.*\b[A-Z]\w+Warning: (?!(?:CUDA|HIP) warning).*$", re.MULTILINE)
 # The product that a matrix library reports when it fails ("m 8 n 412 k 896").
 SHAPE = re.compile(r"\bm[ =:]+(\d+)[ ,]+n[ =:]+(\d+)[ ,]+k[ =:]+(\d+)")
 QUOTE_LIMIT = 300
+SignKind = Literal["patterns", "own", "symptoms", "wrappers"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known about an end. `facts` as the catalogue names them; `kernel`: its lines since the start."""
+    """All that is known about an end. `facts` as the catalogue names them; `kernel`: the kernel's lines since the
+    start."""
 
     error: str = ""
     log: str = ""
@@ -46,7 +50,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The fault and the line that gave it away. `shape`: (m, n, k) of the product that failed, where it was named."""
+    """A fault and the line that revealed it. `shape`: (m, n, k) of the product that failed, where the line names it."""
 
     fault: Fault
     quote: str = ""
@@ -54,14 +58,14 @@ class Diagnosis:
 
     @property
     def words(self) -> str:
-        """One paragraph for a person."""
+        """Return one paragraph for a person."""
         shape = " (product of m={}, n={}, k={})".format(*self.shape) if self.shape else ""
-        quote = f" It said: {self.quote}" if self.quote else ""
+        quote = f" The log says: {self.quote}" if self.quote else ""
         return f"{self.fault.title}{shape}. {self.fault.cause}{quote}"
 
 
 def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = False, override: bool = False) -> Evidence:
-    """The evidence in an outcome and in what the machine wrote meanwhile (machine/traces.py)."""
+    """Collect the evidence in an outcome and in what the machine wrote meanwhile (machine/traces.py)."""
     facts = {"always", "hung"} if outcome.status == "hung" else {"always"}
     facts |= {name for name, holds in (("oom", oom), ("override", override)) if holds}
     error = ""
@@ -76,21 +80,23 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """The first fault of the catalogue that fits: by the error's own words, then by log, kernel and all facts."""
+    """Return the first fault of the catalogue that fits: by the error's own words, then by log, kernel, all facts."""
     own = _own_words(evidence)
-    said = (evidence.kernel, WARNING.sub("", evidence.log))
-    unsaid = "" if own or _was_ended(evidence) else evidence.log
+    logs = (evidence.kernel, WARNING.sub("", evidence.log))
+    # The log of a process that ended by itself, without an error of its own: any line may be the reason.
+    whole_log = "" if own or _was_ended(evidence) else evidence.log
     chosen = frozenset(fact for fact in evidence.facts if fact.startswith("type:") or fact in REFUSALS)
     strong = frozenset(fact for fact in evidence.facts if not fact.startswith(WEAK_FACTS))
+    either: tuple[SignKind, ...] = ("patterns", "own")
     found = (
-        _search(evidence, own[:1], _anywhere_or_own, chosen)
-        or next(filter(None, (_search(evidence, (cause,), _anywhere_or_own) for cause in own[1:])), None)
-        or _search(evidence, said, _anywhere, strong)
-        or _search(evidence, (*own, *said), _symptoms)
-        or _search(evidence, (WARNING.sub("", unsaid),), _anywhere_or_own)
-        or _search(evidence, (unsaid,), _anywhere_or_own)
-        or _search(evidence, (*own, unsaid), _wrappers)
-        or _search(evidence, (), _anywhere, evidence.facts)
+        _search(evidence, own[:1], either, chosen)
+        or next(filter(None, (_search(evidence, (cause,), either) for cause in own[1:])), None)
+        or _search(evidence, logs, ("patterns",), strong)
+        or _search(evidence, (*own, *logs), ("symptoms",))
+        or _search(evidence, (WARNING.sub("", whole_log),), either)
+        or _search(evidence, (whole_log,), either)
+        or _search(evidence, (*own, whole_log), ("wrappers",))
+        or _search(evidence, (), (), evidence.facts)
         or _last_resort(evidence)
     )
     return Diagnosis(*found, _shape(evidence))
@@ -99,14 +105,18 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _search(
     evidence: Evidence,
     texts: Sequence[str],
-    signs: Callable[[Fault], tuple[Sign, ...]],
+    kinds: Sequence[SignKind],
     facts: frozenset[str] = frozenset(),
 ) -> tuple[Fault, str] | None:
-    """The first fault with one of its `signs` in one of `texts`, or with one of `facts`; and the line that told it."""
+    """Return the first fault with a sign in one of `texts` or with one of `facts`, and the line that revealed it.
+
+    `kinds`: which of its signs are searched.
+    """
     for fault in catalogue():
         if fault.id in LAST_RESORT or not fault.needs <= evidence.facts:
             continue
-        quote = next((line for text in texts if (line := _matching_line(signs(fault), text))), "")
+        signs: list[Sign] = [sign for kind in kinds for sign in getattr(fault, kind)]
+        quote = next((line for text in texts if (line := _matching_line(signs, text))), "")
         if quote or fault.facts & facts:
             return fault, quote
     return None
@@ -119,51 +129,33 @@ def _last_resort(evidence: Evidence) -> tuple[Fault, str]:
     raise AssertionError("the catalogue ends with a fault that matches everything")
 
 
-def _anywhere(fault: Fault) -> tuple[Sign, ...]:
-    return fault.patterns
-
-
-def _own(fault: Fault) -> tuple[Sign, ...]:
-    return fault.own
-
-
-def _anywhere_or_own(fault: Fault) -> tuple[Sign, ...]:
-    return fault.patterns + fault.own
-
-
-def _symptoms(fault: Fault) -> tuple[Sign, ...]:
-    return fault.symptoms
-
-
-def _wrappers(fault: Fault) -> tuple[Sign, ...]:
-    return fault.wrappers
-
-
 def _was_ended(evidence: Evidence) -> bool:
-    """Whether the process did not end by itself: then an exception that it printed before is not the reason."""
+    """Return whether something else ended the process: an exception that it printed before is then not the reason."""
     return any(fact == "hung" or fact.startswith("signal:") for fact in evidence.facts)
 
 
 def _own_words(evidence: Evidence) -> list[str]:
-    """The error, and then what it says it was caused by, the nearest first. Without an outcome, the last exception that
-    a process which ended by itself printed stands for the error."""
+    """Return the error and then its causes, the nearest first.
+
+    Without an outcome, the last exception that a process printed stands for the error, if the process ended by itself.
+    """
     if _was_ended(evidence):
         return [evidence.error] if evidence.error else []
     log = evidence.log
     starts = [match.start() for match in EXCEPTION.finditer(log)]
     texts = [log[begin:end] for begin, end in itertools.pairwise([*starts, len(log)])]
-    said = [text for text in texts if not LAUNCHER.match(text)] or texts
+    exceptions = [text for text in texts if not LAUNCHER.match(text)] or texts
     chained = []
-    for text in reversed(said[:-1]):
+    for text in reversed(exceptions[:-1]):
         link = CHAIN.search(text)
         if link is None:
             break
         chained.append(text[: link.start()].rpartition(TRACEBACK)[2])
-    return [evidence.error or said[-1], *chained] if evidence.error or said else []
+    return [evidence.error or exceptions[-1], *chained] if evidence.error or exceptions else []
 
 
 def _matching_line(signs: Sequence[Sign], text: str) -> str:
-    """The line of the first match: what is said first is nearer to the cause than what follows from it."""
+    """Return the line of the first match: an early line is nearer to the cause than what follows from it."""
     starts = [match.start() for sign in signs if text and (match := sign.pattern.search(text))]
     if not starts:
         return ""

@@ -20,7 +20,7 @@ KEY = "rungs"
 
 
 def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
-    """By fault, the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
+    """Return by fault the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
     seen = [{"gfx": card.architecture} for card in machine.cards if card.kind == "rocm"]
     known: dict[str, dict[str, str]] = {}
     for fact in facts("remedy"):
@@ -31,14 +31,17 @@ def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -> tuple[str, ...]:
-    """The rungs that a run of `model` begins with here."""
+    """Return the rungs that a run of `model` begins with here: those that helped on this machine before.
+
+    They are kept in the machine's profile per model; another driver, card or torch has another profile.
+    """
     entry = read_profile(fingerprint).choices.get(KEY, {}).get(model, {})
     age_s = (time.time() if now_s is None else now_s) - entry.get("time", 0.0)
     return tuple(name for name in entry.get(KEY, ()) if name in RUNGS) if age_s < FORGET_S else ()
 
 
 def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str]) -> None:
-    """These rungs were in effect when a run of `model` got on here."""
+    """Remember that these rungs were in effect when a run of `model` was done here."""
     profile = read_profile(fingerprint)
     kept = [name for name in rungs if name not in OF_THE_RUN]
     known = {**profile.choices.get(KEY, {}), model: {KEY: kept, "time": round(time.time())}}
@@ -49,15 +52,19 @@ _WITH_RUNGS = ("attempt", "action", "supervisor_ended")
 
 
 def last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
-    """The rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic.
+    """Return the rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic.
 
-    A rung of an older Hivetune that is gone (rank16) is left out; what it padded changes rounding alone."""
+    A rung of an older Hivetune that is gone (rank16) is left out; what it padded changes rounding alone.
+    """
     of = [entry["rungs"] for entry in events if entry["event"] in _WITH_RUNGS and "rungs" in entry]
     return tuple(name for name in of[-1] if name in RUNGS) if of else ()
 
 
 def open_failures(events: list[dict[str, Any]]) -> list[Failure]:
-    """The failures since the last clean end: a killed supervisor's count goes on, a person's new start begins anew."""
+    """Return the failures since the last clean end.
+
+    A killed supervisor's count continues; a person's new start begins a new one.
+    """
     failures: list[Failure] = []
     names = Failure.__dataclass_fields__.keys()
     for entry in events:
@@ -77,7 +84,7 @@ def _is_known(identifier: str) -> bool:
 
 
 def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
-    """What differs from the machine and packages that the run began with; it goes on, but a reader must know."""
+    """Return warnings about what differs from the machine and packages that the run began with. The run goes on."""
     started = (entry for entry in events if entry["event"] == "supervisor_started")
     first = next((entry for entry in started if {"versions", "fingerprint"} <= entry.keys()), None)
     if first is None:

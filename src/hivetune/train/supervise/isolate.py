@@ -1,9 +1,9 @@
-"""Which row of a batch kills the worker, and is it the row or the arithmetic? Asked of throw-away children.
+"""Isolation: which row of a batch kills the worker, and is it the row or the arithmetic? Throw-away children answer.
 
-A child replays the rows of the batch one by one; the first that it does not survive has named itself, so one bad row
-costs two or three children whatever the batch size. What died is then replayed in another way (longer by padding,
-other matrix library, other order): if it dies again it is the row, if not it is a kernel. Each child begins with a row
-that was trained before: if even that one dies, it is neither.
+A child replays the rows of the batch one by one. The first that it does not survive is the suspect, so one bad row
+costs two or three children whatever the batch size. What died is then replayed in another way (longer by padding, other
+matrix library, other order). If it dies again it is the row, if not it is a kernel. Each child begins with a row that
+was trained before: if even that one dies, it is the machine.
 """
 
 import shutil
@@ -21,9 +21,9 @@ from hivetune.train.plan.steps import Amendment, append_amendment
 from hivetune.train.supervise.changes import worker_effects
 from hivetune.train.supervise.ladder import Culprit
 
-# Another matrix library or instruction set, wherever the run computes; variables of absent libraries do nothing.
+# Another matrix library or instruction set, wherever the run computes. Variables of absent libraries do nothing.
 OTHER_RUNGS = ("blas", "isa")
-# Without a row that is known to be good: after so many failures and no row that is fine, it is not the rows.
+# Without a control row: after so many failures and no row that is fine, it is not the rows.
 NOTHING_FINE = 3
 
 
@@ -37,8 +37,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Ending:
-    """How far a child came. `finite`: of each item that it finished; `words`: how it ended, "" when it finished all;
-    `started`: it got as far as the first item."""
+    """How far a child came. `finite`: of each item that it finished. `words`: how it ended, "" when it finished all.
+
+    `started`: it got as far as the first item.
+    """
 
     finite: tuple[bool, ...]
     words: str = ""
@@ -47,13 +49,15 @@ class Ending:
 
 @dataclass(frozen=True)
 class BadRow:
+    """A row to quarantine."""
+
     row: int
     reason: str
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`rows` are to be quarantined. `children`: how many were started."""
+    """What an isolation found. `rows` are to be quarantined. `children`: how many were started."""
 
     culprit: Culprit
     words: str
@@ -62,14 +66,14 @@ class Findings:
 
 
 class _Machine(Exception):
-    """Even what was trained before can't be replayed."""
+    """Raised where even a row that was trained before can't be replayed."""
 
 
 def isolate(rows: Sequence[int], replay: Callable[[Attempt], Ending], *, control: int | None = None) -> Findings:
     """Replay `rows` (a step's, in order) until it is known which of them kill or give NaN, and why.
 
-    `replay` runs one child. `control` is a row that was trained without trouble. At most 3 children for one bad row
-    and 2 more for each further one, 3 when no row is bad alone; never more than log2(rows) + 2 for one.
+    `replay` runs one child. `control` is a row that was trained without trouble. At most 3 children for one bad row and
+    2 more for each further one, 3 when no row is bad alone, and never more than log2(rows) + 2 for one.
     """
     search = _Search(replay, control)
     try:
@@ -83,20 +87,24 @@ def isolate(rows: Sequence[int], replay: Callable[[Attempt], Ending], *, control
 
 @dataclass
 class _Search:
+    """The state of one isolation."""
+
     replay: Callable[[Attempt], Ending]
     control: int | None
     children: int = 0
 
     def scan(self, items: Sequence[Item], *, other: bool) -> dict[Item, str]:
-        """The items that die or are not finite, each alone, with how; a child that dies is followed by one that goes
-        on behind the item it died of."""
+        """Return the items that die or are not finite, each alone, with how.
+
+        A child that dies is followed by one that begins after the item it died of.
+        """
         found: dict[Item, str] = {}
         pending = list(items)
         while pending:
             ending = self._run(pending, other=other)
             for item, finite in zip(pending, ending.finite, strict=False):
                 if not finite:
-                    found[item] = "its loss or gradient is not finite"
+                    found[item] = "the loss or gradient is not finite"
             done = len(ending.finite)
             if ending.words and done < len(pending):
                 found[pending[done]] = ending.words
@@ -104,11 +112,12 @@ class _Search:
             pending = pending[done:]
             tested = len(items) - len(pending)
             if not other and self.control is None and tested == len(found) >= NOTHING_FINE:
-                raise _Machine(f"{tested} rows fail, each alone, and none is fine: {next(iter(found.values()))}")
+                first = next(iter(found.values()))
+                raise _Machine(f"each of {tested} rows fails alone, so it is not the rows: {first}")
         return found
 
     def judge(self, suspects: Mapping[Item, str]) -> Findings:
-        """Row or kernel, for items that failed alone."""
+        """Decide row or kernel, for items that failed alone."""
         again = self.scan([Item(item.rows, padded=True) for item in suspects], other=True)
         failed_again = {item.rows for item in again}
         bad = tuple(BadRow(item.rows[0], how) for item, how in suspects.items() if item.rows in failed_again)
@@ -116,25 +125,29 @@ class _Search:
         words = []
         if bad:
             names = ", ".join(str(each.row) for each in bad)
-            words.append(f"bad row {names}: fails alone, and again with other padding and another matrix library")
+            words.append(f"bad row {names}: it fails alone, and again with other padding and another matrix library")
         if cured:
-            words.append(f"bad kernel: row {', '.join(map(str, cured))} fails as it is, not when computed another way")
+            words.append(
+                f"bad kernel: row {', '.join(map(str, cured))} fails as it is, and not when computed another way"
+            )
         return Findings("row" if bad else "kernel", "; ".join(words), bad, self.children)
 
     def together(self, rows: tuple[int, ...]) -> Findings:
-        """Each row is fine alone: the whole batch, then in another order, with other padding and another library."""
+        """Replay the whole batch, whose rows are fine alone; then in another order, with other padding and library."""
         first = self._run([Item(rows)], other=False)
         if not first.words and first.finite == (True,):
             return Findings("chance", "the same rows were computed again without a fault", (), self.children)
         second = self._run([Item(rows[::-1], padded=True)], other=True)
         if not second.words and second.finite == (True,):
-            words = "bad kernel: the batch fails as it is, not in another order, with other padding and another library"
+            words = (
+                "bad kernel: the batch fails as it is, and not in another order with other padding and another library"
+            )
         else:
-            words = "the rows fail together, each alone is fine: the size of the batch, not its content"
+            words = "the rows fail together and each alone is fine: it is the size of the batch, not its content"
         return Findings("kernel", words, (), self.children)
 
     def _run(self, items: Sequence[Item], *, other: bool) -> Ending:
-        """One child; the control row goes first and is taken out of the ending."""
+        """Run one child. The control row goes first and is taken out of the ending."""
         controls = () if self.control is None else (Item((self.control,)),)
         self.children += 1
         ending = self.replay(Attempt((*controls, *items), other))
@@ -157,7 +170,7 @@ def replay_in_children(
     module: str | None = None,
     limits: Callable[[], Limits] = FixedLimits,
 ) -> Callable[[Attempt], Ending]:
-    """The `replay` that starts real children, with `rungs` in effect as in the worker that died."""
+    """Return the `replay` that starts real children, with `rungs` in effect as in the worker that died."""
     folder = run / ISOLATION
 
     def replay(attempt: Attempt) -> Ending:
@@ -173,7 +186,7 @@ def replay_in_children(
 
 
 def ending_of(outcome: Outcome, folder: Path) -> Ending:
-    """From what the child wrote before it ended."""
+    """Return the ending by what the child wrote before it."""
     events = list(read_journal(folder / ITEMS))
     finite = tuple(event["finite"] for event in events if event["event"] == "item")
     if outcome.status == "done":
@@ -183,15 +196,16 @@ def ending_of(outcome: Outcome, folder: Path) -> Ending:
 
 
 def within(findings: Findings, taken: int, most: int) -> Findings:
-    """The findings, unless they would bring the quarantined rows, `taken` so far, above `most`: then it is no row."""
+    """Return the findings, unless they bring the quarantined rows, `taken` so far, above `most`: then it is no row."""
     if taken + len(findings.rows) <= most:
         return findings
-    words = f"{taken + len(findings.rows)} rows fail by now, more than the {most} that are tolerated: the machine"
+    count = taken + len(findings.rows)
+    words = f"{count} rows have failed so far, more than the {most} that are tolerated: it is the machine"
     return Findings("machine", words, (), findings.children)
 
 
 def amend_plan(run: Path, step: int, findings: Findings, source: Callable[[int], str]) -> list[dict[str, Any]]:
-    """Amend the plan from `step` on, one amendment a row, on disk when this returns; the entries for the report."""
+    """Amend the plan from `step` on, one amendment a row, on disk when this returns. Return entries for the report."""
     entries = []
     for bad in findings.rows:
         where = source(bad.row)

@@ -1,7 +1,7 @@
-"""What to do after a fault: from the run's failures so far to the next action. Pure: no clock, no disk, no process.
+"""The ladder: from a run's failures so far to the next action. Pure functions, without clock, disk or process.
 
-The ladder: the same again from the newest state, one safe change, isolate the input, another device, and only where the
-settings allow it a smaller training; then stop with what there is. Two faults at one step mean that it is no accident:
+Its steps are: the same again from the newest state, one safe change, replaying the rows, another device, and only where
+the settings allow it a smaller training. Then the run stops with what there is. Two faults at one step are no accident:
 go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 """
 
@@ -15,25 +15,26 @@ from hivetune.machine.faults import Fault
 from hivetune.machine.faults import fault as fault_of
 from hivetune.run.choices import NO_CHOICES, Choices
 
-# A card's faults are noticed up to a step late.
+# A card runs behind its host, so its faults are noticed up to a step late.
 LATE_STEPS = 1
-# Where different faults share a place, each has its own attempts, and all together this many times as many.
+# Where different faults share a step, each has its own attempts, and all together this many times as many.
 SHARED_PLACE = 2
-# So many faults of one kind on a device at different steps, with work done between them, and a change is tried.
+# After so many faults of one kind on a device, at different steps and with progress between them, a change is tried.
 SCATTERED_CHANGE = 5
 _LONGEST_WAIT_S = 300.0
 # The widest tile that the over-reading kernels of gfx12 have (ROCm/rocm-libraries#7992, #11714).
 RANK_MULTIPLE = 64
 EVERY_LAYER = 10_000
-# They shrink a step; a worker that has not begun one needs something else.
+# These shrink a step; a worker that dies while it loads needs something else.
 OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One safe change. `environment`: variables of the worker (None: removed); `choices`: over those of the plan.
+    """One safe change. `environment`: variables of the worker (None: removed). `choices`: over those of the plan.
 
-    `exact`: the arithmetic stays the same bit for bit, so a resumed run equals an undisturbed one.
+    `exact`: the arithmetic stays the same bit for bit, so a resumed run equals an undisturbed one. `says` completes the
+    sentence "computed with ...".
     """
 
     name: str
@@ -49,36 +50,36 @@ RUNGS = {
     for rung in (
         Rung(
             "blas",
-            "leave hipBLASLt for rocBLAS's own kernels",
+            "rocBLAS's own kernels instead of hipBLASLt",
             LEAVE_HIPBLASLT,
             device_only=True,
         ),
         Rung(
             "graphs",
-            "steps given out kernel by kernel instead of as graphs",
+            "kernels launched one by one instead of as graphs",
             choices=Choices(graphs=False),
             device_only=True,
         ),
         Rung(
             "kernels",
-            "torch's own kernels between the products instead of ours in Triton",
+            "torch's kernels between the products instead of our own in Triton",
             choices=Choices(kernels="torch"),
             device_only=True,
         ),
         Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),
         Rung(
             "bucket",
-            "fewer shapes: token counts in multiples of 256",
+            "fewer shapes, token counts in multiples of 256",
             choices=Choices(token_multiple=256),
             device_only=True,
         ),
         Rung(
             "rank64",
-            "pad the rank to a multiple of 64 in products",
+            "ranks padded to a multiple of 64 in products",
             choices=Choices(rank_multiple=RANK_MULTIPLE),
             device_only=True,
         ),
-        Rung("dtype", "arithmetic in float32", choices=Choices(dtype="float32")),
+        Rung("dtype", "float32", choices=Choices(dtype="float32")),
         Rung(
             "allocator",
             "the allocator's plain mode",
@@ -88,7 +89,7 @@ RUNGS = {
         ),
         Rung(
             "no-cache",
-            "each allocation from the driver, so that nothing unmapped lies right behind an operand",
+            "every allocation made by the driver, so that no operand ends right before unmapped memory",
             {"PYTORCH_NO_HIP_MEMORY_CACHING": "1"},
             Choices(graphs=False),  # a captured graph allocates from a pool of the cache
             device_only=True,
@@ -102,28 +103,28 @@ RUNGS = {
         ),
         Rung(
             "stream",
-            "the frozen layers' weights brought when they are needed",
+            "the frozen layers streamed: their weights are read when they are needed",
             choices=Choices(streamed=EVERY_LAYER, graphs=False),  # replayed steps are padded to few shapes
         ),
-        Rung("general", "the general path instead of our own kernels", choices=Choices(path="general")),
+        Rung("general", "the general path by transformers instead of our own kernels", choices=Choices(path="general")),
         # The environment is for libraries with pools of their own; torch's was settled when the run began.
         Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, Choices(threads=1)),
         Rung(
             "isa",
-            "only instructions that every 64-bit processor with AVX2 has",
+            "AVX2 instructions only",
             {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
             Choices(kernels="torch"),  # ours are compiled for this very processor
         ),
         Rung(
             "sdma-off",
-            "copies by kernels instead of the DMA engine",
+            "copies made by kernels instead of the DMA engine",
             {"HSA_ENABLE_SDMA": "0"},
             device_only=True,
             exact=True,
         ),
         Rung(
             "interrupt",
-            "ask the card instead of waiting for its word",
+            "polling of the card instead of its interrupts",
             {"HSA_ENABLE_INTERRUPT": "0"},
             device_only=True,
             exact=True,
@@ -137,21 +138,23 @@ RUNGS = {
         ),
         Rung(
             "cpu",
-            "on the processor instead of the card",
+            "the processor instead of the card",
             {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""},
             Choices(device="cpu"),
             device_only=True,
         ),
-        Rung("rank", "half the rank, trained from the start"),
-        Rung("sample", "every second row of what is still to come"),
+        Rung("rank", "half the rank, trained again from step 0"),
+        Rung("sample", "every second of the rows still to come"),
     )
 }
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One end of the worker. `step`: the step it died in, -1 before the first one of the attempt. `durable`: the newest
-    state that survived. `rungs`: in effect when it died; `tried`: the one that this attempt tried first, if any.
+    """One end of the worker. `step`: the step it died in, -1 before the first one of the attempt.
+
+    `durable`: the newest state that survived. `rungs`: in effect when it died. `tried`: the rung that this attempt
+    tried first, if any. `isolated`: the step's rows were replayed, or no training row was involved.
     """
 
     fault: str
@@ -163,18 +166,18 @@ class Failure:
     isolated: bool = False
 
     def progressed(self, before: "Failure") -> bool:
-        """More is safe than at the failure before: a later state, or a row less that can do harm."""
+        """Return whether more is safe than at the failure before: a later state, or one harmful row less."""
         return self.durable > before.durable or self.quarantined > before.quarantined
 
     def alike(self, other: "Failure") -> bool:
-        """The same fault at the same place; a card tells one and the same fault in several ways."""
+        """Return whether this is the same fault at the same place."""
         late = LATE_STEPS if self.kind == "device" else 0
         near = abs(self.step - other.step) <= late
         return self.kind == other.kind and near and self.quarantined == other.quarantined
 
     @property
     def kind(self) -> str:
-        """What may be one and the same fault has one kind: a card tells it in several ways."""
+        """Return what equal faults have in common: a card reports one and the same fault in several ways."""
         return "device" if fault_of(self.fault).domain == "device" else self.fault
 
 
@@ -183,7 +186,7 @@ class Bounds:
     """What the machine and the settings allow.
 
     `void`: rungs that would change nothing here. `published`: by fault, the rungs that helped others with this card, in
-    their order, each with its thread; they come before the catalogue's, and at the first failure.
+    their order, each with its thread. They come before the catalogue's, and at the first failure.
     """
 
     attempts: int = 3
@@ -195,14 +198,14 @@ class Bounds:
 
 
 ReplyKind = Literal["again", "change", "isolate", "wait", "stop"]
-# What an isolation found to be guilty (isolate.py): rows of the step; a kernel, as another way of computing
-# survives the same rows; nothing, it did not happen again; the machine, as rows that were fine before die too.
+# What an isolation found guilty (isolate.py): rows of the step; a kernel, as the same rows survive another way of
+# computing; chance, as it did not happen again; the machine, as rows that were fine before die too.
 Culprit = Literal["row", "kernel", "chance", "machine"]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What to do now. `rungs` are those of the next attempt; `tried` the one among them that is new."""
+    """What to do now. `rungs` are those of the next attempt; `tried` is the one among them that is new."""
 
     kind: ReplyKind
     why: str
@@ -212,18 +215,26 @@ class Reply:
 
 
 def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
-    """The answer to the last failure of `history`, in the light of those before."""
+    """Return the answer to the last failure of `history`, in the light of those before."""
     last, fault = history[-1], fault_of(history[-1].fault)
     if not fault.retry:
-        return Reply("stop", f"{fault.title}: another attempt can't help", last.rungs)
+        return Reply("stop", f"{fault.title}: another attempt would end the same way", last.rungs)
     if fault.waits_for:
-        return Reply("wait", f"{fault.title}: the run goes on when it is not", last.rungs)
+        return Reply("wait", f"{fault.title}: the run waits, and continues by itself", last.rungs)
     ask_rows = "isolate" in fault.rungs and last.step >= 0 and not _asked_rows(history)
     left = attempts_left(history, bounds)
     if left <= 0 and ask_rows:
-        return Reply("isolate", "no attempt is left: is it a row of this step after all?", kept_rungs(history))
+        return Reply(
+            "isolate",
+            "no attempt is left; the rows of the step are replayed, in case one of them is the cause",
+            kept_rungs(history),
+        )
     if left <= 0:
-        return Reply("stop", f"{idle_attempts(history)} attempts without progress, the last: {fault.title}", last.rungs)
+        return Reply(
+            "stop",
+            f"{idle_attempts(history)} attempts without progress, the last one ended by: {fault.title}",
+            last.rungs,
+        )
     alike = _alike(history)
     # Those that ended in a quarantine were the row's doing, not the machine's.
     scattered = [
@@ -234,19 +245,27 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     known = _open_rungs(bounds.published.get(fault.id, {}), history, bounds)
     if fault.first == "again" and not alike and not worn_out and not known:
         if ask_rows and _rows_did_it(history):
-            return Reply("isolate", "rows did this before: is it one of this step?", last.rungs)
+            return Reply(
+                "isolate",
+                "a row caused this fault before; the rows of the step are replayed, in case one of them does",
+                last.rungs,
+            )
         patient = fault.backoff or (fault.domain == "device" and scattered)
         wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
-        why = "faults at different steps: the machine, not the data" if scattered else "once may be chance"
+        why = (
+            "faults at different steps point to the machine, not to the data"
+            if scattered
+            else "one fault may be chance"
+        )
         return Reply("again", why, last.rungs, wait_s=wait_s)
     return _climb(history, fault, bounds, last_try=left == 1, isolate=not worn_out or bool(alike))
 
 
 def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bounds: Bounds) -> tuple[Reply, Failure]:
-    """What follows when the rows of the last failure's step were replayed; and that failure, as the history keeps it.
+    """Return what follows the replay of the last failure's rows, and that failure as the history keeps it.
 
-    A guilty row is out by then: the step is made without it. Where nothing was learned of the rows, they may be asked
-    once more.
+    A guilty row is quarantined by then, and the step is made without it. Where the replay showed nothing about the
+    rows, they may be replayed once more.
     """
     last = replace(history[-1], isolated=True)
     asked = [*history[:-1], last]
@@ -258,7 +277,7 @@ def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bo
 
 
 def _alike(history: Sequence[Failure]) -> list[Failure]:
-    """Earlier failures at the place of the last one that the run has not got past since."""
+    """Return earlier failures at the place of the last one that the run has not got past since."""
     last, alike = history[-1], []
     for earlier in reversed(history[:-1]):
         if earlier.alike(last):
@@ -269,13 +288,13 @@ def _alike(history: Sequence[Failure]) -> list[Failure]:
 
 
 def _asked_rows(history: Sequence[Failure]) -> bool:
-    """Whether the rows of this very step were replayed already, since one of them was taken out."""
+    """Return whether the rows of this very step were replayed since one of them was taken out."""
     last = history[-1]
     return any(failure.isolated and failure.step == last.step for failure in (*_alike(history), last))
 
 
 def _rows_did_it(history: Sequence[Failure]) -> bool:
-    """A row was found guilty of this kind of fault before: where one is, there are more."""
+    """Return whether a row was found guilty of this kind of fault before: where one is, there are more."""
     return any(
         failure.isolated and failure.kind == history[-1].kind and after.quarantined > failure.quarantined
         for failure, after in itertools.pairwise(history)
@@ -283,7 +302,7 @@ def _rows_did_it(history: Sequence[Failure]) -> bool:
 
 
 def idle_attempts(history: Sequence[Failure]) -> int:
-    """How many of the newest failures brought no progress over the one before them."""
+    """Count the newest failures that brought no progress over the one before them."""
     idle = 0
     while idle + 1 < len(history) and not history[-1 - idle].progressed(history[-2 - idle]):
         idle += 1
@@ -291,9 +310,11 @@ def idle_attempts(history: Sequence[Failure]) -> int:
 
 
 def attempts_left(history: Sequence[Failure], bounds: Bounds) -> int:
-    """Against the last failure. Only attempts since the last progress count, and of those only what ended alike: where
-    another fault comes, something was solved, and it has attempts of its own. All of them together may take
-    SHARED_PLACE times as many, so that faults which take turns come to an end too.
+    """Return how many attempts are left against the last failure.
+
+    Only attempts since the last progress count, and of those only what ended alike. Where another fault comes,
+    something was solved, and it has attempts of its own. All of them together may take SHARED_PLACE times as many, so
+    that faults which take turns come to an end too.
     """
     idle = idle_attempts(history)
     alike = sum(failure.alike(history[-1]) for failure in history[len(history) - 1 - idle : -1])
@@ -301,7 +322,7 @@ def attempts_left(history: Sequence[Failure], bounds: Bounds) -> int:
 
 
 def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
-    """The rungs that go on after the last failure: all but a change that did not help, as one thing at a time is tried.
+    """Return the rungs that stay after the last failure: all but a change that did not help, one at a time.
 
     Changes that save memory stay: each is a step on the way to what fits.
     """
@@ -315,8 +336,11 @@ def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ArithmeticChange:
-    """A rung in effect that rounds otherwise than an undisturbed run. `fault`: the title of what it answers, after it
-    came twice in `step`; both empty where an earlier run of this model on this machine needed the rung."""
+    """A rung in effect that rounds differently from an undisturbed run.
+
+    `fault`: the title of what it answers, after it came twice in `step`. Both are empty where an earlier run of this
+    model on this machine needed the rung.
+    """
 
     rung: str
     says: str
@@ -326,12 +350,12 @@ class ArithmeticChange:
     @property
     def words(self) -> str:
         began = f"from step {self.step} on" if self.step is not None else "from the first step on"
-        why = f"it ended there again and again: {self.fault}" if self.fault else "an earlier run here needed it"
+        why = f"workers kept ending there: {self.fault}" if self.fault else "an earlier run here needed it"
         return f"{began} it computed with {self.says} ({why})"
 
 
 def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[ArithmeticChange]:
-    """Of `rungs`, those that are not exact, with why each was taken, by the run's events."""
+    """Return those of `rungs` that are not exact, with the reason for each, by the run's events."""
     failure: Mapping[str, Any] = {}
     taken: dict[str, ArithmeticChange] = {}
     for event in events:
@@ -344,7 +368,7 @@ def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Environment and choices of all `rungs` together; a later one wins."""
+    """Return environment and choices of all `rungs` together; a later one wins."""
     environment: dict[str, str | None] = {}
     choices = Choices()
     for name in rungs:
@@ -354,9 +378,10 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 
 
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
-    """Rungs already in effect, by the worker's environment and choices: trying them proves nothing.
+    """Return the rungs already in effect, by the worker's environment and choices: trying them proves nothing.
 
-    What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream."""
+    What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream.
+    """
     made = choices.made() | ({"streamed": EVERY_LAYER, "graphs": False} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
@@ -368,6 +393,7 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
 
 
 def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool, isolate: bool) -> Reply:
+    """Return the next change, the replay of the rows, or the end."""
     last = history[-1]
     kept = kept_rungs(history)
     here = [*_alike(history), last]
@@ -384,17 +410,24 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
         left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
     if not left:
         if attempts_left(history, bounds) > 1:
-            return Reply("again", "no change is left to try", kept, wait_s=_wait_s(idle_attempts(history), bounds))
-        return Reply("stop", f"nothing is left to try against this: {fault.title}", kept)
+            return Reply(
+                "again",
+                "no change is left to try; the same again after a pause",
+                kept,
+                wait_s=_wait_s(idle_attempts(history), bounds),
+            )
+        return Reply("stop", f"no change is left to try against: {fault.title}", kept)
     if left[0] == "isolate":
-        return Reply("isolate", "the same step again: is it a row of its batch?", kept)
+        return Reply(
+            "isolate", "the step failed again; its rows are replayed one by one, in case one of them is the cause", kept
+        )
     rung = RUNGS[left[0]]
     why = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
     return Reply("change", why, (*kept, rung.name), rung.name)
 
 
 def _open_rungs(names: Iterable[str], history: Sequence[Failure], bounds: Bounds) -> list[str]:
-    """Those of `names` that are neither in effect nor void, nor tried at the place of the last failure."""
+    """Return those of `names` that are neither in effect nor void, nor tried at the place of the last failure."""
     last = history[-1]
     tried = {failure.tried for failure in (*_alike(history), last)} | set(last.rungs)
     return [name for name in names if name not in tried and _is_open(name, bounds)]

@@ -1,4 +1,4 @@
-"""A full disk is a pause: is there room again, writes that wait until there is, a journal that never fails."""
+"""A full disk is a pause: whether there is room again, writes that wait until there is, a journal that never fails."""
 
 import os
 import tempfile
@@ -18,7 +18,8 @@ LOOK_S = 5.0
 class Events(Journal):
     """The supervisor's journal, RUN/events.jsonl, which must never be the reason that a run ends.
 
-    On a full disk lines wait in memory, in their order, until there is room. Other errors of the disk are raised."""
+    On a full disk its lines wait in memory, in their order, until there is room. Other errors of the disk are raised.
+    """
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         try:
@@ -37,8 +38,10 @@ class Events(Journal):
 
 
 def has_room(folder: Path, size_bytes: int) -> bool:
-    """Whether `size_bytes` can be taken on the disk of `folder`: taken and given back, since a quota shows in nothing
-    that can be read."""
+    """Return whether `size_bytes` can be taken on the disk of `folder`.
+
+    They are taken and given back, because a quota shows in nothing that can be read.
+    """
     if disk_free_bytes(folder) < size_bytes:
         return False
     try:
@@ -52,7 +55,7 @@ def has_room(folder: Path, size_bytes: int) -> bool:
 
 
 def write_when_there_is_room(run: Path, write: Callable[[], None]) -> None:
-    """What ends a run is written, however long the disk stays full; Ctrl-C ends the waiting. Raises other errors."""
+    """Write what ends a run, however long the disk stays full; Ctrl-C ends the wait. Raises other errors."""
     if _written(write):
         return
     with Events(run / EVENTS) as events:

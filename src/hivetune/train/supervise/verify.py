@@ -1,6 +1,7 @@
-"""Proof on the user's own machine and config: a short run killed by SIGKILL and resumed equals one that was not killed.
+"""`hivetune verify-resume`: a short run killed by SIGKILL and resumed equals one that was not killed.
 
-Both runs go through the ordinary supervisor. What is compared: weights, optimizer, progress and adapter, byte for byte.
+It is a proof on the user's own machine and config. Both runs go through the ordinary supervisor. Compared are weights,
+optimizer, progress and adapter, byte for byte.
 """
 
 from __future__ import annotations  # array[float] is no type at run time before Python 3.12
@@ -37,7 +38,7 @@ from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
 
 STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
-# Shorter runs than this are over before they can be killed in the middle.
+# Shorter runs are over before they can be killed in the middle.
 LEAST_TRAINING_S = 4.0
 MOST_STEPS = 400
 KILLS = 2
@@ -47,7 +48,7 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Compared:
-    """One file of both runs. `difference`: largest, relative to the largest value; None where it is not of tensors."""
+    """One file of both runs. `difference`: the largest, relative to the largest value; None if not of tensors."""
 
     file: str
     identical: bool
@@ -56,7 +57,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verification:
-    """`resumed_from`: the steps at which the killed run went on."""
+    """The result of the proof. `resumed_from`: the steps at which the killed run resumed."""
 
     files: tuple[Compared, ...]
     steps: int
@@ -71,7 +72,10 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Bit for bit; on a card, whose kernels may not be deterministic, the tensors within rounding."""
+        """Return whether the runs are equal: bit for bit, on a card the tensors within rounding.
+
+        A card's kernels may not be deterministic.
+        """
         if self.device == "cpu":
             return self.identical
         return all(each.identical or each.difference is None or each.difference <= ROUNDING for each in self.files)
@@ -123,7 +127,7 @@ def verify_resume(
         try:
             outcome.check()
         except Stopped as error:  # its words are of a run that can be resumed; this one is deleted by who asked for it
-            raise Stopped("stopped before both runs were compared", signal_number=error.signal_number) from None
+            raise Stopped("stopped before both runs could be compared", signal_number=error.signal_number) from None
         except HivetuneError as error:
             error.hint = error.hint.replace(f"hivetune resume {quoted(run)}", "hivetune verify-resume CONFIG")
             raise
@@ -143,7 +147,9 @@ def verify_resume(
 
     train_to_end(killed, steps, on_step, read_resolved(calm)[1])  # what was measured once holds for both
     if not killer.kills:
-        raise HivetuneError(f"the run of {steps} steps was over before it could be killed", hint="try again")
+        raise HivetuneError(
+            f"the run of {steps} steps was over before it could be killed", hint="run verify-resume again"
+        )
     return Verification(
         files=tuple(compare_runs(calm, killed)),
         steps=steps,
@@ -155,7 +161,7 @@ def verify_resume(
 
 
 def compare_runs(one: Path, other: Path) -> list[Compared]:
-    """The newest checkpoints and the adapters of two runs."""
+    """Compare the newest checkpoints and the adapters of two runs."""
     newest = [checkpoints.newest_good(run).folder for run in (one, other)]
     if newest[0] is None or newest[1] is None or newest[0].name != newest[1].name:
         return [Compared("newest checkpoint", False, None)]
@@ -170,7 +176,7 @@ def compare_runs(one: Path, other: Path) -> list[Compared]:
 
 
 def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapshot:
-    """A small snapshot of some rows of another, numbered anew; its hash is that of its tokens."""
+    """Write a small snapshot of some rows of another, numbered anew; its hash is that of its tokens."""
     folder.mkdir(parents=True)
     offsets, tokens, trained = array("Q", [0]), bytearray(), bytearray()
     for row in rows:
@@ -196,7 +202,7 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
 
 
 def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choices: Choices = NO_CHOICES) -> RunConfig:
-    """A run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
+    """Make a run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
     rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
     batch_size = min(config.batch_size, BATCH)
     short = parse_config(
@@ -238,7 +244,7 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
 
 
 def _judged_rows(snapshot: Snapshot) -> list[int]:
-    """Some bad answers and those that they are compared with."""
+    """Return some bad answers and the rows that they are compared with."""
     bad = snapshot.bad_rows()[: BATCH * BATCH]
     return [row for one in bad for row in (one.better, one.row) if row is not None]
 
@@ -248,7 +254,10 @@ def _step_s(run: Path) -> float:
 
 
 def _difference(left: bytes, right: bytes) -> float | None:
-    """Largest difference of two files of fp32 tensors, relative to the largest value; None: not the same tensors."""
+    """Return the largest difference of two files of fp32 tensors, relative to the largest value.
+
+    None: they do not hold the same tensors.
+    """
     (a_names, a), (b_names, b) = _values(left), _values(right)
     if a_names != b_names:
         return None

@@ -9,7 +9,7 @@ Shapes: L positions of a document.
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -57,15 +57,11 @@ def robust_z(value: float, window: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Spike:
-    """Go back to a checkpoint of at most `back_to` steps and leave out the rows of steps first..last."""
+    """A spike of the loss: return to a checkpoint of at most `first` steps and leave out the rows of first..last."""
 
     first: int
     last: int
     reason: str
-
-    @property
-    def back_to(self) -> int:
-        return self.first
 
 
 @dataclass(frozen=True)
@@ -118,11 +114,7 @@ class BadRows:
 
     rows: tuple[int, ...] = ()
     kernel: tuple[int, ...] = ()
-    flaky: tuple[int, ...] = field(default=())
-
-    @property
-    def found(self) -> bool:
-        return bool(self.rows or self.kernel or self.flaky)
+    flaky: tuple[int, ...] = ()
 
 
 def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
