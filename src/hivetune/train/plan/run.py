@@ -13,13 +13,13 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import scratch_folder
 from hivetune.base.units import size
 from hivetune.config import DataConfig, RunConfig
+from hivetune.data.files.kinds import parquet_rows_and_bytes
 from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources
 from hivetune.data.intake.places import is_pipe
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
-from hivetune.data.reasons import RowRefused
-from hivetune.data.files.kinds import parquet_rows_and_bytes
 from hivetune.data.read import RawRow, read_example, read_rows
+from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 from hivetune.machine.inventory import CORES_A_WORKER, read_machine
 from hivetune.machine.knowledge.cards import known_model
