@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from hivetune.base.database import open_database, transaction
-from hivetune.cycle.watch import FEWEST_BEFORE, SeenAnswer, Service, read_service, why_worse
+from hivetune.cycle.watch import MIN_BEFORE, SeenAnswer, Service, read_service, regression_reason
 from hivetune.release.registry import Move
 from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, store_entries
 from hivetune.serve.swap.watch import ReleaseCounts, predecessor
@@ -45,7 +45,7 @@ def life(seed: int, answers: int, *, looks: int, **change: float) -> tuple[int, 
     before = Serving(2 * seed, "a@1").answer(300)
     now = Serving(2 * seed + 1, "a@2", **change)
     for look in range(1, looks + 1):
-        found = why_worse(before, now.answer(answers // looks))
+        found = regression_reason(before, now.answer(answers // looks))
         if found:
             return look * (answers // looks), found
     return None
@@ -89,17 +89,17 @@ def test_other_questions_do_not_make_a_release_worse() -> None:
     for seed in range(50):
         before = Service("a@1", ReleaseCounts(), answers(2 * seed, 0.3, 400))
         now = Service("a@2", ReleaseCounts(), answers(2 * seed + 1, 0.9, 300))
-        assert why_worse(before, now) == ""
+        assert regression_reason(before, now) == ""
     strange = [SeenAnswer(9000, True, 20)] * 100  # questions of a kind that the one before was never asked
-    assert why_worse(before, Service("a@2", ReleaseCounts(), strange)) == ""
+    assert regression_reason(before, Service("a@2", ReleaseCounts(), strange)) == ""
 
 
 def test_little_is_known_and_nothing_is_said() -> None:
     """Of few answers of the one before nobody knows what is usual; of ten of the new one nothing follows."""
-    few = Serving(1, "a@1").answer(FEWEST_BEFORE - 1)
+    few = Serving(1, "a@1").answer(MIN_BEFORE - 1)
     bad = Serving(2, "a@2", refused=1.0, longer=9.0)
-    assert why_worse(few, bad.answer(100)) == ""
-    assert why_worse(Serving(1, "a@1").answer(300), Serving(2, "a@2", refused=1.0, errors=1.0).answer(10)) == ""
+    assert regression_reason(few, bad.answer(100)) == ""
+    assert regression_reason(Serving(1, "a@1").answer(300), Serving(2, "a@2", refused=1.0, errors=1.0).answer(10)) == ""
 
 
 def test_what_the_gateway_captured_and_counted_is_read() -> None:
@@ -119,7 +119,7 @@ def test_what_the_gateway_captured_and_counted_is_read() -> None:
     assert [answer.length for answer in before.answers] == [len(f"answer {n}") for n in range(60)]
     assert now.counts == ReleaseCounts(41, 3, 2, 1)
     assert now.answers == [SeenAnswer(len(text), True)] * 40  # the corrected one as it was given
-    assert why_worse(before, now).startswith("20 of 20 answers refused")
+    assert regression_reason(before, now).startswith("20 of 20 answers refused")
 
 
 def moved(*versions: int) -> list[Move]:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.cycle.rows import (
-    FEWEST_VOICES,
     GENERAL_SHARE,
-    MOST_IN_A_ROW,
+    MAX_IN_A_ROW,
+    MIN_VOICES,
     OWN_SHARE,
     VOICE_SHARE,
     ChoiceSettings,
@@ -110,7 +110,7 @@ def test_going_on_replays_a_share_even_if_all_would_fit() -> None:
 
 
 def test_from_the_base_again_after_five() -> None:
-    assert [begins_from("last", done) for done in range(MOST_IN_A_ROW + 2)] == ["last"] * 5 + ["base"] * 2
+    assert [begins_from("last", done) for done in range(MAX_IN_A_ROW + 2)] == ["last"] * 5 + ["base"] * 2
     assert begins_from("base", 0) == "base"
 
 
@@ -241,7 +241,7 @@ def test_whatever_comes_every_row_is_accounted_and_no_share_is_passed(
             users[one.user or ""] += one.trained
         named = {user for user in users if user}
         limit = VOICE_SHARE * sum(one.trained for one in plain)
-        assert len(named) < FEWEST_VOICES or all(users[user] <= limit + 1e-6 for user in named)
+        assert len(named) < MIN_VOICES or all(users[user] <= limit + 1e-6 for user in named)
 
 
 def test_the_same_choice_for_rows_that_only_moved() -> None:

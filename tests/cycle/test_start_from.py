@@ -10,7 +10,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.cycle.acts.data import trained_in_a_row
 from hivetune.cycle.observe import forgotten_behind
-from hivetune.cycle.rows import MOST_IN_A_ROW, begins_from
+from hivetune.cycle.rows import MAX_IN_A_ROW, begins_from
 
 
 def trained(folder: Path, start: Path | None) -> Path:
@@ -26,7 +26,7 @@ def test_five_in_a_row_then_from_the_base(tmp_path: Path) -> None:
     for number in range(1, 14):
         begun.append(begins_from("last", trained_in_a_row(release)))
         release = trained(tmp_path / str(number), release if begun[-1] == "last" else None)
-    assert begun == (["last"] * MOST_IN_A_ROW + ["base"]) * 2 + ["last"]
+    assert begun == (["last"] * MAX_IN_A_ROW + ["base"]) * 2 + ["last"]
 
 
 def test_a_chain_with_a_missing_link_begins_from_the_base(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_chain_with_a_missing_link_begins_from_the_base(tmp_path: Path) -> Non
     second = trained(tmp_path / "1", first)
     assert trained_in_a_row(second) == 1
     shutil.rmtree(first)
-    assert trained_in_a_row(second) == MOST_IN_A_ROW
+    assert trained_in_a_row(second) == MAX_IN_A_ROW
 
 
 def test_weights_remember_what_the_adapters_before_them_saw() -> None:

@@ -55,6 +55,7 @@ def refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_rows_are_suspect_beside_a_champion_that_was_trained_alike_without_them(refused: Any) -> None:
     words, suspects = refused(settings(leave_out="c1.jsonl"), settings(leave_out="c0.jsonl"))
     assert suspects == NEW and "50 rows that came with it are set aside as suspect" in words
+    assert "hivetune cycle now" in words and "hivetune cycle admit" in words
 
 
 def test_a_shorter_training_by_the_persons_own_setting_blames_no_row(refused: Any) -> None:

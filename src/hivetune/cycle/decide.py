@@ -1,6 +1,7 @@
-"""What comes next: one pure function from what was observed, the settings and the time to one action. First match wins.
+"""What comes next: one pure function from an observation, the settings and the time to one action. The first match
+wins.
 
-The states are artefacts: files, rows of hive.db and kernel locks that are there or not. No status is kept, so a loop
+The states are artefacts: files, rows of hive.db and kernel locks that are there or not. No status is stored. So a loop
 that was killed anywhere decides the same again, and a decision in the journal can be replayed from its own line.
 """
 
@@ -9,28 +10,28 @@ from typing import Literal, get_args
 
 from hivetune.config import CycleConfig
 
-# What an open cycle passes, in this order, each known by what it leaves. Lease taken, lease returned: kernel locks
-# of the worker, there exactly as long as it lives (process/lease.py), so no station stands for them.
+# An open cycle passes these in order; each is known by what it leaves. Taking and returning the card's lease is no
+# station: the worker's kernel lock exists exactly as long as the worker lives (process/lease.py).
 Station = Literal["snapshot", "train", "evaluate", "gate", "export", "register", "warm", "promote", "watch"]
 STATIONS: tuple[Station, ...] = get_args(Station)
-# Stations that compute for minutes or hours: only while `Observation.allowed` says so.
+# Stations that compute for minutes or hours, only while `Observation.allowed` says so.
 HEAVY: frozenset[Station] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register"))
 ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "experts", Station]
 OpenedFor = Literal["rows", "rebuild", "request"]
 # How a cycle ends. `failed` and `rolled_back` make the next one wait; only `failed` may be opened again.
 CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled_back"]
 
-LEAST_SLICE_S = 60.0  # of long work that is begun: a worker needs a third of it to start (or a tenth of the budget)
+MIN_SLICE_S = 60.0  # or a tenth of the budget; a worker needs a third of it to start
 LOOK_AGAIN_S = 60.0  # a wait for something that has no time of its own ends with the next look
-MOST_FAILURES = 3  # of one station in a row; then the cycle is closed
-FIRST_RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
-FIRST_COOL_S, LONGEST_COOL_S = 3600.0, 7 * 86400.0
+MAX_FAILURES = 3  # of one station in a row; then the cycle is closed
+FIRST_RETRY_S, MAX_RETRY_S = 60.0, 3600.0
+FIRST_COOL_S, MAX_COOL_S = 3600.0, 7 * 86400.0
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether long work may go on now (window.py). `until`: when it must have ended, None for no end. `again`: when it
-    may next, if not now. `reason`: in words, also when it may."""
+    """Whether long work may go on now (window.py). `until`: when it must end, None for never. `again`: when it may go
+    on, if not now. `reason`: why, in words, also when it may."""
 
     now: bool = True
     until: float | None = None
@@ -40,7 +41,7 @@ class Permission:
 
 @dataclass(frozen=True)
 class FailedAct:
-    """The last act that failed, `times` in a row. `final`: trying again would give the same; `patient`: it waits for a
+    """The last act, which failed `times` in a row. `final`: a retry would fail the same way. `patient`: it waits for a
     disk or for another process, and no cycle is given up for that."""
 
     kind: ActionKind
@@ -55,9 +56,9 @@ class FailedAct:
 class OpenCycle:
     """The open cycle as its artefacts show it.
 
-    `done`: the stations whose artefact is there and whole. `passed`: what the gate said, None before it. `void`: why
-    it must not go on (its rows were forgotten, its base model changed), in words. `withdrawn`: why its release was
-    rolled back. `spent_hours`, `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
+    `done`: the stations whose artefact is there and whole. `passed`: the gate's answer, None before it. `void`: why the
+    cycle must not go on (its rows were forgotten, its base model changed). `withdrawn`: why its release was rolled
+    back. `spent_hours` and `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
     """
 
     id: str
@@ -73,16 +74,15 @@ class OpenCycle:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a decision rests on. Times are seconds since 1970.
+    """Everything that a decision rests on. Times are seconds since 1970.
 
-    `desired`: the release that should be served, None before the first; `served`: the one that can be; `problem`: why
-    they differ. `watch_failed`: why the champion is worse than the one before it, which there is. `forgotten_rows`: of
-    the champion's snapshot. `known`: a cycle of these rows, settings and champion was closed already, so that opening
-    it again is nothing. `asked`: a person wants a cycle now. `new_groups`: usable groups that no cycle has trained on.
-    `unusable`: why no rows can be trained on now.
-    `experts_due`: why experts are looked for now (`experts.auto`).
-    `failed_cycles`: in a row, the last at `failed_at`. `predicted_hours`, `predicted_kwh`: the upper end of the plan;
-    None: not known.
+    `desired`: the release that should be served, None before the first. `served`: the one that can be. `problem`: why
+    they differ. `watch_failed`: why the champion is worse than the one before it. `forgotten_rows`: of the champion's
+    snapshot. `known`: a cycle of these rows, settings and champion is closed already, so opening it again would change
+    nothing. `asked`: a person wants a cycle now. `new_groups`: usable groups that no cycle has trained on. `unusable`:
+    why no rows can be trained on now. `experts_due`: why specialists are looked for now (`experts.auto`).
+    `failed_cycles`: how many failed in a row, the last at `failed_at`. `predicted_hours` and `predicted_kwh`: the upper
+    end of the plan, None if unknown.
     """
 
     paused: bool = False
@@ -109,7 +109,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """One thing to do, why, and not before when: the moment of the decision itself for all that is no wait."""
+    """One thing to do, why, and the earliest time for it. That is the moment of the decision for everything but a
+    wait."""
 
     kind: ActionKind
     reason: str
@@ -117,22 +118,22 @@ class Action:
 
 
 def decide(observed: Observation, settings: CycleConfig, now: float) -> Action:
-    """The next action. Every state has one; all but a wait make progress, and a wait ends at a time after `now`.
+    """Return the next action. Every state has one. All but a wait make progress, and a wait ends at a time after `now`.
 
-    A time that lies in the future of something past means that the clock was set back: it holds nothing up.
+    When something past has a time in the future, the clock was set back; it delays nothing.
     """
     action = _first_match(observed, settings, now)
     failed = observed.failed
     if failed is None or action.kind != failed.kind:
         return action
-    retry_at = failed.at + _doubled(FIRST_RETRY_S, failed.times, LONGEST_RETRY_S)
+    retry_at = failed.at + _doubled(FIRST_RETRY_S, failed.times, MAX_RETRY_S)
     if failed.at <= now < retry_at:
         return Action("wait", f"{failed.kind} failed and is tried again: {failed.words}", retry_at)
     return action
 
 
 def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) -> tuple[CycleEnd, str] | None:
-    """How and why an open cycle is to be closed now; None while it goes on."""
+    """Return how and why an open cycle is to be closed now, or None while it goes on."""
     if cycle.withdrawn:
         return "rolled_back", cycle.withdrawn
     if len(cycle.done) == len(STATIONS):
@@ -149,12 +150,12 @@ def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) ->
         return "ready", "it passed the gate and waits for a person to promote it"
     if "train" in cycle.done or not cycle.spent_hours:
         return None
-    over = _over_budget(cycle.spent_hours + _least_slice_s(settings) / 3600, cycle.spent_kwh, settings)
+    over = _over_budget(cycle.spent_hours + _min_slice_s(settings) / 3600, cycle.spent_kwh, settings)
     return ("failed", over) if over else None
 
 
 def _is_enough(failed: FailedAct) -> bool:
-    return failed.final or (failed.times >= MOST_FAILURES and not failed.patient)
+    return failed.final or (failed.times >= MAX_FAILURES and not failed.patient)
 
 
 def _first_match(observed: Observation, settings: CycleConfig, now: float) -> Action:
@@ -170,7 +171,7 @@ def _first_match(observed: Observation, settings: CycleConfig, now: float) -> Ac
 
 
 def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: float) -> Action:
-    """The next missing artefact of an open cycle, or its end."""
+    """Return the next missing artefact of an open cycle as an action, or its end."""
     end = ending(cycle, settings, observed.failed)
     if end is not None:
         return Action("close", ": ".join(end), now)
@@ -178,7 +179,7 @@ def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: 
     if station in HEAVY and not observed.allowed.now:
         return Action("wait", f"{station}: {observed.allowed.reason}", _later(observed.allowed.again, now))
     until = observed.allowed.until
-    if station in HEAVY and until is not None and until - now < _least_slice_s(settings):
+    if station in HEAVY and until is not None and until - now < _min_slice_s(settings):
         return Action("wait", f"{station}: what is left of the window is too short", _later(until, now))
     watch_until = cycle.promoted_at + settings.watch.hours * 3600
     if station == "watch" and cycle.promoted_at <= now < watch_until:
@@ -187,16 +188,17 @@ def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: 
 
 
 def _next(cycle: OpenCycle) -> Station:
-    """The first station whose artefact is missing: an earlier one that was lost comes before what rests on it."""
+    """Return the first station whose artefact is missing. An earlier one that was lost comes before those that rest on
+    it."""
     return next(station for station in STATIONS if station not in cycle.done)
 
 
 def _begin(observed: Observation, settings: CycleConfig, now: float) -> Action:
-    """Without an open cycle: what opens one, or until when to wait."""
+    """Return what opens a cycle, or until when to wait."""
     if observed.forgotten_rows and not observed.known:
         return Action("rebuild", f"{observed.desired} holds {observed.forgotten_rows} forgotten rows", now)
     if observed.failed_cycles and not observed.asked:
-        cool_at = observed.failed_at + _doubled(FIRST_COOL_S, observed.failed_cycles, LONGEST_COOL_S)
+        cool_at = observed.failed_at + _doubled(FIRST_COOL_S, observed.failed_cycles, MAX_COOL_S)
         if observed.failed_at <= now < cool_at:
             return Action("wait", f"{observed.failed_cycles} cycles failed in a row", cool_at)
     failed = observed.failed
@@ -213,7 +215,7 @@ def _begin(observed: Observation, settings: CycleConfig, now: float) -> Action:
 
 
 def _lacks(observed: Observation, settings: CycleConfig) -> str:
-    """What a new cycle lacks that has no time of its own; empty when nothing does."""
+    """Return what a new cycle lacks that comes at no known time, or "" when it lacks nothing."""
     if observed.unusable:
         return f"the rows can't be used: {observed.unusable}"
     if observed.known:
@@ -230,8 +232,8 @@ def _lacks(observed: Observation, settings: CycleConfig) -> str:
     return ""
 
 
-def _least_slice_s(settings: CycleConfig) -> float:
-    return min(LEAST_SLICE_S, 360 * settings.budget_hours) if settings.budget_hours is not None else LEAST_SLICE_S
+def _min_slice_s(settings: CycleConfig) -> float:
+    return min(MIN_SLICE_S, 360 * settings.budget_hours) if settings.budget_hours is not None else MIN_SLICE_S
 
 
 def _over_budget(hours: float | None, kwh: float | None, settings: CycleConfig) -> str:
@@ -246,5 +248,5 @@ def _doubled(first_s: float, times: int, longest_s: float) -> float:
 
 
 def _later(moment: float | None, now: float) -> float:
-    """The time that a wait ends at: never in the past, whatever the clock did."""
+    """Return the end of a wait: never in the past, whatever the clock did."""
     return moment if moment is not None and moment > now else now + LOOK_AGAIN_S

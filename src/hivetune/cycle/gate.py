@@ -1,14 +1,14 @@
-"""Whether a cycle's candidate takes the champion's place. Pure: the same evaluations give the same verdict.
+"""Whether a cycle's candidate replaces the champion. Pure: the same evaluations give the same verdict.
 
     against the base       all that `gate` asks of a single run
     against the champion   better on the held-out rows, at the level that is left to the n-th look at this champion; and
                            not worse on those rows that are new since it was made
     against the best ever  not worse than `gate.tolerance`, on the rows that both were held against before
 
-The looks at one champion may spend 5 % together, so an equal candidate takes its place with at most 2.5 % (the test is
-one-sided) however many nights it is tried. A tolerance against the champion would add up, night after night, to any
-loss; so only the best ever gives one, and to be within it has to be shown. Evidence that is not enough keeps the
-champion: the rows stay, and the next candidate is judged on these and the ones that came since.
+All looks at one champion together may spend 5 %. So an equal candidate replaces it with a probability of at most 2.5 %
+(the test is one-sided), however many nights it is tried. A tolerance against the champion would add up to any loss,
+night after night. So only the best ever has one, and being within it must be shown. Without enough evidence the
+champion stays: the rows are kept, and the next candidate is judged on them and on newer ones.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,11 +27,11 @@ NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items(
 
 @dataclass(frozen=True)
 class Comparisons:
-    """The candidate (`tuned`) beside each rival (`base`), as documents of the form of eval.json.
+    """The candidate (`tuned`) beside each rival (`base`), as documents in the format of eval.json.
 
-    `champion` and `best` are None before there is a champion; `best` also while it is the champion. `known`: ids of the
-    rows that the champion's cycle had; the others are fresh. `look`: the number of this candidate among those that were
-    judged against this champion, from 1.
+    `champion` and `best` are None before there is a champion; `best` also while the champion is the best. `known`: ids
+    of the rows that the champion's cycle had; all others are fresh. `look`: the number of this candidate among those
+    that were judged against this champion, from 1.
     """
 
     base: Evaluation
@@ -43,8 +43,8 @@ class Comparisons:
 
 @dataclass(frozen=True)
 class CycleVerdict:
-    """`passed`: it may be promoted. `becomes_best`: once promoted it is the best ever. `parts`: by rival. The first
-    `decisive` of the reasons made the verdict; the others name what else was measured."""
+    """The verdict on a candidate. `becomes_best`: once promoted it is the best ever. `parts`: the verdict against each
+    rival. The first `decisive` reasons made the verdict; the others name what else was measured."""
 
     verdict: VerdictName
     reasons: tuple[str, ...]
@@ -61,10 +61,10 @@ class CycleVerdict:
 
 
 def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
-    """The gravest of the verdicts against each rival; its reasons name who it was.
+    """Return the worst of the verdicts against each rival; its reasons name the rival.
 
-    A held-out row on which a rival is not finite either says nothing about the candidate: it is left out, and counted.
-    Otherwise one such row would keep every candidate from now on.
+    A held-out row on which a rival's loss is not finite says nothing about the candidate, so it is left out and
+    counted. Otherwise one such row would stop every later candidate.
     """
     broken = _not_finite(contests)
     contests = replace(
@@ -101,7 +101,7 @@ def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
 
 
 def _not_finite(contests: Comparisons) -> frozenset[str]:
-    """Ids of the rows on which a rival's loss is not finite."""
+    """Return the ids of the rows on which a rival's loss is not finite."""
     documents = [document for document in (contests.base, contests.champion, contests.best) if document is not None]
     return frozenset(row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite")
 
@@ -115,8 +115,8 @@ def _against(rival: Rival, reason: str) -> str:
 
 
 def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Better in what the config requires, by any amount; how fast and how large it is, is held against the base, which
-    does not move. Where the base model was upgraded since, their losses are of other tokens, and answers decide."""
+    """Require any gain in what the config requires. Speed and size are held against the base, which does not change.
+    Where the base model was upgraded since, losses are of other tokens, and answers decide."""
     by_answers = config.loss_gain is None and config.success_gain is not None
     wanted = config.model_copy(
         update={
@@ -141,9 +141,11 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
 
 
 def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Within the tolerance on the rows that are not fresh, which is to be shown: a candidate that learned what the
-    fresh rows say, right or wrong, at the price of all else shows it here. One of another base is held to it by its
-    answers, on all rows."""
+    """Require that the tolerance is shown to hold on the rows that are not fresh.
+
+    This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else. A candidate
+    of another base is judged by its answers, on all rows.
+    """
     if _of_another_base(evaluation):
         unlike_loss = {
             "loss_gain": None,
@@ -187,7 +189,7 @@ def _of_another_base(evaluation: Evaluation) -> bool:
 
 
 def _gain(rows: Sequence[Mapping[str, Any]]) -> Estimate | str:
-    """Nats per token that the candidate is better by on these rows, or why that is unknown."""
+    """Return the candidate's gain on these rows in nats per token, or why it is unknown."""
     columns = loss_columns({"rows": rows})
     if isinstance(columns, str):
         return columns

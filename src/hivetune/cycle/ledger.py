@@ -1,7 +1,7 @@
-"""What the loop keeps of itself: names of its files, and the tables `cycles`, `decisions` and `cycle_rows` of hive.db.
+"""The loop's memory: names of its files, and the tables `cycles`, `decisions` and `cycle_rows` of hive.db.
 
-    cycles/NAME/cycle.jsonl     every decision with what was observed, every intent and every outcome
-    cycles/NAME/paused, now     a person's words to the loop: files that are there or not
+    cycles/NAME/cycle.jsonl     every decision with its observation, every intent and every outcome
+    cycles/NAME/paused, now     what a person told the loop: files that are there or not
     cycles/NAME/ID/run/         the run of a cycle
     cycles/NAME/ID/*.json       what its other stations left
 
@@ -26,15 +26,15 @@ JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
 RUN, GATE, WATCHED = "run", "cycle-gate.json", "watched.json"
 AGAINST_CHAMPION, AGAINST_BEST = "against-champion.json", "against-best.json"
 LEFT_OUT = "left_out.jsonl"
-# Deaths of the whole process in a row, in the same act, that count as one failure of it: a kill is no fault of the act,
-# but one that takes the machine down each time must end.
+# A kill of the whole process is no fault of its act. But an act that takes the machine down each time must end, so this
+# many deaths in a row count as one failure.
 KILLS_A_FAILURE = 10
 
 
 @dataclass(frozen=True)
 class CycleRow:
-    """One row of `cycles`. `config`: the settings that it was opened with; `pool`: the snapshot of all rows that it
-    chose from; `champion`: the release that was champion then; `closed` None: it is open."""
+    """A row of `cycles`. `config`: the settings that it was opened with. `pool`: the snapshot of all rows that it chose
+    from. `champion`: the release that was champion then. `closed` is None while it is open."""
 
     id: str
     name: str
@@ -58,8 +58,8 @@ class CycleRow:
 
 @dataclass(frozen=True)
 class Act:
-    """One row of `decisions`. `outcome`: done, failed, paused (a slice that ended), interrupted (its process died),
-    None while it goes on. `details`: such as the exit code of a failure, and hours and energy of a slice."""
+    """A row of `decisions`. `outcome`: done, failed, paused (a slice that ended), interrupted (its process died), or
+    None while it goes on. `details`: such as the exit code of a failure, or the hours and the energy of a slice."""
 
     number: int
     cycle: str | None
@@ -72,6 +72,7 @@ class Act:
 
 
 def loop_folder(name: str) -> Path:
+    """Return the folder of the loop with this name."""
     return home() / "cycles" / name
 
 
@@ -80,17 +81,19 @@ _CYCLE = "id, name, opened, opened_for, config, pool, champion, closed, ending, 
 
 
 def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
-    """Oldest first."""
+    """Return the cycles of a name, oldest first."""
     rows = database.execute(f"SELECT {_CYCLE} FROM cycles WHERE name = ? ORDER BY opened, id", (name,))
     return [CycleRow(**{**dict(zip(_FIELDS, row, strict=True)), "config": json.loads(row[4])}) for row in rows]
 
 
 def open_cycle(database: sqlite3.Connection, name: str) -> CycleRow | None:
+    """Return the open cycle of a name, or None."""
     return next((cycle for cycle in cycles_of(database, name) if cycle.closed is None), None)
 
 
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
-    """Open it; whether that changed anything. One that failed is opened again, any other closed one stays closed."""
+    """Open a cycle and return whether that changed anything. A failed one is opened again, any other closed one stays
+    closed."""
     with transaction(database):
         known = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
         if known is None:
@@ -109,8 +112,8 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
 
 @dataclass(frozen=True)
 class RowsOfCycle:
-    """Rows by the hash of their content. `trained`: trained on or held out by the cycle or by the champion of its time,
-    so they count as new no more; `suspect`: those of the cycle's that came with a model that was worse."""
+    """Rows by the hash of their content. `trained`: those that the cycle or the champion of its time trained on or held
+    out, which no longer count as new. `suspect`: those of the cycle that came with a worse model."""
 
     trained: Collection[str] = ()
     suspect: Collection[str] = ()
@@ -119,7 +122,7 @@ class RowsOfCycle:
 def end_cycle(
     database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, rows: RowsOfCycle
 ) -> None:
-    """Close it, and remember its rows."""
+    """Close a cycle and remember its rows."""
     with transaction(database):
         database.executemany(
             "INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", ((cycle.name, identity) for identity in rows.trained)
@@ -134,17 +137,18 @@ def end_cycle(
 
 
 def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
-    """Ids of the rows that a closed cycle of this name, or the champion of its time, trained on or held out."""
+    """Return the ids of the rows that a closed cycle of this name, or the champion of its time, trained on or
+    held out."""
     return frozenset(row for (row,) in database.execute("SELECT row FROM cycle_rows WHERE name = ?", (name,)))
 
 
 def suspect_rows(database: sqlite3.Connection, name: str) -> dict[str, str]:
-    """Ids of the rows that no cycle of this name may train, each with the cycle that they came with."""
+    """Return the ids of the rows that no cycle of this name may train on, each with the cycle that brought it."""
     return dict(database.execute("SELECT row, cycle FROM suspect_rows WHERE name = ?", (name,)))
 
 
 def admit_rows(database: sqlite3.Connection, name: str) -> int:
-    """A person says that the suspect rows are right: they count as new again. How many there were."""
+    """Count the suspect rows as new again, because a person says that they are right. Returns how many there were."""
     with transaction(database):
         database.execute(
             "DELETE FROM cycle_rows WHERE name = ?1 AND row IN (SELECT row FROM suspect_rows WHERE name = ?1)", (name,)
@@ -153,7 +157,7 @@ def admit_rows(database: sqlite3.Connection, name: str) -> int:
 
 
 def begin_act(database: sqlite3.Connection, name: str, cycle: str | None, kind: ActionKind, now: float) -> int:
-    """Its intent, durable. Returns its number."""
+    """Write the intent durably and return its number."""
     with transaction(database):
         made = database.execute(
             "INSERT INTO decisions (name, cycle, kind, started) VALUES (?, ?, ?, ?)", (name, cycle, kind, now)
@@ -164,6 +168,7 @@ def begin_act(database: sqlite3.Connection, name: str, cycle: str | None, kind: 
 def end_act(
     database: sqlite3.Connection, number: int, outcome: str, now: float, words: str, details: Mapping[str, Any]
 ) -> None:
+    """Write the outcome of an act."""
     with transaction(database):
         database.execute(
             "UPDATE decisions SET outcome = ?, ended = ?, words = ?, details = ? WHERE number = ?",
@@ -172,7 +177,7 @@ def end_act(
 
 
 def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -> list[Act]:
-    """Oldest first; all of a name, or those of one cycle."""
+    """Return the acts of a name, or of one of its cycles, oldest first."""
     rows = database.execute(
         "SELECT number, cycle, kind, started, outcome, ended, words, details FROM decisions"
         " WHERE name = ?1 AND (?2 IS NULL OR cycle = ?2) ORDER BY number",
@@ -185,14 +190,14 @@ def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -
 
 
 def tell_act(act: Act, *, running: bool) -> str:
-    """What it is and what came of it, in words. `running`: a process holds the loop; without one nothing goes on."""
+    """Describe an act and its outcome. `running`: a process holds the loop; otherwise nothing goes on."""
     outcome = act.outcome or ("goes on" if running else "interrupted")
     return f"{act.kind.replace('_', ' ')} {outcome}{f': {act.words}' if act.words else ''}"
 
 
 def settle_interrupted(name: str) -> list[tuple[int, str]]:
-    """Acts whose process died get that as their outcome, by the next process that holds the loop's lock; number and
-    words of each. A slice of training took time until its last line of metrics."""
+    """Mark acts whose process died as interrupted and return number and words of each. The caller holds the loop's
+    lock. A slice of training lasted until its last line of metrics."""
     settled = []
     with closing(open_database()) as database:
         for act in acts_of(database, name):
@@ -208,10 +213,8 @@ def settle_interrupted(name: str) -> list[tuple[int, str]]:
 
 
 def last_failure(acts: Iterable[Act], cycle: str | None) -> FailedAct | None:
-    """The failures at the end of `acts` that are of one kind and of this cycle; None when the last act went well.
-
-    Interrupted acts stand among them and count when there are many.
-    """
+    """Return the failures at the end of `acts` that are of one kind and of this cycle, or None when the last act
+    succeeded. Interrupted acts among them count when there are many."""
     newest: ActionKind | None = None
     times = kills = 0
     last: Act | None = None
@@ -236,7 +239,7 @@ def last_failure(acts: Iterable[Act], cycle: str | None) -> FailedAct | None:
 
 
 def failed_in_a_row(cycles: Iterable[CycleRow]) -> tuple[int, float]:
-    """How many of the newest closed cycles failed or were rolled back, and when the last did."""
+    """Return how many of the newest closed cycles failed or were rolled back, and when the last one did."""
     closed = sorted((c for c in cycles if c.closed is not None), key=lambda c: c.closed or 0.0, reverse=True)
     times = 0
     for cycle in closed:

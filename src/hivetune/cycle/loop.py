@@ -1,4 +1,5 @@
-"""The loop: look, decide, write down the intent, act, write down the outcome, look again. One for each name."""
+"""The loop of the cycle: look, decide, write down the intent, act, write down the outcome, look again. One for each
+name."""
 
 import contextlib
 import errno
@@ -48,16 +49,16 @@ from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent
 from hivetune.release.registry import check_release_name
 
-# What another try does not change, and what only a person or time does.
+# A retry does not change these.
 FINAL = (DataRefused,)
-UNWRITABLE = (*FULL_DISK, errno.EROFS)  # of a disk: somebody or time mends that
-HEARS_EVERY_S = 0.5
+UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
+LISTEN_EVERY_S = 0.5
 SILENT_S = 10.0  # after which a source that brings nothing and does not end is left for the next look
 
 
 @dataclass
 class Listener:
-    """How the loop tells what it does: a line of words, and a progress bar by its label."""
+    """The output of the loop: a line of words, and a progress bar by its label."""
 
     say: Callable[[str], None] = lambda words: None
     progress: Callable[[str], Progress] = lambda label: silent
@@ -65,7 +66,7 @@ class Listener:
 
 @dataclass
 class Loop:
-    """One loop of one config. Make it with `opened`, which holds its lock."""
+    """The loop of one config. Make it with `opened`, which holds its lock."""
 
     config: RunConfig
     name: str
@@ -81,7 +82,7 @@ class Loop:
     _sent: set[str] = field(default_factory=set)  # sentences of notices, since an act was done
 
     def step(self) -> Action:
-        """One look, one decision, and the act that it names. Raises what stopped the process, nothing else."""
+        """Look once, decide once, and do the act that was decided. Raises what stopped the process, nothing else."""
         self._collect()
         self._tell_clock()
         in_use = self._in_use()
@@ -94,7 +95,7 @@ class Loop:
         return action
 
     def run(self, *, once: bool = False) -> Action:
-        """Until it is told to stop; with `once` until there is nothing to do now. The last action."""
+        """Run until told to stop, or with `once` until there is nothing to do now. Returns the last action."""
         while True:
             try:
                 action = self.step()
@@ -115,7 +116,8 @@ class Loop:
             self._sleep(wait_s)
 
     def _act(self, observed: Observation, action: Action, now: float) -> None:
-        """Intent, act, outcome. A failure is an outcome; what ends this process leaves an intent without one."""
+        """Write the intent, act, write the outcome. A failure is an outcome. The death of this process leaves an intent
+        alone."""
         cycle = observed.open.id if observed.open else None
         with closing(open_database()) as database:
             number = begin_act(database, self.name, cycle, action.kind, now)
@@ -155,7 +157,7 @@ class Loop:
     def _notice(
         self, action: Action, outcome: str, words: str, details: Mapping[str, Any]
     ) -> tuple[NoticeKind, str, str] | None:
-        """What a person is told of an act; nothing of most."""
+        """Return what a person is told about an act, or None for most acts."""
         with closing(open_database()) as database:
             champion = champion_of(database, self.name)
         label = self.name if champion is None else champion.label
@@ -170,20 +172,20 @@ class Loop:
         if outcome == "failed" and action.kind in ("roll_back", "restore") and not details.get("patient"):
             return "stuck", self.name, f"{action.reason}, and {words}"
         if details.get("suspect"):
-            return "suspect", self.name, f"{words}; if they are right: hivetune cycle admit {self.name}"
+            return "suspect", self.name, words
         if outcome == "failed" and details.get("full_disk"):
             return "disk", self.name, words
         return None
 
     def _why(self) -> str:
-        """What the gate said of the newest cycle."""
+        """Return the gate's reasons for the newest cycle."""
         with closing(open_database()) as database:
             cycles = cycles_of(database, self.name)
         gate = gate_of(cycles[-1]) if cycles else {}
         return "; ".join(gate.get("reasons", [])[: gate.get("decisive")])
 
     def _send(self, notice: Notice) -> None:
-        """Once for each thing that is said: a disk that stays full is told once."""
+        """Send a notice once: a disk that stays full is reported once."""
         if notice.sentence in self._sent:
             return
         self._sent.add(notice.sentence)
@@ -193,7 +195,7 @@ class Loop:
                 self.told.say(f"a notice was not sent: {sent.problem}")
 
     def _allowed(self, observed: Observation) -> Permission:
-        """What the window says in the middle of an act that was decided by `observed`; a person's pause ends it too."""
+        """Return whether an act may go on. A person's pause ends it too."""
         if (loop_folder(self.name) / PAUSED).exists():
             return Permission(False, reason="paused by a person")
         asked = observed.open is not None and observed.open.opened_for == "request"
@@ -202,17 +204,18 @@ class Loop:
         return replace(found, until=min(ends, default=None))
 
     def _sleep(self, wait_s: float) -> None:
-        """At most so long; less when a person says something (cycle pause, resume, now)."""
+        """Sleep up to `wait_s`, less when a person speaks (cycle pause, resume, now)."""
         folder = loop_folder(self.name)
         said = [(folder / word).exists() for word in (PAUSED, NOW)]
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
-            time.sleep(min(left_s, HEARS_EVERY_S))
+            time.sleep(min(left_s, LISTEN_EVERY_S))
             if said != [(folder / word).exists() for word in (PAUSED, NOW)]:
                 return
 
     def _write_decision(self, observed: Observation, action: Action, now: float) -> None:
-        """With all that it rests on, so that it can be replayed; a wait only when it differs from the last one."""
+        """Write the decision with its observation, so that it can be replayed. A wait is written only if it differs
+        from the last."""
         if action.kind == "wait" and action.reason == self._said:
             return
         self._said = action.reason if action.kind == "wait" else ""
@@ -222,7 +225,8 @@ class Loop:
             self.told.say(f"waits: {action.reason}")
 
     def _collect(self) -> None:
-        """A source that is gone holds up nothing: the cycle goes on with the rows that are there."""
+        """Collect from the sources. One that is gone holds up nothing: the cycle goes on with the rows that are
+        there."""
         if not self.config.cycle.sources:
             return
         stop, last = Event(), [0.0, time.monotonic()]
@@ -254,7 +258,7 @@ class Loop:
         self._clocks = clocks
 
     def _in_use(self) -> InUse | None:
-        """None where the settings say that nobody else counts."""
+        """Return who else uses the machine, or None where the settings say that nobody else counts."""
         if self.config.cycle.yield_to == "nothing":
             return None
         now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
@@ -274,7 +278,7 @@ class Loop:
 
 @contextmanager
 def opened(config: RunConfig, told: Listener) -> Iterator[Loop]:
-    """The loop of this config, which no other process may run. Raises Busy, UsageError."""
+    """Yield the loop of this config, which no other process may run meanwhile. Raises Busy, UsageError."""
     name = release_name(config)
     folder = loop_folder(name)
     with ExitStack() as stack:
@@ -287,7 +291,7 @@ def opened(config: RunConfig, told: Listener) -> Iterator[Loop]:
 
 
 def _own_seconds() -> float:
-    """Processor time of this process and of all that it started."""
+    """Return the processor time of this process and of everything that it started."""
     total = 0.0
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
@@ -297,15 +301,13 @@ def _own_seconds() -> float:
 
 
 def release_name(config: RunConfig) -> str:
-    """The name of the releases of a config whose cycle can be run. Raises UsageError for one that can't."""
+    """Return the name of the releases of a config. Raises UsageError for a config whose cycle can't run."""
     parse_window(config.cycle.window)
     parse_sources(config.cycle.sources)
     if config.cycle.name is None:
         raise UsageError("'cycle.name' is missing: the name of the releases", hint="cycle: {name: helpdesk}")
     return check_release_name(config.cycle.name)
 
-
-# Each action and the act that it names.
 
 ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
     "restore": restore_champion,
@@ -327,10 +329,10 @@ ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
 
 
 def act(action: Action, context: ActContext) -> str:
-    """Do it; what came out, in words. Raises SliceEnded, and HivetuneError and OSError for what failed.
+    """Do an action and return its outcome in words. Raises SliceEnded, and HivetuneError and OSError for failures.
 
-    Long work stands still for requests: training by its supervisor, which knows that the silence is no hang, all else
-    here.
+    Long work stands still for requests. For training the supervisor does that, since it knows that the silence is no
+    hang; for everything else it happens here.
     """
     if action.kind not in HEAVY - {"train"} or context.config.cycle.yield_to == "nothing":
         return ACTS[action.kind](context)

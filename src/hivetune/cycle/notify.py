@@ -1,6 +1,6 @@
-"""Tells people outside what the loop did: by a command, a webhook or e-mail of their own, and by nothing else.
+"""Notices about the loop to people: by a command, a webhook or an e-mail of their own, and by nothing else.
 
-A notice is one sentence. One that can't be sent is a problem to journal, never an exception: the loop goes on.
+A notice is one sentence. One that can't be sent is a problem in the journal, never an exception: the loop goes on.
 """
 
 import json
@@ -36,7 +36,7 @@ _BEGINNINGS: dict[NoticeKind, str] = {
 
 @dataclass(frozen=True)
 class Notice:
-    """`release`: NAME@VERSION, or NAME where it is about the loop itself; `reason`: why, in words."""
+    """A notice. `release`: NAME@VERSION, or NAME where it is about the loop itself. `reason`: why, in words."""
 
     kind: NoticeKind
     release: str
@@ -45,7 +45,7 @@ class Notice:
 
     @property
     def sentence(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         words = f"{_BEGINNINGS[self.kind].format(release=self.release)}: {self.reason}"
         line = " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())
         return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
@@ -60,8 +60,8 @@ class Sent:
 
 
 def send_notice(notice: Notice, settings: NotifyConfig) -> list[Sent]:
-    """Send it every way that the settings name; nothing where they name none. Never raises for a way that fails, and
-    takes at most SEND_TIMEOUT_S for each."""
+    """Send a notice in every way that the settings name. Never raises for a way that fails, and takes at most
+    SEND_TIMEOUT_S for each."""
     sent = []
     if settings.command:
         sent.append(Sent("command", _run_command(settings.command, notice)))
@@ -75,13 +75,12 @@ def send_notice(notice: Notice, settings: NotifyConfig) -> list[Sent]:
 
 
 def notice_document(notice: Notice) -> dict[str, Any]:
-    """What a webhook is posted and a command finds on its standard input. `text` is what Slack, Mattermost and Matrix
-    hooks show."""
+    """Return the JSON that a webhook and a command's standard input get. Slack, Mattermost and Matrix show `text`."""
     return {"schema": 1, **asdict(notice), "text": f"Hivetune: {notice.sentence}"}
 
 
 def _run_command(command: list[str], notice: Notice) -> str:
-    """The sentence is its last argument. No shell; what it prints is not read."""
+    """Run the user's command with the sentence as its last argument. There is no shell, and its output is not read."""
     document = json.dumps(notice_document(notice)).encode()
     try:
         process = subprocess.Popen(
@@ -103,7 +102,7 @@ def _run_command(command: list[str], notice: Notice) -> str:
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """A redirect is an answer, not a way: the notice goes to the address that its user named, and nowhere else."""
+    """A handler that follows no redirect: the notice goes to the address that its user named, and nowhere else."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -155,7 +154,7 @@ def _mail(settings: EmailConfig, notice: Notice) -> str:
 
 
 def _in_time(send: Callable[[], str]) -> str:
-    """A server that sends a byte now and then holds up its own thread alone."""
+    """Run `send` in its own thread, which alone is held up by a server that sends a byte now and then."""
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.append(send()), daemon=True)
     thread.start()

@@ -1,5 +1,5 @@
-"""What is there now: the artefacts of a cycle, the registry, the rows, the machine. Reads, and changes nothing but the
-snapshot of the rows, which is found or made."""
+"""The observation: the artefacts of a cycle, the registry, the rows, the machine. It changes nothing but the snapshot
+of the rows, which is found or made."""
 
 import shutil
 import sqlite3
@@ -31,7 +31,7 @@ from hivetune.cycle.ledger import (
     suspect_rows,
 )
 from hivetune.cycle.pool import LookCache, cycle_id, read_rows_now
-from hivetune.cycle.watch import read_service, why_worse
+from hivetune.cycle.watch import read_service, regression_reason
 from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.experts.station import not_looked_at
@@ -46,7 +46,8 @@ from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
 
 
 def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:
-    """All that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be read or written now."""
+    """Return everything that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be read or written
+    now."""
     settings, folder = config.cycle, loop_folder(name)
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, name), acts_of(database, name)
@@ -99,14 +100,14 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
 
 
 def _experts_due(config: RunConfig, champion: Release | None) -> str:
-    """Why experts are looked for now: once for each champion. Empty when they are not."""
+    """Return why specialists are looked for now, once for each champion, or ""."""
     if not config.experts.auto or champion is None or config.experts.shared not in (None, champion.name):
         return ""
     return f"{champion.label} was not looked at for experts" if not_looked_at(champion) else ""
 
 
 def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: float) -> str:
-    """Why the champion is worse than the one before it, while it is watched and there is one to return to."""
+    """Return why the champion is worse than the one before it, while it is watched and there is one to return to."""
     pair = watched_pair(database, name)
     since = max((move.time for move in history(database, name) if move.alias == "champion"), default=0.0)
     if pair is None or now > since + hours * 3600:
@@ -115,13 +116,13 @@ def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: fl
     services = [read_service(database, release.label, newest=release is before) for release in (before, newest)]
     if loaded_labels(name) is not None:  # the gateway lives, and judges its counts with what it knows of the traffic
         services = [replace(service, counts=ReleaseCounts()) for service in services]
-    return why_worse(*services)
+    return regression_reason(*services)
 
 
 @dataclass(frozen=True)
 class Rivals:
-    """Whom a candidate is held against beside the base. `best`: the best release ever, where that is not the champion
-    and its files are there."""
+    """The releases that a candidate is compared with besides the base. `best`: the best ever, where that is not the
+    champion and its files are there."""
 
     champion: Release | None = None
     best: Release | None = None
@@ -132,10 +133,12 @@ class Rivals:
 
 
 def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
+    """Return the champion of a name, or None."""
     return next((release for release in releases(database, name) if "champion" in release.aliases), None)
 
 
 def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
+    """Return the champion of a name and the best release ever."""
     champion = champion_of(database, name)
     if champion is None:
         return Rivals()
@@ -154,8 +157,8 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
 
 
 def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snapshot: str) -> int:
-    """Forgotten rows that the weights of a run or release of this name have seen, at least: its own rows, and those of
-    the adapters that it went on from."""
+    """Return at least how many forgotten rows the weights of a run or release have seen: its own rows, and those of the
+    adapters that it was trained from."""
     known = {str(one.folder): one for one in releases(database, name)}
     found = forgotten_rows(database, snapshot)
     start = read_resolved(folder)[0].lora.start if (folder / CONFIG).is_file() else None
@@ -167,24 +170,24 @@ def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snap
 
 
 def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
-    """The release that was registered from a cycle's run."""
+    """Return the release that was registered from a cycle's run."""
     run = cycle.run.resolve()  # a release may be known by a name of the home that led through a link
     return next((one for one in releases(database, cycle.name) if Path(one.run).resolve() == run), None)
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
-    """The config that a cycle was opened with: one that was changed since counts for the next."""
+    """Return the config that a cycle was opened with. A later change counts for the next cycle."""
     return parse_config(cycle.config, f"cycle {cycle.id}")
 
 
 def spent(acts: Iterable[Act]) -> tuple[float, float]:
-    """Hours and kWh of training in these acts."""
+    """Return hours and kWh of training in these acts."""
     slices = [act.details for act in acts if act.kind == "train"]
     return sum(one.get("hours", 0.0) for one in slices), sum(one.get("kwh", 0.0) for one in slices)
 
 
 def _served(database: sqlite3.Connection, name: str, checks: Checks) -> tuple[str | None, str]:
-    """The release of this name that can be served, and why it is not the champion."""
+    """Return the release of this name that can be served, and why it is not the champion."""
     found = wanted(database, (name,), checks)
     return found.champions.get(name), "; ".join(found.problems)
 
@@ -198,20 +201,20 @@ def allowed_at(
     left: float | None = None,
     asked: bool = False,
 ) -> Permission:
-    """What the window says at a moment. `newest`: when the newest cycle was opened, where none is open; `left`: hours
-    of the budget."""
+    """Return what the window says at a moment. `newest`: when the newest cycle was opened, where none is open. `left`:
+    hours of the budget."""
     window = parse_window(config.cycle.window)
     return allowed_now(window, now, local_zone(), opened_s=newest, left_hours=left, in_use=in_use, asked=asked)
 
 
 def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
-    """By what an hour of training has taken so far on this machine."""
+    """Predict the energy by what an hour of training has taken so far on this machine."""
     known_hours, kwh = spent(acts)
     return None if hours is None or not known_hours or not kwh else hours * kwh / known_hours
 
 
 def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> OpenCycle:
-    """Which stations have left what they leave."""
+    """Return which stations of an open cycle have left their artefact."""
     release = release_of(database, cycle)
     done: set[Station] = set()
     passed, promoted_at = None, 0.0
@@ -247,7 +250,7 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
 
 
 def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
-    """The stations that the run's folder shows, as long as each rests on a whole one before it."""
+    """Return the stations that the run's folder shows, as long as each rests on a whole one before it."""
     run = cycle.run
     if not (run / RECORD).exists() or not Path(read_record(run).get("snapshot", "")).is_dir():
         return set()
@@ -271,32 +274,32 @@ def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
 
 
 def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:
-    """Whether an evaluation is whole, of this adapter, and against this rival."""
+    """Return whether an evaluation is whole, of this adapter, and against this rival."""
     document = _sealed(path)
     return (document.get("adapter_sha256"), document.get("rival")) == (adapter, rival.label)
 
 
 def verdict_of(cycle: CycleRow, rivals: Rivals) -> bool | None:
-    """What the gate of a cycle said against the present rivals; None where it has not."""
+    """Return whether the gate passed the cycle against the present rivals, or None where it has not judged."""
     document = gate_of(cycle)
     return bool(document["passed"]) if document.get("rivals") == list(rivals.labels) else None
 
 
 def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
-    """How many candidates of closed cycles were held against this champion: whoever it was at the gate, not when their
-    cycles were opened."""
+    """Return how many candidates of closed cycles were judged against this champion, whoever was champion when they
+    opened."""
     gates = [gate_of(cycle) for cycle in cycles_of(database, name) if cycle.closed is not None]
     champion = [] if rivals.champion is None else [rivals.champion.label]
     return sum("rivals" in gate and gate["rivals"][:1] == champion for gate in gates)
 
 
 def gate_of(cycle: CycleRow) -> dict[str, Any]:
-    """What the gate wrote; nothing before it."""
+    """Return the gate's document, or {} before it."""
     return _sealed(cycle.folder / GATE)
 
 
 def _sealed(path: Path) -> dict[str, Any]:
-    """Nothing where the file is missing or damaged: what it tells is measured again."""
+    """Return a sealed document, or {} where it is missing or damaged: what it says is measured again."""
     try:
         return read_sealed(path)
     except UsageError:
@@ -304,7 +307,7 @@ def _sealed(path: Path) -> dict[str, Any]:
 
 
 def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
-    """Why an open cycle must not go on; empty when it may."""
+    """Return why an open cycle must not go on, or ""."""
     if not (cycle.run / RECORD).exists():
         return ""
     record = read_record(cycle.run)

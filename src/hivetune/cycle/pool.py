@@ -1,5 +1,5 @@
-"""All rows of the config as they are now: how many new groups, what training on them would take, and whose cycle they
-make. Read again only when they changed."""
+"""All rows of the config as they are now: how many new groups, what training on them would take, and the id of their
+cycle. They are read again only when they changed."""
 
 import contextlib
 import hashlib
@@ -26,12 +26,12 @@ from hivetune.release.registry import Release
 from hivetune.serve.swap.wanted import Checks
 from hivetune.train.plan.run import plan_document, plan_run
 
-FEWEST_STEPS = 10  # of a training that is worth its evaluation
+MIN_STEPS = 10  # fewer are not worth an evaluation
 
 
 @dataclass(frozen=True)
 class RowsNow:
-    """All rows of the config now. `groups`: new usable ones. `hours`: the upper end of the plan; None: not known.
+    """All rows of the config now. `groups`: new usable ones. `hours`: the upper end of the plan, None if unknown.
     `problem`: why they can't be trained on."""
 
     snapshot: Snapshot | None = None
@@ -43,7 +43,7 @@ class RowsNow:
 
 @dataclass
 class LookCache:
-    """What is kept from one look to the next, so that nothing is read twice that did not change."""
+    """What is kept from one look to the next, so that nothing unchanged is read twice."""
 
     checks: Checks = field(default_factory=Checks)
     key: tuple[Any, ...] | None = None
@@ -53,7 +53,7 @@ class LookCache:
 def read_rows_now(
     config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, known: LookCache
 ) -> RowsNow:
-    """Read again only when the inputs or what was trained changed."""
+    """Return the rows, read again only when the inputs or the trained rows changed."""
     behind = None if champion is None else champion.snapshot
     remembered = len(trained_rows(database, name)), len(suspect_rows(database, name)), behind
     try:
@@ -67,7 +67,7 @@ def read_rows_now(
 
 
 def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None) -> RowsNow:
-    """Rows that are refused are refused again, until they change."""
+    """Read the rows. Refused rows are remembered too, until they change."""
     try:
         pool = pool_of(config)
     except DataRefused as error:
@@ -82,7 +82,7 @@ def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: 
 
 
 def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
-    """Of training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
+    """Plan a training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
     lengths = [row.length for row in rows if row.split == "train"]
     planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
     document = plan_document(planned)
@@ -91,17 +91,17 @@ def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, 
 
 
 def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
-    """How many tokens of rows the budget of hours is good for; None where all fit, or not even a few steps would."""
+    """Return how many tokens of rows fit the budget of hours, or None where all fit, or not even a few steps would."""
     budget, (hours, _, _) = config.cycle.budget_hours, _planned(config, rows)
     lengths = [row.length for row in rows if row.split == "train"]
     if budget is None or hours is None or hours <= budget or not lengths:
         return None
     tokens = int(sum(lengths) * budget / hours)
-    return tokens if tokens >= FEWEST_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
+    return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
-    """Changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
     paths = pool_config(config).data.path
     found: list[Any] = [
         database.execute(
@@ -117,12 +117,12 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
 
 
 def pool_of(config: RunConfig) -> Snapshot:
-    """All rows of the config, before any is left out by a cycle. Raises what preparing raises."""
+    """Return all rows of the config, before a cycle leaves any out. Raises what preparing raises."""
     return prepare_data(pool_config(config), fetch_model(config.model))
 
 
 def pool_config(config: RunConfig) -> RunConfig:
-    """The same config with the user's general rows among its data."""
+    """Return the config with the user's general rows among its data."""
     general = config.cycle.general
     if general is None:
         return config
@@ -131,8 +131,8 @@ def pool_config(config: RunConfig) -> RunConfig:
 
 
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
-    """Ids of the rows that a release was trained on or judged by, whoever registered it; of all that cycles of its name
-    had where its snapshot is gone."""
+    """Return the ids of the rows that a release was trained on or judged by, whoever registered it. Where its snapshot
+    is gone, those of all cycles of its name."""
     found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
     try:
         return frozenset(row.id for row in open_snapshot(Path(found[0] if found else "")).pool())
@@ -141,6 +141,7 @@ def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str
 
 
 def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str, champion: Release | None) -> ChoiceSettings:
+    """Return the settings for choosing the rows of the next cycle."""
     behind = frozenset() if champion is None else rows_behind(database, champion)
     return ChoiceSettings(
         known=trained_rows(database, name) | behind,
@@ -151,7 +152,7 @@ def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str, champi
 
 
 def cycle_id(pool: Snapshot, suspect: Collection[str], config: RunConfig, champion: Release | None) -> str:
-    """12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
+    """Return 12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
     model = folder_for(config.model) / MANIFEST
     parts = {
         "rows": pool.hash,

@@ -1,8 +1,8 @@
-"""Which rows a cycle trains, and which it leaves out and why. Pure: the same rows and scores give the same choice.
+"""Which rows a cycle trains on, and which it leaves out and why. Pure: the same rows and scores give the same choice.
 
-All rows while they fit the budget; else all new ones and, stratified by agent and category, those of the old ones that
-the champion scores worst. Beside that no user, no source and no release has more than its share. What is not chosen is
-named with its reason (`data.leave_out`), so that the sums of the report still hold.
+All rows, while they fit the budget. Else all new ones and, stratified by agent and category, those of the old ones that
+the champion scores worst. No user, no source and no release has more than its share. Each row that is left out is named
+with its reason (`data.leave_out`), so that the sums of the report still hold.
 """
 
 import math
@@ -13,19 +13,19 @@ from hashlib import blake2b
 
 from hivetune.data.snapshot import PoolRow
 
-# Shares of the trained tokens. None of them was measured here: they bound what one voice can do before the gate sees
-# it. Accumulating own answers beside real rows does not collapse, replacing real rows does (arXiv 2404.01413).
+# Shares of the trained tokens. None was measured here: they bound what one voice can do before the gate sees it. Adding
+# own answers to real rows does not collapse a model, replacing real rows does (arXiv 2404.01413).
 OWN_SHARE, VOICE_SHARE, GENERAL_SHARE = 0.25, 0.30, 0.05
-# Among fewer users or sources nobody can have less than 30 % without rows being thrown away for the others' silence.
-FEWEST_VOICES = 5
-LEAST_REPLAY = 0.30  # where training goes on from the champion (1 % holds only for large models: arXiv 2205.12393)
-MOST_IN_A_ROW = 5  # cycles that go on from the last one before the next begins from the base again
+# Among fewer users or sources somebody always has more than 30 %, and rows would be left out for the others' silence.
+MIN_VOICES = 5
+MIN_REPLAY = 0.30  # where training goes on from the champion (1 % holds only for large models: arXiv 2205.12393)
+MAX_IN_A_ROW = 5  # cycles that go on from the last one before the next begins from the base again
 
 
 @dataclass(frozen=True)
 class RowChoice:
-    """`left_out`: id -> reason, of all splits; all other rows are used. `new_groups`: that count towards the threshold;
-    `new_tokens`, `old_tokens`, `general_tokens`: of the rows that are trained."""
+    """The chosen rows. `left_out`: id -> reason, of all splits; all other rows are used. `new_groups`: those that count
+    towards the threshold. `new_tokens`, `old_tokens` and `general_tokens`: of the rows that are trained."""
 
     left_out: Mapping[str, str]
     new_groups: int
@@ -36,12 +36,12 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class ChoiceSettings:
-    """`known`: ids of the rows that cycles had or that the champion was made with. `suspect`: ids of rows that came
-    with a model that was worse. `general`: file or folder of the general rows.
+    """What a choice depends on besides the rows. `known`: ids of the rows that cycles had or that the champion was made
+    with. `suspect`: ids of rows that came with a worse model. `general`: file or folder of the general rows.
 
-    `budget_tokens`: most tokens of the rows that are trained, each counted once; None: no limit. `replay`: share of
-    them for old rows when not all fit. `going_on`: training goes on from the champion, so that old rows are only
-    replayed. `scores`: nats per token of the champion, of old rows by id; a row without one is taken last.
+    `budget_tokens`: maximum of tokens of the trained rows, each counted once; None for no limit. `replay`: share of
+    them for old rows when not all fit. `going_on`: training continues from the champion, so old rows are only replayed.
+    `scores`: nats per token of the champion on old rows, by id; a row without a score is taken last.
     """
 
     known: Collection[str] = ()
@@ -54,25 +54,25 @@ class ChoiceSettings:
 
 
 def begins_from(start_from: str, in_a_row: int) -> str:
-    """ "base" or "last". `in_a_row`: the cycles up to the champion that went on from the one before them."""
-    return "last" if start_from == "last" and in_a_row < MOST_IN_A_ROW else "base"
+    """Return "base" or "last". `in_a_row`: how many cycles up to the champion continued from the one before them."""
+    return "last" if start_from == "last" and in_a_row < MAX_IN_A_ROW else "base"
 
 
 def new_groups(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> int:
-    """Groups with a new row that counts: not a release's own answer, not a general one, none that is above a share."""
+    """Count the groups with a new row that counts: not a release's own answer, not a general row, not above a share."""
     left_out = _over_shares(rows, wishes)
     return len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
 
 
 def needs_scores(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> bool:
-    """Whether the old rows have to be scored by the champion before `choose_rows` can tell them apart."""
+    """Return whether the champion must score the old rows before `choose_rows` can tell them apart."""
     trained = [row for row in rows if row.split == "train" and row.id not in wishes.suspect]
     over = wishes.budget_tokens is not None and sum(row.length for row in trained) > wishes.budget_tokens
     return bool(wishes.known) and (over or wishes.going_on)
 
 
 def choose_rows(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> RowChoice:
-    """What a cycle trains and is judged on. Each row is in `left_out` at most once; its first reason counts."""
+    """Choose what a cycle trains on and is judged on. Each row is in `left_out` at most once, with its first reason."""
     left_out = _over_shares(rows, wishes)
     groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
     left_out |= _over_budget(_remaining(rows, left_out, "train"), wishes)
@@ -101,7 +101,7 @@ def _source(row: PoolRow) -> str:
     return row.source.rpartition(":")[0] or row.source
 
 
-# Shares: for training and for evidence alike, so that one voice can't write the test that it is judged by.
+# Shares hold for training and for evidence alike, so that one voice can't write the test that it is judged by.
 
 
 def _over_shares(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, str]:
@@ -129,12 +129,12 @@ def _user(row: PoolRow) -> str | None:
 
 
 def _stated_source(row: PoolRow) -> str | None:
-    """Captured rows have users, and no source of their own."""
+    """Return the source of a row. Captured rows have users, and no source of their own."""
     return None if row.source.startswith("gateway:") else _source(row)
 
 
 def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], wishes: ChoiceSettings) -> list[str]:
-    """Rows of voices that have more than their share of the tokens: 30 %, or what they had in the champion's rows."""
+    """Return rows of voices above their share of the tokens: 30 %, or what they had among the champion's rows."""
     tokens: Counter[str] = Counter()
     before: Counter[str] = Counter()
     mine: dict[str, list[PoolRow]] = defaultdict(list)
@@ -144,7 +144,7 @@ def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None]
             mine[name].append(row)
             before[name] += row.trained if row.id in wishes.known else 0
     known = sum(row.trained for row in rows if row.id in wishes.known)
-    if len(tokens) < FEWEST_VOICES:
+    if len(tokens) < MIN_VOICES:
         return []
     shares = {name: max(VOICE_SHARE, before[name] / known if known else 0.0) for name in tokens}
     limits = _limits(tokens, shares, sum(row.trained for row in rows))
@@ -156,7 +156,8 @@ def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None]
 
 
 def _limits(tokens: Mapping[str, int], shares: Mapping[str, float], total: float) -> dict[str, float]:
-    """The most tokens of each voice that is above its share of what is left when all of them are held to theirs."""
+    """Return the maximum of tokens of each voice that is above its share of what is left when all are held to
+    theirs."""
     limited: dict[str, float] = {}
     rest, taken = total, 0.0
     for name in sorted(tokens, key=lambda name: (-tokens[name] / shares[name], name)):
@@ -170,7 +171,7 @@ def _limits(tokens: Mapping[str, int], shares: Mapping[str, float], total: float
 
 
 def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tuple[Hashable, ...]]) -> list[str]:
-    """Ids of the rows that do not fit into `room` trained tokens, taken in order."""
+    """Return the ids of the rows that do not fit into `room` trained tokens, taken in order."""
     beyond, used = [], 0
     for row in sorted(rows, key=order):  # type: ignore[arg-type]
         if used + row.trained > room:
@@ -180,11 +181,8 @@ def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tup
     return beyond
 
 
-# The budget
-
-
 def _over_budget(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, str]:
-    """Rows of the training split beyond the budget, and where training goes on the old ones that are not replayed."""
+    """Return the training rows beyond the budget, and where training continues, the old ones that are not replayed."""
     budget = math.inf if wishes.budget_tokens is None else wishes.budget_tokens
     if not wishes.going_on and sum(row.length for row in rows) <= budget:
         return {}
@@ -192,7 +190,7 @@ def _over_budget(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, s
     new = [row for row in rows if row.id not in wishes.known and not _is_general(row, wishes)]
     old = [row for row in rows if row.id in wishes.known and not _is_general(row, wishes)]
     room = budget - sum(row.length for row in always)
-    replay = max(wishes.replay, LEAST_REPLAY) if wishes.going_on else wishes.replay
+    replay = max(wishes.replay, MIN_REPLAY) if wishes.going_on else wishes.replay
     old_length = sum(row.length for row in old)
     kept_new = _take(sorted(new, key=_oldest_first), max(room * (1 - replay), room - old_length))
     used = sum(row.length for row in kept_new)
@@ -204,7 +202,7 @@ def _over_budget(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, s
 
 
 def _take(rows: Iterable[PoolRow], room: float) -> list[PoolRow]:
-    """Rows in their order while they fit; a long one that does not is passed over."""
+    """Take rows in order while they fit. A long one that does not fit is skipped."""
     taken, used = [], 0
     for row in rows:
         if used + row.length <= room:
@@ -214,8 +212,8 @@ def _take(rows: Iterable[PoolRow], room: float) -> list[PoolRow]:
 
 
 def _worst_of_each(rows: Sequence[PoolRow], scores: Mapping[str, float]) -> list[PoolRow]:
-    """Worst score first within each agent and category, and these in turns: any beginning of the list has of each
-    stratum the share that it has in all."""
+    """Order rows by the worst score within each agent and category, and interleave these: any beginning of the list has
+    the share of each stratum that the whole has."""
     strata: dict[tuple[str, str], list[PoolRow]] = defaultdict(list)
     for row in rows:
         strata[row.agent or "", row.category or ""].append(row)
@@ -227,13 +225,14 @@ def _worst_of_each(rows: Sequence[PoolRow], scores: Mapping[str, float]) -> list
 
 
 def _score(row: PoolRow, scores: Mapping[str, float]) -> float:
-    """Nothing and not a number come last: what a model can't score is no lesson to repeat."""
+    """Return the score to sort by. A missing score or NaN comes last: a row that a model can't score is no lesson to
+    repeat."""
     score = scores.get(row.id, -math.inf)
     return score if math.isfinite(score) else -math.inf
 
 
 def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
-    """An order that is the same for the same rows, and that nobody chooses."""
+    """Return a sort key that is the same for the same rows and that nobody can choose."""
     return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
 
 

@@ -1,10 +1,9 @@
-"""Whether a new champion serves worse than the one before it: asked at every look, and wrong in few lives.
+"""Whether a new champion serves worse than the one before it: asked at every look, with few false alarms.
 
-Five rates, each held against that champion's own past by the gateway's alarm (serve/swap/watch.py): answers that
-failed, that were slow and that were complained about, as the gateway counts them; and from the captured answers those
-that refuse and those that are unusually long or short. Each alarm may be asked after every answer and is false in at
-most 1 % of all lives of an equally good release, so one of the five is in at most 5 %. 20 answers are the fewest that
-say anything.
+Five rates are held against that champion's own past by the gateway's alarm (serve/swap/watch.py). The gateway counts
+answers that failed, that were slow and that were complained about. The captured answers show those that refuse and
+those that are unusually long or short. Each alarm may be asked after every answer and is false in at most 1 % of all
+lives of an equally good release, so one of the five is in at most 5 %. Fewer than 20 answers say nothing.
 """
 
 import json
@@ -18,16 +17,16 @@ from hivetune.serve.gateway.capture import SOURCE
 from hivetune.serve.swap.watch import FLOORS, WORDS, Alarm, ReleaseCounts, usual_rate
 
 REFUSAL_FLOOR = 0.02
-# Lengths outside of these shares of the earlier champion's answers are unusual: 10 % of its own are.
+# Lengths outside these quantiles of the earlier champion's answers are unusual, as 10 % of its own are.
 SHORTEST_SHARE, LONGEST_SHARE = 0.05, 0.95
-FEWEST_BEFORE = 50  # captured answers of the earlier champion; fewer do not say what is usual
-MOST_BEFORE, MOST_AFTER = 500, 5000  # of them that are read: the newest of the one before, the first of the new one
+MIN_BEFORE = 50  # fewer captured answers of the earlier champion do not say what is usual
+MAX_BEFORE, MAX_AFTER = 500, 5000  # answers that are read: the newest of the one before, the first of the new one
 
 
 @dataclass(frozen=True, slots=True)
 class SeenAnswer:
-    """A captured answer as the watch sees it. `length`: characters; `asked`: those of its question, as a power of two:
-    answers are held against those to questions of about that length."""
+    """A captured answer. `length`: its characters. `asked`: those of its question, as a power of two: answers are
+    compared with answers to questions of about that length."""
 
     length: int
     refused: bool
@@ -36,7 +35,7 @@ class SeenAnswer:
 
 @dataclass(frozen=True)
 class Service:
-    """How a release served. `counts`: the gateway's; `answers`: captured ones, oldest first."""
+    """How a release served. `counts`: the gateway's. `answers`: captured ones, oldest first."""
 
     label: str
     counts: ReleaseCounts
@@ -44,11 +43,11 @@ class Service:
 
 
 def read_service(database: sqlite3.Connection, label: str, *, newest: bool) -> Service:
-    """What hive.db knows of a release's answers: the newest of them (of the release before) or the first."""
+    """Read what hive.db has of a release's answers: the newest (of the release before) or the first ones."""
     row = database.execute(
         "SELECT answers, errors, slow, complaints FROM served WHERE release = ?", (label,)
     ).fetchone()
-    order, most = ("DESC", MOST_BEFORE) if newest else ("ASC", MOST_AFTER)
+    order, most = ("DESC", MAX_BEFORE) if newest else ("ASC", MAX_AFTER)
     rows = database.execute(
         f"SELECT row FROM interactions WHERE source = ? ORDER BY time {order}, rowid {order} LIMIT ?",
         (f"{SOURCE}:{label}", most),
@@ -57,8 +56,8 @@ def read_service(database: sqlite3.Connection, label: str, *, newest: bool) -> S
     return Service(label, ReleaseCounts(*row) if row else ReleaseCounts(), answers[::-1] if newest else answers)
 
 
-def why_worse(before: Service, now: Service) -> str:
-    """Why the new champion is worse than the one before, in words; empty while nothing shows it."""
+def regression_reason(before: Service, now: Service) -> str:
+    """Return why the new champion is worse than the one before, or "" while nothing shows it."""
     for kind, floor in FLOORS.items():
         usual = usual_rate(getattr(before.counts, kind), before.counts.answers, floor)
         alarm = Alarm(usual, answers=now.counts.answers, bad=getattr(now.counts, kind))
@@ -89,11 +88,11 @@ def why_worse(before: Service, now: Service) -> str:
 
 
 def _by_question(answers: Sequence[SeenAnswer]) -> dict[int, list[SeenAnswer]]:
-    """Answers by the length of their question, where enough are known to say what is usual."""
+    """Group answers by the length of their question, where there are enough to say what is usual."""
     groups: dict[int, list[SeenAnswer]] = {}
     for answer in answers:
         groups.setdefault(answer.asked, []).append(answer)
-    return {asked: group for asked, group in groups.items() if len(group) >= FEWEST_BEFORE}
+    return {asked: group for asked, group in groups.items() if len(group) >= MIN_BEFORE}
 
 
 def _reason(alarm: Alarm, words: str, before: str) -> str:
@@ -101,7 +100,7 @@ def _reason(alarm: Alarm, words: str, before: str) -> str:
 
 
 def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
-    """The alarm as it was when it was first raised, whenever that was asked."""
+    """Return the alarm as it was when it was first raised, or None."""
     alarm = Alarm(usual)
     for value in bad:
         alarm.add(value)
@@ -116,7 +115,8 @@ def _usual_lengths(lengths: Sequence[int]) -> tuple[int, int]:
 
 
 def _seen(stored: str) -> SeenAnswer | None:
-    """None for a call of a tool, which has no text, and for a damaged row. A corrected answer counts as given."""
+    """Read a stored answer. None for a tool call, which has no text, and for a damaged row. A corrected answer counts
+    as it was given."""
     try:
         row = json.loads(stored)
     except ValueError:

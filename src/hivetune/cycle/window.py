@@ -1,8 +1,8 @@
-"""Whether a cycle may work now, and until when. Pure: the caller reads the clocks and looks who uses the machine.
+"""Whether a cycle may work now, and until when. `allowed_now` is pure; `read_clocks` and `local_zone` ask the machine.
 
 A window is a part of each day ("22:00-06:00", across midnight too) or a cron expression: a slot begins when it says,
-ends when the next one begins, and opens one cycle. Slots that were missed coalesce: only the newest counts. All moments
-are seconds since 1970, told as local time.
+ends when the next one begins, and opens one cycle. Of several missed slots only the newest counts. All moments are
+seconds since 1970, shown as local time.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ NOTICED_S = 2.0  # a clock that moved by less was only corrected
 
 @dataclass(frozen=True)
 class Daily:
-    """Minutes after midnight. An end at or before the start is on the next day."""
+    """A part of each day, in minutes after midnight. An end at or before the start is on the next day."""
 
     start: int
     end: int
@@ -40,6 +40,8 @@ class Daily:
 
 @dataclass(frozen=True)
 class Cron:
+    """A cron expression of five fields."""
+
     expression: str
 
 
@@ -56,8 +58,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class InUse:
-    """Who else uses the machine. `idle_s`: since a person's last touch, infinite where nobody is there, None where
-    nothing tells; `cores`: that other programs keep busy, of `all_cores`."""
+    """Who else uses the machine. `idle_s`: since a person's last touch, infinite where nobody is there, None if
+    unknown. `cores`: how many of `all_cores` other programs keep busy."""
 
     idle_s: float | None = None
     cores: float = 0.0
@@ -66,7 +68,8 @@ class InUse:
 
 @dataclass(frozen=True)
 class Clocks:
-    """Three clocks at one moment: of the wall, without the time asleep (monotonic), and with it (since the boot)."""
+    """Three clocks at one moment: the wall clock, the time awake (monotonic), and the time since the boot, sleep
+    included."""
 
     wall_s: float
     awake_s: float
@@ -74,7 +77,7 @@ class Clocks:
 
 
 def parse_window(text: str | None) -> Window:
-    """Raises UsageError for what is neither HH:MM-HH:MM nor a cron expression."""
+    """Read a window. Raises UsageError for what is neither HH:MM-HH:MM nor a cron expression."""
     if text is None:
         return None
     hours = _HOURS.fullmatch(text.strip())
@@ -100,7 +103,7 @@ def _not_a_window(text: str, why: str = "") -> UsageError:
 
 
 def slot_at(window: Window, now_s: float, zone: tzinfo) -> Slot | None:
-    """The slot that `now_s` lies in; of a cron expression the newest one, however long ago it began."""
+    """Return the slot at `now_s`, or None. Of a cron expression it is the newest one, however long ago it began."""
     now = datetime.fromtimestamp(now_s, zone)
     if isinstance(window, Cron):
         return _cron_slots(window, now)[0]
@@ -110,7 +113,7 @@ def slot_at(window: Window, now_s: float, zone: tzinfo) -> Slot | None:
 
 
 def next_slot(window: Window, now_s: float, zone: tzinfo) -> Slot:
-    """The first slot that begins after `now_s`."""
+    """Return the first slot that begins after `now_s`."""
     now = datetime.fromtimestamp(now_s, zone)
     if isinstance(window, Cron):
         return _cron_slots(window, now)[1]
@@ -119,8 +122,8 @@ def next_slot(window: Window, now_s: float, zone: tzinfo) -> Slot:
 
 
 def _cron_slots(window: Cron, now: datetime) -> tuple[Slot, Slot]:
-    """The slot that `now` lies in and the next one. Begins to look some hours before: cronsim counts in local time, of
-    which an hour comes twice in autumn."""
+    """Return the slot at `now` and the next one. It begins to look some hours before, since cronsim counts in local
+    time, of which an hour comes twice in autumn."""
     first = next(CronSim(window.expression, now - _TWICE, reverse=True))
     starts, moments = [first.timestamp()], CronSim(window.expression, first)
     while len(starts) < 3 or starts[-2] <= now.timestamp():
@@ -132,7 +135,8 @@ def _cron_slots(window: Cron, now: datetime) -> tuple[Slot, Slot]:
 
 
 def _slot_of_day(window: Daily, now: datetime, shift: int) -> Slot:
-    """A time that the clock skips counts as if it did not; of one that comes twice the first counts."""
+    """Return the slot of a day. A time that the clock skips counts as if it did not; of one that comes twice the first
+    counts."""
     day = now.replace(hour=0, minute=0, second=0, microsecond=0, fold=0) + timedelta(days=shift)
     ends = day + timedelta(days=window.end <= window.start or window.end == 24 * 60)
     return Slot(_at(day, window.start).timestamp(), _at(ends, window.end % (24 * 60)).timestamp())
@@ -143,10 +147,10 @@ def _at(day: datetime, minutes: int) -> datetime:
 
 
 def is_served(slot: Slot, opened_s: float | None, now_s: float) -> bool:
-    """Whether a cycle was opened in the slot or later. `opened_s`: when the newest one was opened.
+    """Return whether a cycle was opened in the slot or later. `opened_s`: when the newest one was opened.
 
-    One that was opened in the future was opened before the clock was set back: then the slots up to now count as
-    served, so that nothing is done twice, and the ones to come are free.
+    A cycle that was opened in the future was opened before the clock was set back. Then the slots up to now count as
+    served, so that nothing is done twice, and later ones are free.
     """
     return opened_s is not None and slot.start_s <= min(opened_s, now_s)
 
@@ -161,11 +165,11 @@ def allowed_now(
     in_use: InUse | None = None,
     asked: bool = False,
 ) -> Permission:
-    """Whether long work may go on at `now_s`, and until when.
+    """Return whether long work may go on at `now_s`, and until when.
 
-    `opened_s`: when the newest cycle was opened, where none is open: a slot of a cron expression opens one.
-    `left_hours`: of the cycle's budget. `asked`: a person asked for it, so neither the window nor who else uses the
-    machine counts.
+    `opened_s`: when the newest cycle was opened, where none is open; a slot of a cron expression opens one.
+    `left_hours`: of the cycle's budget. `asked`: a person asked for it, so neither the window nor other users of the
+    machine count.
     """
     window = None if asked else window
     slot, coming = slot_at(window, now_s, zone), next_slot(window, now_s, zone)
@@ -182,8 +186,8 @@ def allowed_now(
 
 
 def _used_by(in_use: InUse) -> str | None:
-    """Who else uses the machine, in words; None: nobody. What other programs do counts where a person has a desktop and
-    may only have gone for a coffee: a server that is busy day and night would never train."""
+    """Return who else uses the machine, in words, or None. Other programs count only where a person has a desktop and
+    may have left for a coffee: a server that is busy day and night would never train."""
     if in_use.idle_s is None or in_use.idle_s == math.inf:
         return None
     if in_use.idle_s < IDLE_S:
@@ -194,7 +198,7 @@ def _used_by(in_use: InUse) -> str | None:
 
 
 def clock_changes(readings: Iterable[Clocks]) -> list[str]:
-    """What happened to the clock between readings, in words for the journal: time asleep, a wall clock that was set."""
+    """Describe what happened to the clock between readings: time asleep, a wall clock that was set."""
     found = []
     for before, after in pairwise(readings):
         real_s = after.boot_s - before.boot_s
@@ -208,25 +212,24 @@ def clock_changes(readings: Iterable[Clocks]) -> list[str]:
 
 
 def _told(moment_s: float, now_s: float, zone: tzinfo) -> str:
-    """A moment for people: the time, with the date where that is not today's."""
+    """Return a moment for people: the time, with the date if that is not today's."""
     moment = datetime.fromtimestamp(moment_s, zone)
     same_day = moment.date() == datetime.fromtimestamp(now_s, zone).date()
     return moment.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M")
 
 
-# The clocks of this machine: of the wall, awake, since the boot, and the zone in which people read them.
-
 _LOCALTIME = Path("/etc/localtime")
 
 
 def read_clocks() -> Clocks:
+    """Read the three clocks."""
     awake_s = time.monotonic()
     return Clocks(time.time(), awake_s, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def local_zone() -> tzinfo:
-    """The zone that this machine tells time in, with its changes of the year; a rule in POSIX's own form ("CET-1CEST")
-    gives the offset of today."""
+    """Return the time zone of this machine, with its clock changes. A rule in POSIX's form ("CET-1CEST") gives the
+    offset of today."""
     name = os.environ.get("TZ", "").removeprefix(":")
     if not name and not _LOCALTIME.exists():
         return UTC

@@ -1,1 +1,1 @@
-"""What each action does: it calls one station of the walk, and may be done again after a kill at any moment."""
+"""The acts: each calls one station of the walk, and may be repeated after a kill at any moment."""

@@ -1,5 +1,8 @@
-"""The night shift: training in slices. A slice ends at a checkpoint before its window does; and all long work stands
-still while somebody waits for an answer."""
+"""What an act is given, and how long work ends with its window.
+
+Training goes in slices that end at a checkpoint before the window does. All long work stands still while somebody waits
+for an answer.
+"""
 
 import time
 from collections import deque
@@ -24,7 +27,7 @@ from hivetune.train.supervise.attempt import Terms
 
 LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
 LOOK_EVERY_S = 5.0  # at what is slower to ask than a lock: is it still allowed, how much energy was taken
-LEAST_MARGIN_S, RECENT_STEPS = 2.0, 20
+MIN_MARGIN_S, RECENT_STEPS = 2.0, 20
 
 
 class Requests:
@@ -41,9 +44,9 @@ class Requests:
 
 @dataclass
 class Slice:
-    """One stretch of training, as the supervisor asks about it four times a second.
+    """One slice of training, as the supervisor asks about it four times a second.
 
-    `allowed`: asked every few seconds; what it says ends the slice. `clock` is of the wall, as windows are.
+    `allowed` is asked every few seconds, and ends the slice. `clock` is the wall clock, as windows are.
     """
 
     allowed: Callable[[], Permission]
@@ -73,8 +76,8 @@ class Slice:
 
     @property
     def _margin_s(self) -> float:
-        """The step at hand, and as long again for its checkpoint."""
-        return LEAST_MARGIN_S + 2 * max(self._step_s, default=0.0)
+        """Return the time for the step at hand, and as long again for its checkpoint."""
+        return MIN_MARGIN_S + 2 * max(self._step_s, default=0.0)
 
     def _stand_still(self) -> bool:
         still = self.yields and self._requests()
@@ -83,7 +86,8 @@ class Slice:
         return still
 
     def _ends(self) -> int:
-        """Early enough that the step at hand and its checkpoint still fit; now, when the window is over anyway."""
+        """Return 1 early enough that the step at hand and its checkpoint still fit, and 2 when the window is over
+        anyway."""
         if time.monotonic() - self._looked >= LOOK_EVERY_S:
             self._looked = time.monotonic()
             self._now = self.allowed()
@@ -102,16 +106,13 @@ class Slice:
         return 1 if now < self._now.until else 2
 
 
-# What an act is given, and how one ends with its window.
-
-
 class SliceEnded(HivetuneError):
-    """The window, the budget or a person ended a slice of training; nothing failed."""
+    """The window, the budget or a person ended a slice of training. Nothing failed."""
 
 
 @dataclass
 class ActContext:
-    """What an act needs. `allowed` is asked while it goes on; `details` is what the outcome keeps of it."""
+    """What an act needs. `allowed` is asked while the act goes on. `details` are stored with its outcome."""
 
     config: RunConfig
     name: str
@@ -123,6 +124,7 @@ class ActContext:
     details: dict[str, Any] = field(default_factory=dict)
 
     def cycle(self) -> CycleRow:
+        """Return the open cycle."""
         with closing(open_database()) as database:
             found = open_cycle(database, self.name)
         assert found is not None, "decided for an open cycle"
@@ -137,8 +139,8 @@ class ActContext:
 
 
 def ends_with_window(context: ActContext, label: str) -> Progress:
-    """Tells how far it is, ends the work when it is not allowed any more, and holds up what is computed here while the
-    children stand still."""
+    """Return a progress callback that also ends the work when it is not allowed any more, and that holds up this
+    process while its children stand still."""
     report = context.progress(label)
     looked = float("-inf")
 
@@ -157,6 +159,6 @@ def ends_with_window(context: ActContext, label: str) -> Progress:
 
 
 def _check_window(allowed: Permission) -> None:
-    """Raises SliceEnded also when the next look would come after the window's end."""
+    """Raise SliceEnded if work may not go on, or if the next look would come after the window's end."""
     if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
         raise SliceEnded(f"the window ended first: {allowed.reason}")

@@ -1,4 +1,4 @@
-"""Acts on rows: a cycle is opened, its rows are chosen, its run is made."""
+"""Acts on rows: open a cycle, choose its rows, make its run."""
 
 import shutil
 from collections import Counter
@@ -24,7 +24,7 @@ from hivetune.cycle.ledger import (
 )
 from hivetune.cycle.observe import champion_of, settings_then
 from hivetune.cycle.pool import budget_tokens, cycle_id, pool_config, pool_of, wishes_of
-from hivetune.cycle.rows import MOST_IN_A_ROW, ChoiceSettings, begins_from, choose_rows, needs_scores
+from hivetune.cycle.rows import MAX_IN_A_ROW, ChoiceSettings, begins_from, choose_rows, needs_scores
 from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import PoolRow, open_snapshot
 from hivetune.errors import HivetuneError, UsageError
@@ -39,7 +39,7 @@ from hivetune.train.open import open_run
 
 
 def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:
-    """A row of `cycles` that names the rows to choose from. The same rows, settings and champion are the same cycle."""
+    """Open a cycle by naming the rows to choose from. The same rows, settings and champion are the same cycle."""
     pool = pool_of(context.config)
     asked = loop_folder(context.name) / NOW
     with closing(open_database()) as database:
@@ -64,7 +64,7 @@ def open_rebuild(context: ActContext) -> str:
 
 
 def make_run(context: ActContext) -> str:
-    """The rows are chosen, and the run is made with its plan."""
+    """Choose the rows and make the run with its plan."""
     cycle = context.cycle()
     config = settings_then(cycle)
     present = pool_of(config)
@@ -106,9 +106,9 @@ def make_run(context: ActContext) -> str:
 
 
 def _start(config: RunConfig, champion: Release | None) -> Path | None:
-    """The adapter that training goes on from (`cycle.start_from: last`); None: from the base.
+    """Return the adapter that training continues from (`cycle.start_from: last`), or None for the base.
 
-    From the base too when the champion is of another base or another kind of adapter, and after so many cycles in a row
+    It is the base too when the champion has another base or another kind of adapter, and after so many cycles in a row
     that what they forgot adds up.
     """
     if champion is None or begins_from(config.cycle.start_from, trained_in_a_row(champion.folder)) == "base":
@@ -119,26 +119,27 @@ def _start(config: RunConfig, champion: Release | None) -> Path | None:
 
 
 def _is_of_base(champion: Release, config: RunConfig) -> bool:
-    """Whether the champion was trained on the base as it is now."""
+    """Return whether the champion was trained on the base as it is now."""
     return champion.model_sha256 == sha256_file(fetch_model(config.model) / MANIFEST)
 
 
 def trained_in_a_row(folder: Path) -> int:
-    """How many trainings up to this adapter's went on from another; MOST_IN_A_ROW where one of them is gone."""
-    for count in range(MOST_IN_A_ROW):
+    """Return how many trainings up to this adapter's continued from another, MAX_IN_A_ROW where one of them is
+    gone."""
+    for count in range(MAX_IN_A_ROW):
         if not (folder / CONFIG).is_file():
             break
         start = read_resolved(folder)[0].lora.start
         if start is None:
             return count
         folder = Path(start)
-    return MOST_IN_A_ROW
+    return MAX_IN_A_ROW
 
 
 def _scores(
     config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], wishes: ChoiceSettings
 ) -> dict[str, float]:
-    """Nats per token of the champion on each old row, so that those it has forgotten are trained again first."""
+    """Score each old row by the champion, in nats per token, so that forgotten rows are trained again first."""
     views = {
         number: row.id for row in rows if row.split == "train" and row.id in wishes.known for number in row.numbers
     }

@@ -1,4 +1,4 @@
-"""Acts on the release: exported, registered, loaded, promoted, watched; and back."""
+"""Acts on the release: export, register, load, promote, watch, close; and return to the one before."""
 
 import time
 from collections.abc import Set
@@ -35,7 +35,7 @@ WARM_S = 120.0  # how long a gateway may take to load a new release before that 
 
 
 def restore_champion(context: ActContext) -> str:
-    """The champion's files again from its run; where that is damaged too, the one before it."""
+    """Restore the champion's files from its run. If that is damaged too, return to the champion before."""
     champion = context.champion()
     if champion is None:
         raise UsageError(f"{context.name} has no champion to restore", hint=f"hivetune promote {context.name}@VERSION")
@@ -57,7 +57,7 @@ def restore_champion(context: ActContext) -> str:
 
 
 def return_to_previous(context: ActContext) -> str:
-    """The gateway watches too, and may have been faster."""
+    """Roll back the champion, unless the gateway, which watches too, was faster."""
     worse, champion = context.observed.desired, context.champion()
     if worse is None or champion is None or champion.label != worse:
         return f"{worse} is not the champion any more"
@@ -76,7 +76,7 @@ def register_candidate(context: ActContext) -> str:
 
 
 def wait_until_loaded(context: ActContext) -> str:
-    """The gateway has loaded it beside the champion."""
+    """Wait until the gateway has loaded the release beside the champion."""
     release = _needed(context)
     deadline = time.monotonic() + WARM_S
     while True:
@@ -96,13 +96,14 @@ def promote_candidate(context: ActContext) -> str:
 
 
 def end_watch(context: ActContext) -> str:
-    """What it answered rightly is kept as questions that no later candidate may lose."""
+    """End the watch and freeze the release's right answers as questions that no later candidate may lose."""
     freeze_wins(_needed(context))
     write_sealed(context.cycle().folder / WATCHED, {"schema": 1, "time": context.now})
     return "the watch is over"
 
 
 def close_cycle(context: ActContext) -> str:
+    """Close the cycle. Rows that came with a worse model are set aside as suspect, where nothing else explains it."""
     cycle = context.cycle()
     assert context.observed.open is not None
     found = ending(context.observed.open, context.config.cycle, context.observed.failed)
@@ -126,12 +127,16 @@ def close_cycle(context: ActContext) -> str:
     if not suspect:
         return words
     context.details["suspect"] = len(suspect)
-    return f"{words}; {len(suspect)} rows that came with it are set aside as suspect: {cycle.run}"
+    return (
+        f"{words}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run}). No training without them"
+        f" was tried: the next cycle does that, once there is a new row (hivetune cycle now {cycle.name}). If they are"
+        f" right: hivetune cycle admit {cycle.name}"
+    )
 
 
 def _did_harm(cycle: CycleRow, end: CycleEnd) -> bool:
-    """Whether its model was shown to be worse: in service, or beyond the tolerance on rows that are older than it. One
-    that only was not better, or that lacks evidence, says nothing against its rows."""
+    """Return whether the model was shown to be worse: in service, or beyond the tolerance on rows that are older than
+    it. One that only was not better, or that lacks evidence, says nothing against its rows."""
     if end == "rolled_back":
         return True
     against_best = gate_of(cycle).get("parts", {}).get("best", {})
@@ -139,10 +144,10 @@ def _did_harm(cycle: CycleRow, end: CycleEnd) -> bool:
 
 
 def _why_no_replay(cycle: CycleRow, champion: Release, trained: Set[str], innocent: Set[str]) -> str:
-    """Why the champion is no replay of the cycle's training without its new rows, in words; empty where it is one.
+    """Return why the champion is no replay of the cycle's training without its new rows, or "" where it is one.
 
     A worse model speaks against its rows only beside one that was trained alike without them. `trained`: rows of the
-    cycle; `innocent`: those that the champion was made with.
+    cycle. `innocent`: those that the champion was made with.
     """
     identity = read_record(cycle.run)["identity"]
     if champion.model_sha256 != identity["model"]:
@@ -163,7 +168,7 @@ def _why_no_replay(cycle: CycleRow, champion: Release, trained: Set[str], innoce
 
 
 def _rows_of(cycle: CycleRow) -> frozenset[str]:
-    """Ids of the rows that its run trained on or held out; of all that it chose from where the run is gone."""
+    """Return the ids of the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
     try:
         return frozenset(row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
     except (UsageError, KeyError):

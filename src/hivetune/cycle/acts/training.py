@@ -1,4 +1,4 @@
-"""Acts on the run: a slice of training, its evaluation, the verdict."""
+"""Acts on the run: a slice of training, the evaluation, the verdict; and the training of specialists."""
 
 import time
 from collections import Counter
@@ -25,7 +25,7 @@ from hivetune.train.start import train_run
 
 
 def train_slice(context: ActContext) -> str:
-    """One slice. The worker holds the card's lease as long as it lives; the kernel gives it back."""
+    """Train one slice. The worker holds the card's lease as long as it lives; the kernel returns it."""
     run = context.run()
     settings, opened = context.config.cycle, context.observed.open
     assert opened is not None
@@ -52,7 +52,8 @@ def train_slice(context: ActContext) -> str:
 
 
 def evaluate_beside(context: ActContext) -> str:
-    """Against the base on its held-out rows, and against the champion and the best ever on the same."""
+    """Evaluate the run against the base on its held-out rows, and against the champion and the best ever on the same
+    rows."""
     cycle, run = context.cycle(), context.run()
     report = ends_with_window(context, "scoring and answering")
     evaluate_run(run, report)
@@ -68,7 +69,7 @@ def evaluate_beside(context: ActContext) -> str:
 
 
 def judge_candidate(context: ActContext) -> str:
-    """One verdict on the evaluations against base, champion and best ever; another champion needs another one."""
+    """Judge the evaluations against base, champion and best ever. Another champion needs another verdict."""
     cycle, run = context.cycle(), context.run()
     with closing(open_database()) as database:
         rivals = rivals_of(database, context.name)
@@ -105,11 +106,9 @@ def judge_candidate(context: ActContext) -> str:
     return f"{verdict.verdict}: {'; '.join(reasons[:decisive])}"
 
 
-# The act on experts: after a promotion, the domains of the new champion are looked at (`experts.auto`).
-
-
 def look_for_experts(context: ActContext) -> str:
-    """As `hivetune experts CONFIG --train`, within the window: what is finished when it ends is kept."""
+    """Look for specialists as `hivetune experts CONFIG --train` does, within the window. Finished work is kept when it
+    ends."""
     slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving")
 
     def between() -> None:
