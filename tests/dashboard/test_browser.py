@@ -15,7 +15,7 @@ from programs import require_program
 
 from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
-from hivetune.dashboard.series import MOST_BUCKETS
+from hivetune.dashboard.series import MAX_BUCKETS
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import METRICS
@@ -267,7 +267,7 @@ def test_a_hundred_thousand_points_stay_few_to_draw(browser: Browser, site: Site
     tabs = Tabs(browser, site.shown)
     page = tabs.open(f"runs/{run_id(long)}")
     assert points(page) == 100_000
-    assert MOST_BUCKETS / 2 <= len(drawn_loss(page)) <= MOST_BUCKETS
+    assert MAX_BUCKETS / 2 <= len(drawn_loss(page)) <= MAX_BUCKETS
     assert page.evaluate("document.querySelectorAll('*').length") < 1500
     assert len(page.content()) < 300_000
     page.evaluate(

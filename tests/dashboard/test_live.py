@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 
 from hivetune.dashboard import live
-from hivetune.dashboard.live import MOST_STREAMS, LivePages
+from hivetune.dashboard.live import MAX_STREAMS, LivePages
 
 
 async def events(stream: AsyncGenerator[bytes], count: int) -> list[bytes]:
@@ -31,7 +31,7 @@ def test_the_oldest_gives_way_to_one_too_many_and_to_no_fewer(monkeypatch: pytes
     async def run() -> None:
         pages = LivePages(lambda: False)
         async with AsyncExitStack() as stack:
-            streams = [await opened(pages, stack, f"path={number}") for number in range(MOST_STREAMS)]
+            streams = [await opened(pages, stack, f"path={number}") for number in range(MAX_STREAMS)]
             for stream in streams:
                 assert await events(stream, 1) == [b"event: beat\ndata:\n\n"]
             await opened(pages, stack, "path=last")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.dashboard.series import MOST_BUCKETS, Series
+from hivetune.dashboard.series import MAX_BUCKETS, Series
 
 
 def filled(values: list[float]) -> Series:
@@ -14,11 +14,11 @@ def filled(values: list[float]) -> Series:
     return series
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4 * MOST_BUCKETS))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4 * MAX_BUCKETS))
 def test_buckets_hold_every_point_once(values: list[float]) -> None:
     series = filled(values)
     assert series.count == len(values) == sum(bucket.count for bucket in series.buckets)
-    assert len(series.buckets) <= MOST_BUCKETS
+    assert len(series.buckets) <= MAX_BUCKETS
     assert min(b.low for b in series.buckets) == min(values) and max(b.high for b in series.buckets) == max(values)
     assert [b.step for b in series.buckets] == sorted({b.step for b in series.buckets})
     assert series.buckets[-1].step == len(values) and series.last == values[-1]

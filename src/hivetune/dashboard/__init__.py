@@ -1,1 +1,1 @@
-"""What goes on in a home, for people: read from run folders and hive.db alone, without a lock."""
+"""The dashboard: what goes on in a home, for people. It reads run folders and hive.db only, without a lock."""

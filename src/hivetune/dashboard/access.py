@@ -1,7 +1,7 @@
-"""Who may see the dashboard: whoever can read its token in the home. A browser trades it for a cookie, once.
+"""Access to the dashboard: whoever can read its token in the home. A browser exchanges the token for a cookie, once.
 
-It is not the token of a client of the gateway: who may ask a model questions may not promote one. Cookie and forms
-carry values derived from the token, so that neither gives it away.
+It is not the token of a gateway's client, since a client that may ask a model questions may not promote one. Cookie and
+forms carry values derived from the token, so that neither reveals it.
 """
 
 import hmac
@@ -20,7 +20,7 @@ OWNER = "owner"
 
 
 def dashboard_token(*, new: bool = False) -> str:
-    """The token of this home, made where there is none. `new`: another one, so that everybody is signed out."""
+    """Return the token of this home, made where there is none. `new`: make another one, which signs everybody out."""
     path = _path()
     if new or not path.exists():
         make_folder(path.parent)
@@ -29,28 +29,29 @@ def dashboard_token(*, new: bool = False) -> str:
 
 
 def is_token(value: str) -> bool:
-    """Compared in constant time."""
+    """Compare in constant time."""
     token = _read()
     return bool(token) and hmac.compare_digest(value.encode(), token.encode())
 
 
 def cookie_value() -> str:
-    """What a browser keeps; empty while there is no token."""
+    """Return the value of the cookie, empty while there is no token."""
     return _derived("cookie")
 
 
 def form_token(path: str) -> str:
-    """What the form that posts to `path` carries."""
+    """Return the value that the form which posts to `path` carries."""
     return _derived(f"form {path}")
 
 
 def is_form_token(path: str, value: str) -> bool:
+    """Compare in constant time."""
     expected = form_token(path)
     return bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
 
 
 def dashboard_door() -> Door:
-    """Everything below /dashboard, but for the login and the style sheet that it needs."""
+    """Return the access rule of everything below /dashboard. The login and its style sheet need no token."""
     return Door(
         client_of=_owner,
         below=BELOW,
@@ -72,7 +73,7 @@ def _derived(use: str) -> str:
 
 
 def _read() -> str:
-    """Read again for each request: a new token counts at once."""
+    """Read the token, for each request again: a new token counts at once."""
     try:
         with open(open_plain(_path()), encoding="ascii") as file:
             return file.read().strip()

@@ -1,6 +1,7 @@
-"""The dashboard as an ASGI application: which page is at which path, its live stream, actions, the login.
+"""The dashboard as an ASGI application, inside the gateway or as a server of its own: pages, live streams, forms,
+login.
 
-Actions are forms: a page to confirm, then POST with the token of that form. Errors are pages in words.
+A person confirms an action on its own page and posts the form with its token. Errors are pages in plain words.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ PAGES: Mapping[str, _MakePage] = {
     "/data/{snapshot}/report": report_page,
     "/doctor": doctor_page,
 }
-# Where each style sheet lies: those of the pages that runs and snapshots have of their own, and the dashboard's.
+# The pages of runs and snapshots have style sheets of their own.
 _PACKAGE = Path(hivetune.__file__).parent
 _FILES = {
     "dashboard.css": (DASHBOARD_FOLDER / "static" / "dashboard.css", "text/css"),
@@ -75,11 +76,13 @@ FORM_TIMEOUT_S = 30.0
 
 
 def dashboard_addition(ending: Callable[[], bool]) -> Addition:
-    """Routes and door of the dashboard. `ending`: whether the server is about to stop; streams end then."""
+    """Return routes and door of the dashboard. `ending`: whether the server is about to stop; streams end then."""
     return Addition((Mount(BELOW, app=_Dashboard(ending).app()),), dashboard_door())
 
 
 class _Dashboard:
+    """The handlers of the dashboard, with the runs that they watch."""
+
     def __init__(self, ending: Callable[[], bool]):
         self.watcher = Watcher()
         self.pages = LivePages(ending)
@@ -125,7 +128,7 @@ class _Dashboard:
         return page, parts_of(page) if page.live else {}
 
     def _parts(self, make: _MakePage, asked: PageRequest) -> Mapping[str, str]:
-        """For a stream: what can't be shown now is said in its place, and tried again."""
+        """Return the parts of a page for a stream. What can't be shown now is said in its place, and tried again."""
         try:
             return parts_of(make(self.watcher, asked))
         except (HivetuneError, OSError, sqlite3.Error) as error:
@@ -142,7 +145,7 @@ def _asked(request: Request, form: Mapping[str, str] | None = None) -> PageReque
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form, each once. Raises UsageError."""
+    """Return the fields of a form, each once. Raises UsageError."""
     body = b""
     try:
         async with asyncio.timeout(FORM_TIMEOUT_S):
@@ -165,12 +168,12 @@ def _check_form(asked: PageRequest) -> None:
 
 
 class _Forged(HivetuneError):
-    """A form without the token of its page."""
+    """The form lacks the token of its page."""
 
 
 async def _login(request: Request) -> Response:
-    """The token comes in a form, or in the address that the terminal shows, and goes back as a cookie that no script
-    can read."""
+    """Exchange the token, from a form or from the address that the terminal shows, for a cookie that no script can
+    read."""
     asked = _asked(request)
     try:
         sent = await _form(request) if request.method == "POST" else asked.query
@@ -209,7 +212,7 @@ def _refusal(asked: PageRequest, error: Exception, *, signed_in: bool = True) ->
 
 
 def _said(error: Exception) -> tuple[str, int]:
-    """What happened in words, and the status that says the same."""
+    """Return what happened in words, and the HTTP status for it."""
     if isinstance(error, HivetuneError):
         kinds: dict[type[HivetuneError], int] = {
             _Forged: 403,
@@ -237,12 +240,10 @@ async def _bug(request: Request, error: Exception) -> Response:
     return HTMLResponse(whole(Page("error.html", "Error", values), _asked(request)), 500)
 
 
-# The dashboard as a server of its own, on the loopback, at a low priority: training comes first.
-
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
-# Behind four busy processes on two cores the first page of a home with a run of 100,000 steps came after 11 s at 19 and
-# 3 s at 5. What pages cost later is bounded by live.py.
+# Training comes first. Beside four busy processes on two cores, the first page of a home with a run of 100,000 steps
+# took 11 s at priority 19 and 3 s at 5. live.py bounds the later cost of pages.
 LOW_PRIORITY = 5
 _SHUTDOWN_S = 2
 
@@ -269,7 +270,7 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
 
 
 def guarded_dashboard(ending: Callable[[], bool], listening: socket.socket) -> ASGIApp:
-    """Everything that this server answers, behind the guard."""
+    """Return everything that this server answers, behind the guard."""
     added = dashboard_addition(ending)
     app = Starlette(routes=[Route("/", _to_dashboard), *added.routes])
     elsewhere = Door(client_of=lambda token: None, open=frozenset({"/"}))

@@ -1,11 +1,11 @@
-"""Pages that stay up to date by Server-Sent Events: an event holds the parts of a page that changed, whole.
+"""Pages that stay up to date by Server-Sent Events: an event holds each changed part of a page, whole.
 
-What a browser shows is always the state of one moment, made from the journals up to an offset. So a lost connection or
-a reload can leave no gap and no double point: there is nothing to put together. An event's id is the digest of the
-page; who comes back with the same one is sent nothing.
+A browser always shows the state of one moment, made from the journals up to an offset. A lost connection or a reload
+can leave no gap and no double point, because nothing is put together from pieces. An event's id is the hash of the
+page; a browser that comes back with the same id is sent nothing.
 
-All pages are made in one thread. The more one costs, the less often it is made: together they may take SHARE of a core,
-as long as none gets older than SLOWEST_S.
+All pages are made in one thread. The more a page costs, the less often it is made: together they may take SHARE of a
+core, as long as no page gets older than SLOWEST_S.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from hivetune.base.disk import sha256_bytes
 SHARE = 0.002
 QUICKEST_S, SLOWEST_S = 1.0, 5.0
 _LOOK_S = 1.0
-BEAT_S = 3.0  # a page that hears nothing for three of these says that it is old (static/dashboard.js)
-# A browser opens 6 connections to a host: streams leave two of them, the oldest gives way and comes back later. A new
+BEAT_S = 3.0  # after three of these without an event, a page says that it is old (static/dashboard.js)
+# A browser opens 6 connections to a host. Streams leave two of them: the oldest gives way and comes back later. A new
 # connection costs more than a quiet one, so not at once (seven tabs: 0.7 % of two cores when they came back after 2 s).
-MOST_STREAMS = 4
+MAX_STREAMS = 4
 RETRY_S, MADE_WAY_S = 2.0, 4.0
 
 
 @dataclass(frozen=True)
 class RenderedPage:
-    """A page as it was made: its parts by the id of their element. `cost_s`: processor time that it took."""
+    """A rendered page: its parts by the id of their element, and the processor time that it took."""
 
     parts: Mapping[str, str]
     digest: str
@@ -39,14 +39,15 @@ class RenderedPage:
 
 
 class Stream:
-    """An open connection. `over`: it has to give way."""
+    """An open connection. `over`: it must give way to a newer one."""
 
     def __init__(self, address: str):
         self.address, self.over = address, False
 
 
 class LivePages:
-    """Makes pages, each at most as often as SHARE allows, once for all who look at it. `ending`: the server stops."""
+    """The rendered pages, each made at most as often as SHARE allows, once for all who look at it. `ending`: the server
+    stops."""
 
     def __init__(self, ending: Callable[[], bool]):
         self.ending = ending
@@ -55,11 +56,11 @@ class LivePages:
         self._streams: list[Stream] = []
 
     async def now(self, make: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
-        """The parts of a page, made now."""
+        """Return the parts of a page, made now."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     async def follow(self, address: str, make: Callable[[], Mapping[str, str]], have: str) -> AsyncGenerator[bytes]:
-        """The stream of a page: what changed since the digest `have`, until the server ends or it has to give way."""
+        """Yield what changed on a page since the hash `have`, until the server ends or the stream must give way."""
         stream = self._open(address)
         sent: Mapping[str, str] = {}
         beat_at = 0.0
@@ -83,7 +84,7 @@ class LivePages:
                 self._made.pop(address, None)
 
     def _open(self, address: str) -> Stream:
-        for oldest in self._streams[: max(0, len(self._streams) + 1 - MOST_STREAMS)]:
+        for oldest in self._streams[: max(0, len(self._streams) + 1 - MAX_STREAMS)]:
             oldest.over = True
         stream = Stream(address)
         self._streams.append(stream)
@@ -96,12 +97,12 @@ class LivePages:
         return known
 
     def _pause_s(self, known: RenderedPage) -> float:
-        """All pages that are followed share the same time."""
+        """Return how long a page is kept. All pages that are followed share the same processor time."""
         addresses = {stream.address for stream in self._streams}
         return min(SLOWEST_S, max(QUICKEST_S, known.cost_s * len(addresses) / SHARE))
 
     def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
-        """In the thread; who asked at the same time for the same page gets what was made for the first."""
+        """Render a page, in the thread. A second request for it at the same time gets the same one."""
         known = self._made.get(address)
         if known is not None and time.monotonic() - known.made < QUICKEST_S:
             return known
@@ -113,5 +114,5 @@ class LivePages:
 
 
 def digest_of(parts: Mapping[str, str]) -> str:
-    """The same for pages that show the same."""
+    """Return the same hash for pages that show the same."""
     return sha256_bytes(json.dumps(sorted(parts.items())).encode())[:16]

@@ -31,8 +31,8 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class CycleLoop:
-    """A cycle's loop: `pid` None while it does not run; `last`: what it did last, in words; `failed`: why its newest
-    cycle failed, else empty; `suspect_rows`: that it has set aside."""
+    """A cycle's loop. `pid`: None while it does not run. `last`: what it did last, in words. `failed`: why its newest
+    cycle failed, else empty. `suspect_rows`: how many it has set aside."""
 
     name: str
     pid: int | None
@@ -44,7 +44,8 @@ class CycleLoop:
 
 @dataclass(frozen=True)
 class Overview:
-    """`gateway_pid`: None while nothing is served. `needs`: what waits for a person; `next`: what could follow."""
+    """The screen. `gateway_pid`: None while nothing is served. `needs`: what waits for a person. `next`: what could
+    follow."""
 
     running: tuple[RunStatus, ...]
     recent: tuple[RunStatus, ...]
@@ -56,7 +57,7 @@ class Overview:
     next: tuple[Suggestion, ...]
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "running": [status.document() for status in self.running],
             "recent": [status.document() for status in self.recent],
@@ -70,8 +71,8 @@ class Overview:
 
 
 def overview(known: Iterable[RunStatus] | None = None) -> Overview:
-    """The overview of this home. Makes nothing: a home that is not there is an empty one. `known`: the status of every
-    run, where somebody has it already."""
+    """Return the overview of this home, which may be missing: that is an empty one. `known`: the status of every run,
+    if it is known already."""
     statuses = known_runs() if known is None else known
     runs = sorted(statuses, key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
@@ -112,7 +113,7 @@ def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
 
 
 def _is_of_a_loop(run: Path) -> bool:
-    """Whether a cycle or the training of experts made it, and goes on with it by itself."""
+    """Return whether a cycle or the training of specialists made the run, and continues it without a person."""
     return any(run.is_relative_to(home() / folder) for folder in ("cycles", "experts"))
 
 
@@ -131,7 +132,7 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
 def needs_of(
     runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: dict[str, int]
 ) -> Iterator[Suggestion]:
-    """`names`: what a person types to mean each run."""
+    """Yield what needs a person. `names`: what a person types for each run."""
     for status in runs:
         name = names[status.run]
         if status.state == "interrupted":
@@ -154,7 +155,7 @@ def needs_of(
 def next_steps(
     runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], interactions: int, *, served: bool
 ) -> Iterator[Suggestion]:
-    """At most one step of each station, for the newest run that is there."""
+    """Yield at most one step of each station, for the newest run."""
     done = next((status for status in runs if status.state == "done"), None)
     if not runs:
         rows = "store" if interactions else "ROWS"

@@ -1,7 +1,7 @@
-"""A page before it is HTML: which template, and the values that it shows; and how templates become HTML.
+"""A page before it is HTML: its template and its values; and how templates become HTML.
 
-A template's blocks are its parts: each fills the element whose id is the block's name, and can be sent alone. Whatever
-a template shows is escaped, unless it is `Markup` that was escaped where it was made.
+A template's blocks are its parts. Each fills the element whose id is the block's name, and can be sent alone. All
+values are escaped, except `Markup` that was escaped where it was made.
 """
 
 import time
@@ -27,7 +27,8 @@ _NO_PARTS = ("title", "main", "styles")  # blocks of base.html that are no part
 
 @dataclass(frozen=True)
 class PageRequest:
-    """A request as pages see it. `path` begins behind /dashboard; `named`: what stands in it; `form`: what was sent."""
+    """A request as pages see it. `path` begins after /dashboard. `named`: the parameters in the path. `form`: posted
+    fields."""
 
     path: str
     named: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Page:
-    """`live`: it changes by itself while it is looked at."""
+    """A page. `live`: it changes by itself while it is looked at."""
 
     template: str
     title: str
@@ -47,8 +48,7 @@ class Page:
 
 @contextmanager
 def of_this_version(path: Path) -> Iterator[None]:
-    """Around what reads a document that another version may have written. Raises UsageError for one that lacks what is
-    shown of it."""
+    """Raise UsageError for a document, perhaps of another version, that lacks what is shown of it."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -58,7 +58,7 @@ def of_this_version(path: Path) -> Iterator[None]:
 
 
 def parts_of(page: Page) -> dict[str, str]:
-    """The HTML of each part, by the id of its element."""
+    """Return the HTML of each part, by the id of its element."""
     template = _environment().get_template(page.template)
     context = template.new_context({"title": page.title, **page.values})
     blocks = {**_environment().get_template("base.html").blocks, **template.blocks}
@@ -66,7 +66,7 @@ def parts_of(page: Page) -> dict[str, str]:
 
 
 def whole(page: Page, asked: PageRequest, *, digest: str = "", signed_in: bool = True) -> str:
-    """The whole document. `digest`: of its parts, from which its stream goes on."""
+    """Return the whole document. `digest`: the hash of its parts, from which its stream goes on."""
     template = _environment().get_template(page.template)
     frame = {
         "title": page.title,
@@ -102,7 +102,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _moment(seconds: float, *, age: bool = False) -> Markup:
-    """A time of this machine's clock; `age`: with JavaScript also how long ago it was."""
+    """Return a time of this machine's clock. `age`: with JavaScript also how long ago it was."""
     local = time.localtime(seconds)
     shown = time.strftime("%Y-%m-%d %H:%M:%S", local)
     exact = time.strftime("%Y-%m-%dT%H:%M:%S%z", local)
@@ -110,5 +110,5 @@ def _moment(seconds: float, *, age: bool = False) -> Markup:
 
 
 def _count(value: int, one: str, many: str = "") -> str:
-    """1 row, 2,000 rows."""
+    """Return a count such as "1 row" or "2,000 rows"."""
     return f"{value:,} {one if value == 1 else many or one + 's'}"

@@ -1,20 +1,20 @@
-"""A series of numbers by step that stays small however long a run is: neighbours are joined when there are too many.
+"""A series of numbers by step that stays small however long a run is: when there are too many, neighbours are joined.
 
-Each bucket keeps the mean, the least and the greatest of its points, so that a spike of one step in 100,000 is still
-drawn. Adding a point costs the same for the first as for the millionth.
+Each bucket keeps mean, minimum and maximum of its points, so that a spike of one step in 100,000 is still drawn. Adding
+a point costs the same for the first as for the millionth.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-MOST_BUCKETS = 320  # two pixels of a chart for each
-# The smoothed line: an exponential mean over so many steps, or over this share of all so far if that is more.
+MAX_BUCKETS = 320  # two pixels of a chart for each
+# The smoothed line is an exponential mean over so many steps, or over this share of all so far if that is more.
 SMOOTHED_STEPS, SMOOTHED_SHARE = 10, 0.02
 
 
 @dataclass
 class Bucket:
-    """Neighbouring points. `step` and `time` are those of the last one; `smoothed`: the exponential mean there."""
+    """Neighbouring points. `step` and `time` are those of the last one. `smoothed`: the exponential mean there."""
 
     step: int
     time: float
@@ -29,6 +29,7 @@ class Bucket:
         return self.total / self.count
 
     def join(self, later: "Bucket") -> None:
+        """Add the points of the next bucket."""
         self.step, self.time, self.smoothed = later.step, later.time, later.smoothed
         self.total += later.total
         self.low, self.high = min(self.low, later.low), max(self.high, later.high)
@@ -37,7 +38,7 @@ class Bucket:
 
 @dataclass
 class Series:
-    """Points in the order of their steps. `count`: how many there are; `last`: the newest value."""
+    """Points in the order of their steps. `count`: how many there are. `last`: the newest value."""
 
     buckets: list[Bucket] = field(default_factory=list)
     count: int = 0
@@ -46,7 +47,7 @@ class Series:
     _smoothed: float = 0.0
 
     def add(self, step: int, value: float, time: float = 0.0) -> None:
-        """`step` is above that of every point before."""
+        """Add a point. `step` is above that of every point before."""
         self.count += 1
         self.last = value
         share = 1 / min(self.count, max(SMOOTHED_STEPS, self.count * SMOOTHED_SHARE))
@@ -56,16 +57,16 @@ class Series:
             self.buckets[-1].join(point)
             return
         self.buckets.append(point)
-        if len(self.buckets) > MOST_BUCKETS:
+        if len(self.buckets) > MAX_BUCKETS:
             self._halve()
 
     def step_at(self, time: float) -> int:
-        """The step that was the newest one at that time; 0 before the first."""
+        """Return the newest step at that time, 0 before the first."""
         number = bisect_right(self.buckets, time, key=lambda bucket: bucket.time)
         return self.buckets[number - 1].step if number else 0
 
     def _halve(self) -> None:
-        """Each two neighbours become one; an odd last one stays as it is and is filled further."""
+        """Join each two neighbours. An odd last one stays as it is and is filled further."""
         joined = self.buckets[::2]
         for bucket, later in zip(joined, self.buckets[1::2], strict=False):
             bucket.join(later)

@@ -1,6 +1,6 @@
-"""Runs as the dashboard follows them: each journal is read once, and after that only what was appended to it.
+"""The runs that the dashboard watches: each journal is read once, and after that only what was appended to it.
 
-One thread uses these; nothing here holds a lock or writes a file.
+One thread uses these. Nothing here holds a lock or writes a file.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ _CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory
 
 @dataclass
 class RunReading:
-    """All that was read of a run since its journals were last begun anew."""
+    """What was read of a run since its journals were last read from their beginning."""
 
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
@@ -75,19 +75,19 @@ class RunReading:
                 self.curves["memory"].add(self.curves["loss"].step_at(entry["time"]), max(held), entry["time"])
 
 
-_STEPS_LOOKED_AT = 24  # they stand for all
+_MAX_STEPS = 24  # they stand for all
 
 
 @dataclass(frozen=True)
 class PlannedRates:
-    """`tokens_per_second` of the plan's first steps; `peak_bytes` of memory."""
+    """The plan's expectations: `tokens_per_second` of its first steps, and `peak_bytes` of memory."""
 
     tokens_per_second: float
     peak_bytes: int
 
 
 class WatchedRun:
-    """One run folder. `read` is what its journals say up to now; `place` how far the metrics were read."""
+    """One run folder. `read`: the content of its journals up to now. `place`: how far the metrics were read."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -97,8 +97,8 @@ class WatchedRun:
         self._status: RunStatus | None = None
 
     def refresh(self) -> None:
-        """Read what was appended. A journal that was written anew, or went back, is read again from its beginning: so
-        no step is missing and none is there twice. Raises OSError."""
+        """Read what was appended. A journal that was rewritten, or went back, is read again from its beginning. So no
+        step is missing and none is there twice. Raises OSError."""
         if self._follow():
             return
         self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
@@ -106,8 +106,8 @@ class WatchedRun:
             self._read_newest()
 
     def status(self) -> RunStatus:
-        """Worked out again only when a file of it changed or its supervisor came or went. Raises UsageError when its
-        folder is gone, OSError."""
+        """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
+        UsageError when its folder is gone, OSError."""
         stamp = (*(_identity(self.path / name) for name in _FILES), lock_holder(self.path))
         if self._status is None or stamp != self._stamp:
             self._stamp, self._status = stamp, status_of(self.path, self.read.tally)
@@ -115,11 +115,11 @@ class WatchedRun:
 
     @cached_property
     def planned(self) -> PlannedRates | None:
-        """What the plan expects; asked for when there is a first step."""
+        """Return what the plan expects. Read when there is a first step."""
         return planned_rates(self.path)
 
     def _follow(self) -> bool:
-        """False when what was read before counts no more."""
+        """Read on, and return False when what was read before counts no more."""
         while (found := read_after(self.path / METRICS, self.place)).entries or found.anew:
             if found.anew or _goes_back(found.entries, self.read.tally.step):
                 return False
@@ -135,6 +135,7 @@ class WatchedRun:
         return True
 
     def _read_newest(self) -> None:
+        """Read a journal with repeated steps, as earlier versions wrote it: the newest line of each step counts."""
         newest: dict[tuple[str, int], Mapping[str, Any]] = {}
         place = JournalPlace()
         while (found := read_after(self.path / METRICS, place)).entries:
@@ -172,7 +173,7 @@ class Watcher:
         self._runs: dict[str, WatchedRun] = {}
 
     def runs(self) -> list[tuple[str, WatchedRun, RunStatus]]:
-        """Every run that is still on disk, newest first: id, what was read of it, status."""
+        """Return every run that is still on disk, newest first: id, reading, status."""
         found = []
         for path in _registered():
             identity = run_id(path)
@@ -188,7 +189,7 @@ class Watcher:
         return sorted(found, key=lambda each: each[2].created, reverse=True)
 
     def run(self, identity: str) -> WatchedRun | None:
-        """The run with this id, read up to now; None for an unknown one. Raises OSError."""
+        """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""
         run = self._runs.get(identity)
         if run is None:
             path = next((path for path in _registered() if run_id(path) == identity), None)
@@ -200,12 +201,12 @@ class Watcher:
 
 
 def run_id(path: Path) -> str:
-    """Short, and the same for the same folder: what a run is called in an address."""
+    """Return a short id that is the same for the same folder. Addresses of pages use it."""
     return sha256_bytes(str(path).encode("utf-8", "surrogateescape"))[:12]
 
 
 def short_path(path: Path) -> str:
-    """The folder as people know it: below the home without the home."""
+    """Return the path below the home where the folder lies there."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
 
 
@@ -216,11 +217,9 @@ def _registered() -> list[Path]:
         return [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
 
 
-# What a run's own plan expects of it, from the choices beside its settings: tokens a second and the peak of memory.
-
-
 def planned_rates(run: Path) -> PlannedRates | None:
-    """None for a run that was not measured before step 0, or whose model or rows are gone."""
+    """Return what the plan expects, or None for a run that was not measured before step 0, or whose model or rows are
+    gone."""
     try:
         config, choices = read_resolved(run)
         record = read_record(run)
@@ -244,7 +243,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
     except (HivetuneError, OSError, TypeError):
         return None
     tokens, seconds = 0, 0.0
-    for step in plan.steps[:_STEPS_LOOKED_AT]:
+    for step in plan.steps[:_MAX_STEPS]:
         documents = [trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in step.rows]
         shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=shares_prefixes(config.lora))
         tokens += _tokens(snapshot, step.rows)

@@ -11,7 +11,7 @@ from tensorboard_reader import read_by_tensorboard
 
 from hivetune.base.disk import home
 from hivetune.dashboard.exporters.follow import (
-    LONGEST_PAUSE_S,
+    MAX_PAUSE_S,
     TRIES_AFTER_END_S,
     Destination,
     report_on,
@@ -72,7 +72,7 @@ def test_a_place_that_can_not_be_written_is_told_once_and_tried_again(tmp_path: 
     assert len(world.said) == 1
     assert all("tb" in problem for problem in problems)
     assert world.pauses[:3] == [2.0, 4.0, 8.0]
-    assert max(world.pauses) == LONGEST_PAUSE_S
+    assert max(world.pauses) == MAX_PAUSE_S
     assert reports_of(run)[0].problem == ""
     assert read_by_tensorboard(place).keys() == points_in(run).keys()
 
@@ -122,7 +122,7 @@ def test_after_the_run_it_tries_for_a_while_and_says_how_to_send_the_rest(tmp_pa
     world = World()
     with pytest.raises(MachineNotFit, match="tensorboard at"):
         world.report(run, place)
-    assert TRIES_AFTER_END_S <= world.now <= TRIES_AFTER_END_S + LONGEST_PAUSE_S
+    assert TRIES_AFTER_END_S <= world.now <= TRIES_AFTER_END_S + MAX_PAUSE_S
 
 
 def test_two_that_report_the_same_do_not_write_at_once(tmp_path: Path) -> None:

@@ -128,9 +128,9 @@ def close_cycle(context: ActContext) -> str:
         return words
     context.details["suspect"] = len(suspect)
     return (
-        f"{words}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run}). No training without them"
-        f" was tried: the next cycle does that, once there is a new row (hivetune cycle now {cycle.name}). If they are"
-        f" right: hivetune cycle admit {cycle.name}"
+        f"{words}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run})."
+        " No training without them was tried: the next cycle does that, once there is a new row"
+        f" (hivetune cycle now {cycle.name}). If they are right: hivetune cycle admit {cycle.name}"
     )
 
 

@@ -1,5 +1,5 @@
-"""The points of runs in the tools that people already use: TensorBoard, MLflow, trackio, W&B, Prometheus.
+"""Exporters of runs to the tools that people already use: TensorBoard, MLflow, trackio, W&B, Prometheus.
 
-Everything here reads journals and the registry, in a process of its own: training never waits for it and never knows
-whether it lives. What a tool holds already is asked of the tool itself, so no cursor can disagree with it.
+They read journals and the registry, in their own process: training never waits for them and never knows whether they
+live. The tool itself is asked what it holds, so no cursor can disagree with it.
 """

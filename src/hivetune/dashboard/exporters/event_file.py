@@ -2,7 +2,7 @@
 
 A record is its length (u64), a masked CRC-32C of the length, an `Event` message and a masked CRC-32C of that
 (tensorflow/core/lib/io/record_writer.h). Of the messages in tensorflow/core/util/event.proto and summary.proto only the
-fields below are used. Writing them here takes no package, and a record that was torn by a kill can be cut off: readers
+fields below are used. This needs no package. A record that was torn by a kill can be cut off: TensorBoard's readers
 stop at one and never see what was appended behind it.
 """
 
@@ -25,8 +25,8 @@ _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """`start`: everything from `step` on, in the records before it, counts no more. `parts`: what is not a number, by
-    its tag, as `text_part` and `settings_part` make it."""
+    """One event. `start`: everything from `step` on in the records before it counts no more. `parts`: values that are
+    no numbers by their tag, as `text_part` and `settings_part` make them."""
 
     time_s: float
     step: int
@@ -36,10 +36,12 @@ class LoggedEvent:
 
 
 def first_record(time_s: float) -> bytes:
+    """Return the record that begins a file."""
     return _record(_double(_WALL_TIME, time_s) + _bytes(_VERSION, FILE_VERSION))
 
 
 def record_of(event: LoggedEvent) -> bytes:
+    """Return the record of an event."""
     message = _double(_WALL_TIME, event.time_s) + _varint_field(_STEP, event.step)
     if event.start:
         return _record(message + _bytes(_SESSION, _varint_field(_STATUS, _START)))
@@ -52,12 +54,12 @@ def record_of(event: LoggedEvent) -> bytes:
 
 
 def text_part(tag: str, text: str) -> bytes:
-    """Markdown for TensorBoard's page of texts."""
+    """Return Markdown for TensorBoard's page of texts."""
     return _plugin_part(tag, "text", b"", _bytes(_STRING_VALUE, text.encode()))
 
 
 def settings_part(settings: Mapping[str, object], time_s: float) -> bytes:
-    """The settings of a run for TensorBoard's page of hyperparameters: its `SessionStartInfo`
+    """Return the settings of a run for TensorBoard's page of hyperparameters, as `SessionStartInfo`
     (tensorboard/plugins/hparams/plugin.proto; values are google.protobuf.Value)."""
     pairs = b"".join(
         _bytes(1, _bytes(1, name.encode()) + _bytes(2, _plain_value(value))) for name, value in settings.items()
@@ -84,9 +86,9 @@ def _plugin_part(tag: str, plugin: str, content: bytes, tensor: bytes) -> bytes:
 
 
 def read_records(data: bytes) -> Iterator[tuple[LoggedEvent, int]]:
-    """Each whole event with the offset behind it, up to the first record that is torn or damaged.
+    """Yield each whole event with the offset behind it, up to the first record that is torn or damaged.
 
-    The first one is that of the file's version, an event without values.
+    The first event is that of the file's version, without values.
     """
     place = 0
     while place + _HEADER_BYTES + _FOOTER_BYTES <= len(data):
@@ -125,7 +127,7 @@ def _event(message: bytes) -> LoggedEvent:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number of each field, and its value: the integer of a varint, or the bytes of any other."""
+    """Yield each field: its number, the integer of a varint, and the bytes of any other type."""
     place = 0
     while place < len(message):
         key, place = _read_varint(message, place)
@@ -177,7 +179,7 @@ def _bytes(number: int, value: bytes) -> bytes:
 
 
 def _float32(value: float) -> bytes:
-    """Finite values beyond its range become infinite, as a cast does."""
+    """Return four bytes. Finite values beyond the range become infinite, as a cast makes them."""
     try:
         return struct.pack("<f", value)
     except OverflowError:
@@ -207,7 +209,7 @@ _TABLE = _crc_table()
 
 
 def _masked(data: bytes) -> int:
-    """CRC-32C, rotated and offset as TensorFlow stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return the CRC-32C, rotated and offset as TensorFlow stores it (tensorflow/core/lib/hash/crc32c.h)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8

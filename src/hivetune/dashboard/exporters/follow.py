@@ -1,4 +1,5 @@
-"""One report: what the journal says and a tool has not is sent, once or as long as the run goes on."""
+"""The report of a run to one tool: what the journal has and the tool lacks is sent, once or as long as the run
+goes on."""
 
 import contextlib
 import importlib.util
@@ -30,14 +31,14 @@ from hivetune.run.folder import METRICS
 from hivetune.run.status import State, run_status
 
 _LOOK_S = 1.0
-# Between two tries while a server does not answer, and how long after the run's end they go on.
-_FIRST_PAUSE_S, LONGEST_PAUSE_S, TRIES_AFTER_END_S = 2.0, 60.0, 600.0
+# Pauses between retries while a server does not answer, and how long retries go on after the run's end.
+_FIRST_PAUSE_S, MAX_PAUSE_S, TRIES_AFTER_END_S = 2.0, 60.0, 600.0
 _WRITE_EVERY_S = 10.0
 _STATE = "state.json"
-_MOST_AT_ONCE = 2000  # points; after each the tool has them
+_MAX_AT_ONCE = 2000  # points
 
 
-# The package that has to be there; TensorBoard's file is written here.
+# The package that a tool needs. TensorBoard's file is written here.
 _NEEDS: dict[ReportTarget, str | None] = {
     "tensorboard": None,
     "mlflow": "mlflow",
@@ -48,15 +49,17 @@ _NEEDS: dict[ReportTarget, str | None] = {
 
 @dataclass(frozen=True)
 class Destination:
-    """`place`: a folder; for MLflow also a URI."""
+    """A tool and its place: a folder, for MLflow also a URI."""
 
     target: ReportTarget
     place: str
 
 
 def destination_of(target: ReportTarget, place: str | None) -> Destination:
-    """`place`, else what the tool's own variable says, else below the home. Raises MachineNotFit when the package
-    of the tool is missing, UsageError for a file where a folder belongs."""
+    """Return where a tool's points go: `place`, else the tool's own environment variable, else below the home.
+
+    Raises MachineNotFit when the package of the tool is missing, UsageError for a file where a folder belongs.
+    """
     if problem := what_is_missing(target):
         raise MachineNotFit(problem, hint=install_command(target))
     if target == "mlflow":
@@ -69,14 +72,14 @@ def destination_of(target: ReportTarget, place: str | None) -> Destination:
 
 
 def what_is_missing(target: ReportTarget) -> str:
-    """Empty when nothing is. Imports no package: some take seconds."""
+    """Return what is missing, or "". Imports no package: some take seconds."""
     package = _NEEDS[target]
     found = package is None or importlib.util.find_spec(package) is not None
     return "" if found else f"nothing can be reported to {target}: its package is not installed"
 
 
 def open_sink(subject: Subject, destination: Destination) -> Sink:
-    """Raises what the tool's library raises when its server or its file can't be reached."""
+    """Open a tool for a run. Raises what the tool's library raises when its server or its file can't be reached."""
     folder = Path(destination.place)
     if destination.target == "tensorboard":
         from hivetune.dashboard.exporters.tensorboard import TensorBoard
@@ -96,7 +99,7 @@ def open_sink(subject: Subject, destination: Destination) -> Sink:
 
 
 def how_to_look(destination: Destination) -> str:
-    """The command that shows what was written."""
+    """Return the command that shows what was written."""
     place = quoted(destination.place)
     if destination.target == "tensorboard":
         return f"tensorboard --logdir {place}"
@@ -112,8 +115,8 @@ def how_to_look(destination: Destination) -> str:
 
 @dataclass(frozen=True)
 class ReportState:
-    """What a report came to. `points`: held by the tool now, `sent` of them by this process; `problem`: the last
-    one, empty when there is none."""
+    """The state of a report. `points`: held by the tool now; this process sent `sent` of them. `problem`: the last one,
+    or ""."""
 
     run: str
     target: str
@@ -125,8 +128,8 @@ class ReportState:
 
 
 class Exporter:
-    """One tool, held up to date with one journal. Each `send` may raise what the tool's library raises; the next one
-    goes on where the tool stands then."""
+    """One tool, kept up to date with one journal. `send` may raise what the tool's library raises. The next `send`
+    continues where the tool stands then."""
 
     def __init__(self, subject: Subject, destination: Destination):
         self._subject, self._destination = subject, destination
@@ -140,7 +143,8 @@ class Exporter:
         return len(self._held)
 
     def send(self) -> int:
-        """How many points were sent. The tool is asked what it holds when it is met for the first time, or again."""
+        """Send what the tool lacks and return how many points. A tool that is met for the first time, or again, is
+        asked first."""
         new, replaced = self._reader.read()
         if self._sink is None:
             sink = open_sink(self._subject, self._destination)
@@ -151,8 +155,8 @@ class Exporter:
                 self._held = self._sink.take_back(step, self._held)
             new = list(self._reader.points.values())
         points = missing(self._held, new)
-        for begin in range(0, len(points), _MOST_AT_ONCE):
-            part = points[begin : begin + _MOST_AT_ONCE]
+        for begin in range(0, len(points), _MAX_AT_ONCE):
+            part = points[begin : begin + _MAX_AT_ONCE]
             self._sink.add(part)
             self._held |= {point.key: point.time_ms for point in part}
             self.sent += len(part)
@@ -163,13 +167,13 @@ class Exporter:
             self._sink.finish(state, outcome_of(self._subject.run))
 
     def lose(self) -> None:
-        """After an error nobody knows what arrived: the tool is asked again."""
+        """Forget what the tool holds: after an error it must be asked again."""
         self._sink = None
 
 
 def report_once(run: Path, destination: Destination) -> ReportState:
-    """All of a run's points, now. Raises Busy while another process reports the same, MachineNotFit when the tool can't
-    be reached, DoesNotFit when its disk is full."""
+    """Send all of a run's points now. Raises Busy while another process sends the same report, MachineNotFit when the
+    tool can't be reached, DoesNotFit when its disk is full."""
     with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
         exporter = Exporter(subject_of(run), destination)
         try:
@@ -190,8 +194,8 @@ def report_on(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> ReportState:
-    """Send points as they come until the run ends. A tool that can't be reached is tried again: for ever while the run
-    goes on, then for TRIES_AFTER_END_S. Raises as `report_once`."""
+    """Send points as they come until the run ends. A tool that can't be reached is retried: for ever while the run goes
+    on, then for TRIES_AFTER_END_S. Raises as `report_once`."""
     with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
         exporter = Exporter(subject_of(run), destination)
         pause_s, ended, problem, written = _FIRST_PAUSE_S, math.inf, "", -math.inf
@@ -215,14 +219,14 @@ def report_on(
                 if clock() - ended > TRIES_AFTER_END_S:
                     raise _unreachable(destination, error) from None
                 sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 continue
             pause_s, problem = _FIRST_PAUSE_S, ""
             sleep(_LOOK_S)
 
 
 def reports_of(run: Path) -> list[ReportState]:
-    """What was reported of a run so far, by any process."""
+    """Return the reports of a run so far, by any process."""
     found = []
     for path in sorted((home() / "reports").glob("*/state.json")):
         try:
@@ -241,7 +245,7 @@ def _folder(run: Path, destination: Destination) -> Path:
 
 
 def _write(run: Path, destination: Destination, exporter: Exporter, problem: str = "") -> ReportState:
-    """What `hivetune show` tells."""
+    """Write the state that `hivetune show` reads."""
     counts = (exporter.num_held, exporter.sent)
     report = ReportState(str(run), destination.target, destination.place, *counts, problem, round(time.time(), 3))
     write_json(_folder(run, destination) / _STATE, {"schema": 1, **asdict(report)})
@@ -265,6 +269,3 @@ def _unreachable(destination: Destination, error: Exception) -> HivetuneError:
 
 def _words(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-# Which tools there are, what each needs, and where its points lie when nobody says where.

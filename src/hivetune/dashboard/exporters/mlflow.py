@@ -1,4 +1,4 @@
-"""Points in MLflow: a tracking server, or a SQLite file that `mlflow ui` shows. Its own client does the work."""
+"""Points in MLflow: a tracking server, or a SQLite file that `mlflow ui` shows. MLflow's own client does the work."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ from hivetune.dashboard.exporters.points import PROJECT, HeldPoints, RunPoint, S
 
 RUN_TAG = "hivetune.run"
 # MLflow's limits of one request: 1,000 metrics, 100 parameters, 6,000 characters of a parameter.
-_POINTS_A_REQUEST, _PARAMETERS_A_REQUEST, _LONGEST_PARAMETER, _LONGEST_TAG = 200, 100, 6000, 5000
+_POINTS_A_REQUEST, _PARAMETERS_A_REQUEST, _MAX_PARAMETER_CHARS, _MAX_TAG_CHARS = 200, 100, 6000, 5000
 _ENDED = {"done": "FINISHED", "failed": "FAILED"}
-# The exporter tries again itself, and says so; the client alone would wait for minutes without a word.
+# The exporter retries itself, and says so; the client alone would be silent for minutes.
 _CLIENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -24,7 +24,7 @@ _CLIENT = {
 
 
 def tracking_uri(place: str) -> str:
-    """A folder or a file is an SQLite database; a URI is one as MLflow knows them."""
+    """Return MLflow's URI. A folder or a file means a SQLite database."""
     if "://" in place:
         return place
     path = real_path(place)
@@ -32,8 +32,8 @@ def tracking_uri(place: str) -> str:
 
 
 class MLflow:
-    """One MLflow run a run, found again by its tag. MLflow can't remove points: a step that was made again after it was
-    sent keeps its first values, which on a CPU are the same ones."""
+    """One MLflow run for each run, found again by its tag. MLflow can't remove points: a step that was made again after
+    it was sent keeps its first values, which on a CPU are the same."""
 
     def __init__(self, subject: Subject, place: str):
         os.environ.update({name: value for name, value in _CLIENT.items() if name not in os.environ})
@@ -60,7 +60,7 @@ class MLflow:
         return held
 
     def add(self, points: Sequence[RunPoint]) -> None:
-        """All values of a point go in one request, which is one transaction: a kill leaves no half point."""
+        """Send all values of a point in one request, which is one transaction: a kill leaves no half point."""
         from mlflow.entities import Metric
 
         for begin in range(0, len(points), _POINTS_A_REQUEST):
@@ -73,7 +73,7 @@ class MLflow:
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
         for name, value in outcome.items():
-            self._client.set_tag(self._run, f"hivetune.{name}", value[:_LONGEST_TAG])
+            self._client.set_tag(self._run, f"hivetune.{name}", value[:_MAX_TAG_CHARS])
         if status == "running":
             return
         self._client.set_terminated(self._run, _ENDED.get(status, "KILLED"), end_time=round(time.time() * 1000))
@@ -93,11 +93,11 @@ class MLflow:
         return str(run.info.run_id)
 
     def _tell_settings(self, run: Any, subject: Subject) -> None:
-        """Those that it has not yet: choices that are measured come later than the settings, and none changes."""
+        """Send the settings that MLflow lacks. Measured choices come later than settings, and none changes."""
         from mlflow.entities import Param
 
         parameters = [
-            Param(name, str(value)[:_LONGEST_PARAMETER])
+            Param(name, str(value)[:_MAX_PARAMETER_CHARS])
             for name, value in subject.settings.items()
             if name not in run.data.params
         ]

@@ -1,4 +1,5 @@
-"""The points of a run: what its journal says now, and how that differs from what a tool holds."""
+"""The points of a run: what its journal has now, how that differs from what a tool holds, and what a tool must be able
+to do."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,10 @@ from hivetune.run.record import read_record
 
 PointKind = Literal["step", "validation"]
 PointKey = tuple[PointKind, int]
-# What a tool holds: kind and number of the step, and when it was made (milliseconds since 1970).
+# Kind and number of each step that a tool holds, and when it was made (milliseconds since 1970).
 HeldPoints = dict[PointKey, int]
 
-# Field of the journal's line -> name in every tool. The part before the slash makes a section in their pages.
+# Field of the journal's line -> name in every tool. Their pages make a section of the part before the slash.
 _NAMES: dict[PointKind, dict[str, str]] = {
     "step": {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate"},
     "validation": {"loss": "validation/loss"},
@@ -27,7 +28,7 @@ SPEED = "train/tokens_per_second"
 
 @dataclass(frozen=True)
 class RunPoint:
-    """One line of metrics.jsonl: its finite values by their names in the tools. `step` counts finished steps."""
+    """A line of metrics.jsonl: its finite values by their names in the tools. `step` counts finished steps."""
 
     kind: PointKind
     step: int
@@ -40,17 +41,17 @@ class RunPoint:
 
 
 def point_kind(name: str) -> PointKind:
-    """The kind of the point that a value of this name belongs to."""
+    """Return the kind of the point that a value of this name belongs to."""
     return "validation" if name in _NAMES["validation"].values() else "step"
 
 
 def main_value(kind: PointKind) -> str:
-    """The name of the value that every point of this kind has."""
+    """Return the name of the value that every point of this kind has."""
     return _NAMES[kind]["loss"]
 
 
 def point_of(entry: Mapping[str, Any]) -> RunPoint | None:
-    """None for a line that is no point: another event, or a step without a loss (it had lost all its rows)."""
+    """Return the point of a line. None for another event, and for a step without a loss (it had lost all its rows)."""
     kind = entry["event"]
     if kind not in _NAMES or entry.get("loss") is None:
         return None
@@ -61,15 +62,15 @@ def point_of(entry: Mapping[str, Any]) -> RunPoint | None:
 
 
 class JournalReader:
-    """metrics.jsonl, read on from where it was left, or anew when the worker has replaced it (lines of steps that are
-    made again after a crash are taken back). `points`: the newest of each step."""
+    """A reader of metrics.jsonl that continues where it stopped, and begins again when the worker has rewritten the
+    file because steps are made again after a crash. `points`: the newest of each step."""
 
     def __init__(self, path: Path):
         self._path, self._place = path, JournalPlace()
         self.points: dict[PointKey, RunPoint] = {}
 
     def read(self) -> tuple[list[RunPoint], bool]:
-        """Points that are new since the last read, and whether older ones may have gone."""
+        """Return the points since the last read, and whether older ones may be gone."""
         new: list[RunPoint] = []
         replaced = False
         while True:
@@ -85,13 +86,14 @@ class JournalReader:
 
 
 def first_difference(held: Mapping[PointKey, int], points: Mapping[PointKey, RunPoint]) -> int | None:
-    """The first step that a tool holds and the journal has not, or has from another time; None: it holds no such."""
+    """Return the first step that a tool holds and the journal lacks, or has from another time; None if there is no such
+    step."""
     differing = [step for (kind, step), time_ms in held.items() if not _is_in(points, (kind, step), time_ms)]
     return min(differing, default=None)
 
 
 def missing(held: Mapping[PointKey, int], points: Iterable[RunPoint]) -> list[RunPoint]:
-    """Points that a tool has not yet, by step; a training step before the validation behind it."""
+    """Return the points that a tool lacks, by step; a training step comes before the validation after it."""
     return sorted((point for point in points if point.key not in held), key=lambda point: (point.step, point.kind))
 
 
@@ -99,14 +101,12 @@ def _is_in(points: Mapping[PointKey, RunPoint], key: PointKey, time_ms: int) -> 
     return key in points and points[key].time_ms == time_ms
 
 
-# What a tool has to do to get points, and what it is told about their run.
-
 PROJECT = "hivetune"  # what MLflow calls an experiment
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The run of a report. `id` tells it from another run of the same name; `settings`: dotted names and values."""
+    """The run of a report. `id` tells it from another run of the same name. `settings`: dotted names and values."""
 
     run: Path
     id: str
@@ -115,7 +115,8 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Of the run in every tool: its folder, and what tells it from others of that name (each cycle has a `run`)."""
+        """Return the name of the run in every tool: its folder and part of its id, since each cycle's run is called
+        `run`."""
         return f"{self.run.name}-{self.id[:8]}"
 
 
@@ -123,21 +124,23 @@ class Sink(Protocol):
     """A tool, opened for one run. Only one process at a time has it open (follow.py holds the lock)."""
 
     def held(self) -> HeldPoints:
-        """What the tool has of this run, also of an exporter that was killed."""
+        """Return what the tool has of this run, also from an exporter that was killed."""
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
-        """Steps from `step` on were made again: what it holds now. A tool that can't remove points returns `held`."""
+        """Remove steps from `step` on, because they were made again, and return what is left. A tool that can't remove
+        points returns `held`."""
 
     def add(self, points: Sequence[RunPoint]) -> None:
-        """Returns when the tool has them. Raises what the tool's library raises."""
+        """Return when the tool has the points. Raises what the tool's library raises."""
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
-        """All points were added. `status` is the run's: done, stopped, failed, interrupted, or running still;
-        `outcome` as `outcome_of`."""
+        """End the run in the tool. `status`: done, stopped, failed, interrupted, or still running. `outcome` as
+        `outcome_of`."""
 
 
 def subject_of(run: Path) -> Subject:
-    """Raises UsageError when `run` is not a run folder, or its record or settings are damaged."""
+    """Return the run of a report. Raises UsageError when `run` is not a run folder, or its record or settings are
+    damaged."""
     record = read_record(run)
     config, choices = read_resolved(run)
     created_ms = round(record["created"] * 1000)
@@ -147,8 +150,8 @@ def subject_of(run: Path) -> Subject:
 
 
 def outcome_of(run: Path) -> dict[str, str]:
-    """The verdict with its measures, and the files that the run left, in words; what comes later is told by the next
-    report. Raises UsageError for a damaged verdict."""
+    """Return verdict, measures and files of a run in words. Later ones come with the next report. Raises UsageError for
+    a damaged verdict."""
     found: dict[str, str] = {}
     if (run / VERDICT).exists():
         verdict = read_sealed(run / VERDICT)
@@ -163,7 +166,7 @@ def outcome_of(run: Path) -> dict[str, str]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names; lists and empty sections as they are."""
+    """Return nested settings by their dotted names; lists and empty sections stay as they are."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}

@@ -1,7 +1,7 @@
-"""What is told of cycles, releases, training and cards, for Prometheus. No label holds a row, a user or a run.
+"""Numbers about cycles, releases, training and cards, for Prometheus. No label holds a row, a user or a run.
 
-A look costs some queries of hive.db and the end of one journal: the gateway adds it to its own numbers, and `hivetune
-report all --to prometheus FILE` writes it for node_exporter's textfile collector where no gateway runs.
+A look costs some queries of hive.db and the end of one journal. The gateway adds them to its own numbers; where no
+gateway runs, `hivetune report all --to prometheus FILE` writes them for node_exporter's textfile collector.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ _CARDS = {
 
 
 class HomeCollector(Collector):
-    """Reads this home anew at each look; holds nothing and locks nothing."""
+    """A collector that reads this home at each look. It holds nothing and locks nothing."""
 
     def collect(self) -> Iterator[Metric]:
         yield from _cards()
@@ -50,12 +50,12 @@ class HomeCollector(Collector):
         yield from told
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registering it does not look."""
+        """Yield nothing, so that registering the collector does not read the home."""
         return iter(())
 
 
 def write_textfile(path: Path) -> None:
-    """Whole at any moment: a collector may read it while it is replaced. Raises OSError."""
+    """Write the numbers atomically: a collector may read the file at any moment. Raises OSError."""
     registry = CollectorRegistry()
     registry.register(HomeCollector())
     write_atomic(path, generate_latest(registry))
@@ -100,7 +100,7 @@ def _releases(database: Connection) -> Iterator[Metric]:
 
 
 def _training(database: Connection) -> Iterator[Metric]:
-    """Of the run that goes on; the newest, should there be several."""
+    """Yield the numbers of the run that goes on, the newest if there are several."""
     going = running_runs(database)
     yield _gauge("hivetune_training_runs", "Runs that go on", len(going))
     if not going:
@@ -134,9 +134,6 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-# A Grafana dashboard of what the gateway and the home tell Prometheus.
-
-
 def dashboard() -> str:
-    """JSON to import; its data source is chosen there."""
+    """Return a Grafana dashboard as JSON to import. Its data source is chosen there."""
     return Path(__file__).with_name("grafana.json").read_text(encoding="utf-8")

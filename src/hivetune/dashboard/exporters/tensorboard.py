@@ -18,8 +18,8 @@ from hivetune.dashboard.exporters.points import HeldPoints, RunPoint, Subject, p
 
 
 class TensorBoard:
-    """One event file a run. Its own records tell what it holds; a torn one at its end is cut off: at once where the
-    disk is full, after a kill when the file is opened again."""
+    """One event file for each run. Its own records tell what it holds. A torn record at its end is cut off: at once
+    where the disk is full, after a kill when the file is opened again."""
 
     def __init__(self, subject: Subject, folder: Path):
         created_s = subject.created_ms / 1000
@@ -42,7 +42,7 @@ class TensorBoard:
         return dict(self._held)
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
-        """A session that starts at `step`: readers forget what they have from there on."""
+        """Write a session that starts at `step`: readers forget what they have from there on."""
         newest_ms = max(held.values(), default=0)
         self._write([LoggedEvent(newest_ms / 1000, step, start=True)])
         return dict(self._held)
@@ -51,7 +51,7 @@ class TensorBoard:
         self._write([LoggedEvent(point.time_ms / 1000, point.step, point.values) for point in points])
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
-        """Settings as hyperparameters, and a text of each; what the file has already is not written again."""
+        """Write settings as hyperparameters, and settings and outcome as texts, unless the file has them already."""
         created_s = self._subject.created_ms / 1000
         settings = {name: value for name, value in self._subject.settings.items() if value != {}}
         parts = {HPARAMS_TAG: settings_part(settings, created_s)}
@@ -64,13 +64,13 @@ class TensorBoard:
             self._write([LoggedEvent(max([*self._held.values(), 1000 * created_s]) / 1000, 0, parts=new)])
 
     def _write(self, events: Sequence[LoggedEvent]) -> None:
-        """All of them or none."""
+        """Write all events or none."""
         self._append(b"".join(map(record_of, events)))
         for event in events:
             self._note(event)
 
     def _append(self, data: bytes) -> None:
-        """Raises OSError; the file holds what it held before then, and is gone when that was nothing."""
+        """Append to the file. On an OSError it holds what it held before, and is removed if that was nothing."""
         left = memoryview(data)
         try:
             while left:

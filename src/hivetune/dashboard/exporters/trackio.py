@@ -10,7 +10,7 @@ from hivetune.dashboard.exporters.points import PROJECT, HeldPoints, RunPoint, S
 
 
 class Trackio:
-    """One trackio run a run. Each row has an id of its own, so what is sent twice is stored once."""
+    """One trackio run for each run. Each row has its own id, so a row that is sent twice is stored once."""
 
     def __init__(self, subject: Subject, folder: Path):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -26,7 +26,7 @@ class Trackio:
         return {(_kind_of(row), row["step"]): _time_ms(row["timestamp"]) for row in rows}
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
-        """It removes runs, not rows: all of it is sent again."""
+        """Remove the run, because trackio removes no rows: all of it is sent again."""
         self._storage.delete_run(PROJECT, self._subject.name, run_id=self._subject.id)
         return {}
 
@@ -34,7 +34,8 @@ class Trackio:
         self._send(points, self._subject.settings)
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
-        """As settings of the run: trackio takes them with points alone, so the last goes again, and is stored once."""
+        """Store the outcome as settings. trackio takes them only with points, so the last one is sent again, and stored
+        once."""
         rows = self._storage.get_logs(PROJECT, self._subject.name, run_id=self._subject.id)
         if rows:
             row = rows[-1]

@@ -13,8 +13,9 @@ _POINTS = "hivetune.json"
 
 
 class WandB:
-    """Its file only grows, in the order of the steps, and a process of W&B's own writes it: so the run is written into
-    a temporary folder and renamed when it is whole. A kill leaves the one before, or none."""
+    """One W&B run for each run. Its file only grows, in the order of the steps, and a process of W&B's own writes
+    it. So the run is written into a temporary folder and renamed when it is whole. A kill leaves the earlier one,
+    or none."""
 
     def __init__(self, subject: Subject, folder: Path):
         self._subject, self._folder = subject, folder / "wandb"
@@ -39,7 +40,7 @@ class WandB:
         self._points += points
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
-        """Replaces what an earlier report wrote, unless it is the same."""
+        """Replace what an earlier report wrote, unless it is the same."""
         if not self._changed and self._written == (status, len(self._points), dict(outcome)):
             return
         for rest in self._folder.glob(f".{self._subject.id}-*"):  # of an exporter that was killed
@@ -83,7 +84,7 @@ class WandB:
 
 
 def _rows(points: Sequence[RunPoint]) -> list[tuple[int, dict[str, float], int]]:
-    """One a step, in their order: a validation belongs to the row of its step."""
+    """Return one row for each step, in order. A validation belongs to the row of its step."""
     rows: dict[int, tuple[dict[str, float], int]] = {}
     for point in points:
         values, time_ms = rows.get(point.step, ({}, point.time_ms))

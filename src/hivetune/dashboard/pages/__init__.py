@@ -1,1 +1,1 @@
-"""One module for each page of the dashboard, and one for what a person can do there."""
+"""The pages of the dashboard, and the forms of what a person can do there."""

@@ -1,5 +1,5 @@
-"""What a person can do here: promote, roll back, stop a run, forget. Each is confirmed on a page of its own, and does
-what the command of the same name does."""
+"""What a person can do here: promote, roll back, stop a run, forget. Each is confirmed on its own page, and does the
+same as the command of that name."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -23,7 +23,8 @@ LONGEST_REASON = 500
 
 @dataclass(frozen=True)
 class ConfirmedForm:
-    """`confirm` makes the page that asks; `do` is called with its form, and makes the page that tells what came."""
+    """A form in two pages. `confirm` makes the page that asks. `do` gets the posted form and makes the page with the
+    result."""
 
     confirm: Callable[[Watcher, PageRequest], Page]
     do: Callable[[Watcher, PageRequest], Page]
@@ -31,8 +32,8 @@ class ConfirmedForm:
 
 @dataclass(frozen=True)
 class Question:
-    """A page that asks. `command`: what does the same in a terminal. `reason`: whether words are kept; `force`: whether
-    they are needed. `hidden`: values that the form carries."""
+    """A page that asks. `command`: the same in a terminal. `reason`: whether the form has a field for one. `hidden`:
+    values that the form carries."""
 
     asks: str
     says: str
@@ -88,7 +89,7 @@ def _confirm_rollback(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def _roll_back(watcher: Watcher, asked: PageRequest) -> Page:
-    """Only the champion that the page showed: another one may have taken its place since."""
+    """Roll back only the champion that the page showed: another release may be champion by now."""
     release = found_release(asked)
     with closing(open_database()) as database:
         champion, withdrawn = rollback(database, release.label, by=who(), reason=_reason(asked))
@@ -148,7 +149,7 @@ def _forget(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def _whom(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
-    """Raises UsageError."""
+    """Return what to forget. Raises UsageError."""
     value = fields.get("value", "").strip()
     kind = next((known for known in get_args(ForgetKind) if known == fields.get("kind")), None)
     if kind is None or not value:

@@ -1,4 +1,5 @@
-"""Cycles: each decision with its reason, what came of each cycle, its rows, and quality from release to release."""
+"""Cycles: each decision with its reason, the outcome and the rows of each cycle, and quality from release to
+release."""
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +30,7 @@ _MEASURED = ("loss", "success")
 
 @dataclass(frozen=True)
 class ShownCycle:
-    """A cycle with its gate's reasons and what became of its rows; `run`: the id of its run, empty without one."""
+    """A cycle with its gate's reasons and its rows. `run`: the id of its run, empty without one."""
 
     row: CycleRow
     verdict: str
@@ -64,7 +65,7 @@ def loop_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[str]:
-    """For each measure the difference to the base with its 95 % interval, release by release."""
+    """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
     known = list(_judged(releases(database, name)))
     for measure in _MEASURED:
         rows: list[tuple[str, float, float, float]] = []
@@ -82,7 +83,7 @@ def _label(release: Release) -> str:
 
 
 def _judged(known: Iterable[Release]) -> Iterator[tuple[Release, list[Mapping[str, Any]]]]:
-    """Releases whose files are there, with the metrics of their verdict."""
+    """Yield releases whose files are there, with the metrics of their verdict."""
     for release in known:
         try:
             judgement = read_json(release.folder / MANIFEST).get("judgement")
@@ -93,7 +94,7 @@ def _judged(known: Iterable[Release]) -> Iterator[tuple[Release, list[Mapping[st
 
 
 def _decision(entry: Mapping[str, Any]) -> tuple[float, str, str]:
-    """When, what, why."""
+    """Return when, what and why."""
     if entry["event"] == "decision":
         return float(entry["now"]), str(entry["kind"]).replace("_", " "), str(entry["reason"])
     if entry["event"] == "notice":

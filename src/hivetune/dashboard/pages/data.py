@@ -26,7 +26,7 @@ MOST_SNAPSHOTS = 200
 
 @dataclass(frozen=True)
 class ShownSnapshot:
-    """`rows` None: its folder is gone."""
+    """A snapshot. `rows` is None when its folder is gone."""
 
     digest: str
     path: Path
@@ -50,7 +50,7 @@ def data_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def report_page(watcher: Watcher, asked: PageRequest) -> Page:
-    """The snapshot's report, in the dashboard's frame."""
+    """Show the snapshot's report, in the dashboard's frame."""
     digest = asked.named["snapshot"]
     with closing(open_database()) as database:
         found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
@@ -63,7 +63,7 @@ def report_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def row_page(watcher: Watcher, asked: PageRequest) -> Page:
-    """From a row to whatever was made of it."""
+    """Show a row with everything that was made of it."""
     wanted = asked.query.get("place", "").strip()
     uses = list(uses_of_row(wanted)) if wanted and database_path().exists() else []
     return Page("row.html", "Where a row went", {"wanted": wanted, "uses": uses, "problem": ""})
@@ -79,8 +79,6 @@ def _shown(digest: str, path: str, created: float) -> ShownSnapshot:
     except (OSError, ValueError, KeyError, TypeError):
         return ShownSnapshot(digest, folder, created, None, 0)
 
-
-# From a release to its rows and back: rows of a snapshot a page at a time, and whatever a row has gone into.
 
 ROWS_A_PAGE = 50
 LONGEST_SHOWN = 2000
@@ -110,7 +108,7 @@ class RowUse:
 
 
 def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow], int]:
-    """The rows of page `number` (from 1), and how many there are. Raises UsageError where the snapshot is gone."""
+    """Return the rows of page `number` (from 1) and their total. Raises UsageError where the snapshot is gone."""
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}", hint=f"choose one of: {', '.join(SPLITS)}")
     with closing(open_database()) as database:
@@ -124,7 +122,7 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
 
 
 def uses_of_row(wanted: str) -> Iterator[RowUse]:
-    """Every snapshot with a row of this id, interaction or place (file:line), newest snapshot first."""
+    """Yield every snapshot with a row of this id, interaction or place (file:line), newest first."""
     with closing(open_database()) as database:
         known = database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall()
         for digest, path in known:

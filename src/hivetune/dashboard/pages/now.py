@@ -1,4 +1,4 @@
-"""Now: what runs, how far it is, what comes next and why, what needs a person, and how the machine is doing."""
+"""Now: what runs, how far it is, what comes next and why, what needs a person, and the state of the machine."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from hivetune.machine.telemetry import sample
 
 @dataclass(frozen=True)
 class ShownLoop:
-    """A loop with what it decided last: `action` and why, not before `not_before` (0: at once)."""
+    """A loop with its last decision: `action`, its reason, and its earliest time (0: at once)."""
 
     loop: CycleLoop
     action: str
@@ -59,7 +59,7 @@ def shown_loop(loop: CycleLoop) -> ShownLoop:
 
 
 def _device() -> Mapping[str, Any]:
-    """Rounded, so that a page whose numbers hardly moved is not sent again."""
+    """Return rounded numbers, so that a page that hardly changed is not sent again."""
     taken = sample(None, home() if home().exists() else Path.home())
     cards: Sequence[Mapping[str, Any]] = taken.get("cards", ())
     return {
@@ -70,11 +70,9 @@ def _device() -> Mapping[str, Any]:
     }
 
 
-# Doctor: the facts of this machine and what is wrong with it, as `hivetune doctor --quick` tells them.
-
-
 def doctor_page(watcher: Watcher, asked: PageRequest) -> Page:
-    """Nothing is measured: the disk belongs to whoever trains."""
+    """Show the facts of this machine as `hivetune doctor --quick` does. Nothing is measured, which would disturb a
+    training."""
     seen = look(Surroundings(measure=False))
     judgement = judge_machine(seen, Demand())
     redaction = of_this_account()

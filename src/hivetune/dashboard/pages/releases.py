@@ -1,4 +1,4 @@
-"""Releases: verdict and metrics, where a release comes from down to its rows, answers side by side, its history."""
+"""Releases: verdict and metrics, origin down to the rows, answers side by side, history."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -37,7 +37,7 @@ def releases_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def release_page(watcher: Watcher, asked: PageRequest) -> Page:
-    """Damaged or pruned files are said; what the registry itself knows is shown all the same."""
+    """Show a release. Damaged or pruned files are named; what the registry itself knows is shown all the same."""
     release = found_release(asked)
     problem, about = "", {}
     with closing(open_database()) as database:
@@ -67,7 +67,7 @@ def release_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def rows_page(watcher: Watcher, asked: PageRequest) -> Page:
-    """The rows that a release was trained on or judged by, a page at a time."""
+    """Show the rows that a release was trained on or judged by, a page at a time."""
     release = found_release(asked)
     wanted = asked.query.get("page", "")
     number = max(1, int(wanted)) if wanted.isdecimal() and len(wanted) <= LONGEST_NUMBER else 1
@@ -86,7 +86,7 @@ def rows_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def found_release(asked: PageRequest) -> Release:
-    """The release that an address names. Raises NotThere."""
+    """Return the release that an address names. Raises NotThere."""
     try:
         with closing(open_database()) as database:
             return find(database, f"{asked.named['name']}@{asked.named['version']}")
@@ -95,7 +95,7 @@ def found_release(asked: PageRequest) -> Release:
 
 
 def _answers(release: Release) -> str:
-    """Base and tuned beside each other, from the evaluation that was registered; empty without one."""
+    """Return base and tuned answers side by side from the registered evaluation, or "" without one."""
     path = release.folder / EVALUATION
     if release.pruned or not path.is_file():
         return ""

@@ -1,4 +1,4 @@
-"""Runs, one run, and its evaluation: losses and speed against the plan, faults and what was done, settings, logs."""
+"""Runs, one run, and its evaluation: losses and speed beside the plan, faults and repairs, settings, logs."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def run_page(watcher: Watcher, asked: PageRequest) -> Page:
 
 
 def evaluation_page(watcher: Watcher, asked: PageRequest) -> Page:
-    """The run's own page of its evaluation, in the dashboard's frame."""
+    """Show the run's own page of its evaluation, in the dashboard's frame."""
     run = _found(watcher, asked)
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"hivetune eval {quoted(run.path.name)}")
@@ -76,7 +76,7 @@ def _found(watcher: Watcher, asked: PageRequest) -> WatchedRun:
 
 
 def _charts(run: WatchedRun) -> Iterator[tuple[str, str]]:
-    """Title and SVG of each."""
+    """Yield title and SVG of each chart."""
     curves = run.read.curves
     loss, validation = curves["loss"], curves["validation"]
     said = "no step yet"
@@ -129,7 +129,7 @@ def _smoothed(series: Series) -> list[tuple[float, float]]:
 
 
 def _band(series: Series) -> list[tuple[float, float, float]]:
-    """Only where buckets hold several points."""
+    """Return minimum and maximum of each bucket where buckets hold several points."""
     if not series.buckets or series.buckets[0].count == 1:
         return []
     return [(bucket.step, bucket.low, bucket.high) for bucket in series.buckets]
@@ -137,7 +137,7 @@ def _band(series: Series) -> list[tuple[float, float, float]]:
 
 @dataclass(frozen=True)
 class ShownSetting:
-    """`changed`: it is not the default, or there is none."""
+    """A setting. `changed`: it is not the default, or there is no default."""
 
     key: str
     value: str
@@ -145,7 +145,7 @@ class ShownSetting:
 
 
 def _settings(run: Path) -> tuple[list[ShownSetting], str]:
-    """The run's own settings and choices; or why they can't be read."""
+    """Return the run's settings and choices, or why they can't be read."""
     try:
         config, choices = read_resolved(run)
     except UsageError as error:
@@ -170,7 +170,7 @@ def _shown(value: Any) -> str:
 
 
 def _result(run: Path) -> Mapping[str, Any]:
-    """What `train --json` told of a finished run; nothing before."""
+    """Return the last document of `train --json`, {} before the run ends."""
     try:
         result: Mapping[str, Any] = read_record(run).get("result", {})
         return result
@@ -179,7 +179,7 @@ def _result(run: Path) -> Mapping[str, Any]:
 
 
 def _logs(run: Path) -> Iterator[tuple[str, str]]:
-    """The last lines of what its processes printed."""
+    """Yield the last lines that the run's processes printed."""
     for name in (SUPERVISOR_LOG, WORKER_LOG):
         try:
             with open(open_plain(run / name), "rb") as file:
