@@ -4,13 +4,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from hivetune.base.journal import Journal
-from hivetune.run.chart import loss_chart, write_loss_chart
+from hivetune.run.chart import Chart, DrawnCurve, chart_file, write_loss_chart
 
 
 def test_other_peoples_names_are_text_in_the_picture() -> None:
-    found = ElementTree.fromstring(
-        loss_chart([(1, 4.0, "step"), (2, 3.0, "step"), (2, 3.5, "validation")], title="<script>&\"'")
-    )
+    curves = [DrawnCurve("a", "raw", [(1, 4.0), (2, 3.0)]), DrawnCurve("<script>b", "second", [(2, 3.5)], label="<i>")]
+    found = ElementTree.fromstring(chart_file(Chart("<script>&\"'", curves, "")))
     assert found.find("{*}script") is None
     assert any("<script>&" in (text.text or "") for text in found.iter() if text.tag.endswith("text"))
 

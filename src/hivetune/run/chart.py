@@ -1,91 +1,185 @@
-"""A loss curve as a small SVG file, readable in any browser: no library, no script."""
+"""The charts of all pages and of `loss.svg`: SVG without a library or a script, readable without seeing colours.
 
-import html
-from collections.abc import Mapping, Sequence
+On a page, colours are classes of its style sheet (judge/pages/page.css); a file brings its own. Lines differ in dashes
+too. Every text is escaped.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from typing import Literal
 
 from hivetune.base.disk import write_atomic
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import loss_curve
 
-WIDTH, HEIGHT, MARGIN = 720, 320, 48
-COLORS = {"step": "#9db4c8", "validation": "#c2410c"}
-_NAMES = {"step": "training step", "validation": "validation"}
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720.0, 220.0, 58.0, 10.0, 10.0, 24.0
+TITLE_HEIGHT = 30.0  # above the chart in a file
+MAX_TICKS = 5
+CurveKind = Literal["raw", "smooth", "second", "plan"]
+# Blue and vermilion, which people who can't tell red from green tell apart (Okabe and Ito).
+_FILE_STYLE = (
+    "text{font:12px sans-serif;fill:#4b5563}text.up{text-anchor:end}.axis{stroke:#e5e7eb}polyline{fill:none}"
+    ".raw{stroke:#6f86a0}.second{stroke:#b04a00;stroke-width:2}polyline.second{stroke-dasharray:6 3}"
+    "circle.raw{fill:#6f86a0}circle.second{fill:#b04a00}text.raw,text.second{stroke:none}"
+)
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """A curve. `points`: (x, y) by x. `band`: (x, minimum, maximum), drawn below it. `dots`: the points are marked too.
+    `label`: written at its last point. A curve of the kind `plan` with one point is a level line across the chart."""
+
+    name: str
+    kind: CurveKind
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]] = ()
+    dots: bool = False
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart. `summary`: what it shows, in a sentence, for people who do not see it. `number`: formats its values."""
+
+    title: str
+    curves: Sequence[DrawnCurve]
+    summary: str
+    number: Callable[[float], str] = field(default=lambda value: f"{value:.4g}")
+    from_zero: bool = False
+    x_name: str = "step"
+
+
+def draw_chart(chart: Chart) -> str:
+    """Return the SVG for a page, or "" where there are not two points to draw."""
+    if sum(len(curve.points) for curve in chart.curves if curve.kind != "plan") < 2:
+        return ""
+    parts, ends = _draw(chart)
+    label = escape(f"{chart.title}: {chart.summary}")
+    box = f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
+    return f'<svg class="chart" {box} role="img" aria-label="{label}" {ends}>{"".join(parts)}</svg>'
+
+
+def chart_file(chart: Chart) -> str:
+    """Return an SVG file with its title, its colours, and a legend of the curves without a label."""
+    parts, _ = _draw(chart)
+    legend = [curve for curve in chart.curves if not curve.label]
+    for number, curve in enumerate(legend):
+        x = WIDTH - 110 * (len(legend) - number)
+        parts.append(f'<text class="{curve.kind}" x="{x}" y="-10">\N{HORIZONTAL BAR} {escape(curve.name)}</text>')
+    box = f'viewBox="0 {-TITLE_HEIGHT:.0f} {WIDTH:.0f} {HEIGHT + TITLE_HEIGHT:.0f}"'
+    paper = f'<rect y="{-TITLE_HEIGHT:.0f}" width="100%" height="100%" fill="#ffffff"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}><style>{_FILE_STYLE}</style>{paper}'
+    return "\n".join([head, f'<text x="{LEFT}" y="-10">{escape(chart.title)}</text>', *parts, "</svg>", ""])
 
 
 def write_loss_chart(run: Path) -> None:
-    """`loss.svg` of a run that has made a step."""
+    """Write `loss.svg` of a run that has made a step."""
     points = loss_curve(run)
-    if points:
-        write_atomic(run / LOSS_CURVE, loss_chart(points, title=f"{run.name}: nats per token").encode())
-
-
-def loss_chart(points: list[tuple[int, float, str]], *, title: str) -> str:
-    """The SVG text: steps as a line, validations as dots. `points`: (step, nats per token, kind), at least one."""
-    frame = _Frame([(step, loss) for step, loss, _ in points], title)
-    frame.line([(step, loss) for step, loss, kind in points if kind == "step"], COLORS["step"], 1.5)
-    dots = [(step, loss) for step, loss, kind in points if kind == "validation"]
-    frame.line(dots, COLORS["validation"], 2)
-    frame.dots(dots, COLORS["validation"])
-    for number, (kind, color) in enumerate(COLORS.items()):
-        x = WIDTH - MARGIN - 220 + 120 * number
-        frame.parts.append(f'<rect x="{x}" y="15" width="10" height="10" fill="{color}"/>')
-        frame.parts.append(f'<text x="{x + 15}" y="24" fill="#374151">{_NAMES[kind]}</text>')
-    return frame.text()
+    if not points:
+        return
+    steps, validations = ([(step, loss) for step, loss, of in points if of == kind] for kind in ("step", "validation"))
+    curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
+    chart = Chart(f"{run.name}: nats per token", curves, "")
+    write_atomic(run / LOSS_CURVE, chart_file(chart).encode())
 
 
 def curves_chart(curves: Mapping[str, Sequence[tuple[int, float]]], *, title: str, best: str) -> str:
-    """The SVG text of several curves of (step, nats per token), each with its label at its last point."""
-    frame = _Frame([point for points in curves.values() for point in points], title)
-    for label, points in curves.items():
-        color = COLORS["validation"] if label == best else COLORS["step"]
-        frame.line(points, color, 2.5 if label == best else 1.5)
-        frame.dots(points, color)
-        if points:
-            x, y = frame.place(*points[-1])
-            name = html.escape(label)
-            frame.parts.append(f'<text x="{x - 4:.1f}" y="{y - 6:.1f}" text-anchor="end" fill="{color}">{name}</text>')
-    return frame.text()
+    """Return an SVG file of several curves of (step, nats per token), each with its label at its last point."""
+    drawn = [
+        DrawnCurve(label, "second" if label == best else "raw", points, dots=True, label=label)
+        for label, points in curves.items()
+    ]
+    return chart_file(Chart(title, drawn, ""))
 
 
-class _Frame:
-    """Axes around points of (step, nats per token), at least one, and what is drawn between them."""
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return at most MAX_TICKS + 1 round numbers from `low` to `high`: 1, 2, 2.5 or 5 times a power of ten apart."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / MAX_TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= rough * (1 - 1e-9))
+    return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
-    def __init__(self, points: Sequence[tuple[int, float]], title: str):
-        self._last_step = max(step for step, _ in points)
-        low, high = min(loss for _, loss in points), max(loss for _, loss in points)
-        room = (high - low) * 0.05 or 0.1
-        self._low, self._high = low - room, high + room
-        box = f"0 0 {WIDTH} {HEIGHT}"
-        self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box}" font-family="sans-serif" font-size="12">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-            f'<text x="{MARGIN}" y="24" font-size="15" fill="#111827">{html.escape(title)}</text>',
-        ]
-        for tick in range(5):
-            self._tick(tick)
 
-    def place(self, step: int, loss: float) -> tuple[float, float]:
-        x = MARGIN + (WIDTH - 2 * MARGIN) * step / max(1, self._last_step)
-        return x, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (loss - self._low) / (self._high - self._low)
+def draw_intervals(rows: Sequence[tuple[str, float, float, float]], summary: str) -> str:
+    """Return the SVG of one line a row, (label, value, low, high) around zero, all on the same scale."""
+    if not rows:
+        return ""
+    widest = max(max(abs(value), abs(low), abs(high)) for _, value, low, high in rows) or 1.0
+    height, middle, half = 26 * len(rows) + 50, WIDTH * 0.6, WIDTH * 0.38
+    parts = [f'<text x="0" y="16">{escape(summary)}</text>']
+    parts.append(f'<line class="axis" x1="{middle}" x2="{middle}" y1="26" y2="{height - 20}"/>')
+    for number, (label, value, low, high) in enumerate(rows):
+        y = 40 + 26 * number
+        ends = [f"{middle + half * end / widest:.1f}" for end in (low, high, value)]
+        parts.append(f'<text x="0" y="{y + 4}">{escape(label)}</text>')
+        parts.append(f'<line class="interval" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle class="interval" cx="{ends[2]}" cy="{y}" r="4.5"/>')
+    for at, text, anchor in ((-1, f"-{widest:.3g}", "middle"), (0, "0", "middle"), (1, f"+{widest:.3g}", "end")):
+        parts.append(f'<text x="{middle + half * at:.1f}" y="{height - 4}" text-anchor="{anchor}">{text}</text>')
+    box = f'viewBox="0 0 {WIDTH:.0f} {height}"'
+    return f'<svg class="intervals" {box} role="img" aria-label="{escape(summary)}">{"".join(parts)}</svg>'
 
-    def line(self, points: Sequence[tuple[int, float]], color: str, width: float) -> None:
-        route = " ".join("{:.1f},{:.1f}".format(*self.place(step, loss)) for step, loss in points)
-        self.parts.append(f'<polyline points="{route}" fill="none" stroke="{color}" stroke-width="{width}"/>')
 
-    def dots(self, points: Sequence[tuple[int, float]], color: str) -> None:
-        for x, y in (self.place(step, loss) for step, loss in points):
-            self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>')
+def _draw(chart: Chart) -> tuple[list[str], str]:
+    """Return grid and curves, and the attributes by which static/dashboard.js reads values below the pointer."""
+    curves = [curve for curve in chart.curves if curve.points]
+    drawn = [point for curve in curves if curve.kind != "plan" for point in curve.points]
+    levels = [y for curve in curves for _, y in curve.points]
+    levels += [value for curve in curves for _, *both in curve.band for value in both]
+    low, high = min(levels), max(levels)
+    low = min(0.0, low) if chart.from_zero else low
+    room = (high - low) * 0.04 or abs(high) * 0.04 or 1.0
+    low, high = (low if chart.from_zero else low - room), high + room
+    first, last = min(x for x, _ in drawn), max(x for x, _ in drawn)
 
-    def text(self) -> str:
-        return "\n".join([*self.parts, "</svg>", ""])
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (WIDTH - LEFT - RIGHT) * (x - first) / ((last - first) or 1.0)
+        return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
 
-    def _tick(self, tick: int) -> None:
-        loss = self._low + (self._high - self._low) * tick / 4
-        _, y = self.place(0, loss)
-        self.parts.append(f'<line x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e7eb"/>')
-        self.parts.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#6b7280">{loss:.2f}</text>')
-        step = round(self._last_step * tick / 4)
-        x, _ = self.place(step, self._low)
-        below = f'y="{HEIGHT - MARGIN + 18}" text-anchor="middle" fill="#6b7280"'
-        self.parts.append(f'<text x="{x:.1f}" {below}>{step}</text>')
+    parts = []
+    for value in round_ticks(low, high):
+        y = place(first, value)[1]
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="up" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(chart.number(value))}</text>')
+    for value in round_ticks(first, last):
+        x = place(value, low)[0]
+        anchor = "end" if x > WIDTH - 40 else "middle"
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{_plain(value)}</text>')
+    parts.append(f'<text x="0" y="{HEIGHT - 6}">{escape(chart.x_name)}</text>')
+    parts += [part for curve in curves for part in _draw_curve(curve, place, first, last)]
+    x_name = escape(chart.x_name)
+    return parts, f'data-x="{first:g},{last:g}" data-y="{low!r},{high!r}" data-x-name="{x_name}"'
+
+
+def _draw_curve(
+    curve: DrawnCurve, place: Callable[[float, float], tuple[float, float]], first: float, last: float
+) -> list[str]:
+    def route(points: Sequence[tuple[float, float]]) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+
+    parts = []
+    if curve.band:
+        there = route([(x, high) for x, _, high in curve.band])
+        back = route([(x, low) for x, low, _ in reversed(curve.band)])
+        parts.append(f'<polygon class="{curve.kind}" points="{there} {back}"/>')
+    points = curve.points
+    if curve.kind == "plan" and len(points) == 1:
+        points = [(first, points[0][1]), (last, points[0][1])]
+    parts.append(f'<polyline class="{curve.kind}" data-name="{escape(curve.name)}" points="{route(points)}"/>')
+    if curve.dots:
+        for x, y in (place(*point) for point in points):
+            parts.append(f'<circle class="{curve.kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+    if curve.label:
+        x, y = place(*points[-1])
+        text = escape(curve.label)
+        parts.append(f'<text class="{curve.kind}" x="{x - 4:.1f}" y="{y - 6:.1f}" text-anchor="end">{text}</text>')
+    return parts
+
+
+def _plain(value: float) -> str:
+    return f"{round(value):,}" if abs(value) >= 10 or math.isclose(value, round(value)) else f"{value:.1f}"

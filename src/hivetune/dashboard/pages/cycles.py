@@ -14,13 +14,13 @@ from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.journal import read_tail
 from hivetune.cycle.ledger import JOURNAL, CycleRow, acts_of, cycles_of, loop_folder
 from hivetune.cycle.observe import gate_of
-from hivetune.dashboard.charts import draw_intervals
 from hivetune.dashboard.overview import overview
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.pages.now import shown_loop
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import NotThere, UsageError
 from hivetune.release.registry import Release, releases
+from hivetune.run.chart import draw_intervals
 from hivetune.run.folder import RECORD
 from hivetune.run.record import read_record
 

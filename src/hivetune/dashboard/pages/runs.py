@@ -14,12 +14,12 @@ from hivetune.base.private import open_plain
 from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
 from hivetune.config import known_settings
-from hivetune.dashboard.charts import Chart, DrawnCurve, draw_chart
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.series import Series
 from hivetune.dashboard.watched import WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
 from hivetune.judge.pages.comparison import comparison_body
+from hivetune.run.chart import Chart, DrawnCurve, draw_chart
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG
 from hivetune.run.record import read_record
@@ -79,14 +79,14 @@ def _charts(run: WatchedRun) -> Iterator[tuple[str, str]]:
     """Yield title and SVG of each chart."""
     curves = run.read.curves
     loss, validation = curves["loss"], curves["validation"]
-    said = "no step yet"
+    summary = "no step yet"
     if loss.last is not None:
-        said = f"{loss.count:,} steps, the newest {loss.last:.4g}, smoothed {loss.buckets[-1].smoothed:.4g}"
-        said += f"; validation {validation.last:.4g}" if validation.last is not None else ""
+        summary = f"{loss.count:,} steps, the newest {loss.last:.4g}, smoothed {loss.buckets[-1].smoothed:.4g}"
+        summary += f"; validation {validation.last:.4g}" if validation.last is not None else ""
     drawn = [DrawnCurve("raw", "raw", _means(loss), _band(loss)), DrawnCurve("smoothed", "smooth", _smoothed(loss))]
     drawn.append(DrawnCurve("validation", "second", _means(validation), dots=len(validation.buckets) <= 100))
     title = "Loss, nats per token"
-    yield title, draw_chart(Chart(title, drawn, said))
+    yield title, draw_chart(Chart(title, drawn, summary))
     yield _one("Gradient norm before clipping", curves["grad_norm"])
     yield _one("Learning rate", curves["lr"], smoothed=False)
     planned = run.planned if run.read.tally.step else None
@@ -105,7 +105,7 @@ def _one(
     from_zero: bool = False,
     smoothed: bool = True,
 ) -> tuple[str, str]:
-    def said(value: float) -> str:
+    def written(value: float) -> str:
         return size(value) if in_bytes else f"{value:.4g}"
 
     if series.last is None:
@@ -113,11 +113,11 @@ def _one(
     curves = [DrawnCurve("raw", "raw", _means(series), _band(series))]
     if smoothed and series.count > 2:
         curves.append(DrawnCurve("smoothed", "smooth", _smoothed(series)))
-    words = f"the newest {said(series.last)}"
+    summary = f"the newest {written(series.last)}"
     if planned is not None:
         curves.append(DrawnCurve("plan", "plan", [(0.0, planned)]))
-        words += f"; the plan expects {said(planned)}"
-    return title, draw_chart(Chart(title, curves, words, said, from_zero=from_zero))
+        summary += f"; the plan expects {written(planned)}"
+    return title, draw_chart(Chart(title, curves, summary, written, from_zero=from_zero))
 
 
 def _means(series: Series) -> list[tuple[float, float]]:

@@ -8,10 +8,10 @@ from html import escape
 from typing import Any
 
 from hivetune.judge.evaluate import SIDES
+from hivetune.run.chart import Chart, DrawnCurve, draw_chart
 
 LONGEST_TEXT = 3000
 MOST_LOST = 50
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900.0, 220.0, 52.0, 22.0
 ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
 
 
@@ -32,40 +32,15 @@ def advice_list(advice: Sequence[Mapping[str, Any]]) -> str:
 
 
 def curve_plot(curve: Mapping[str, Any]) -> str:
-    """The training loss as a line, validation as points on a line of its own, with the lowest marked."""
+    """Return training loss and validations as two lines, with a sentence that says the same."""
     steps, validations = curve.get("steps") or [], curve.get("validations") or []
-    points = [*steps, *validations]
     if len(steps) < 2:
         return ""
-    low, high = min(loss for _, loss in points), max(loss for _, loss in points)
-    last, span = max(step for step, _ in points), (high - low) or 1.0
-
-    def at(step: float, loss: float) -> tuple[float, float]:
-        x = _LEFT + (_WIDTH - _LEFT - 8) * step / last
-        return x, 8 + (_HEIGHT - _BOTTOM - 16) * (high - loss) / span
-
-    def line(each: Sequence[Sequence[float]], kind: str) -> str:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in each))
-        return f'<polyline class="{kind}" points="{path}"/>'
-
-    dots = "".join(
-        f'<circle class="second" cx="{x:.1f}" cy="{y:.1f}" r="4"/>' for x, y in (at(*point) for point in validations)
-    )
-    base = _HEIGHT - _BOTTOM
-    texts = (
-        f'<text x="0" y="14">{high:.3g}</text><text x="0" y="{base:.0f}">{low:.3g}</text>'
-        f'<text x="{_LEFT:.0f}" y="{_HEIGHT - 4:.0f}">0</text>'
-        f'<text x="{_WIDTH:.0f}" y="{_HEIGHT - 4:.0f}" text-anchor="end">step {last}</text>'
-    )
     best = f", validation lowest at step {min(validations, key=lambda each: each[1])[0]}" if validations else ""
-    said = f"training loss from {steps[0][1]:.3g} to {steps[-1][1]:.3g}{best}"
-    return (
-        '<div class="wide" tabindex="0">'
-        f'<svg class="plot" viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" width="100%" role="img" '
-        f'aria-label="{said}">{texts}'
-        f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH}" y1="{base}" y2="{base}"/>'
-        f'{line(steps, "curve first")}{line(validations, "curve second")}{dots}</svg></div><p class="soft">{said}.</p>'
-    )
+    summary = f"training loss from {steps[0][1]:.3g} to {steps[-1][1]:.3g}{best}"
+    curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
+    chart = draw_chart(Chart("Loss, nats per token", curves, summary))
+    return f'<div class="wide" tabindex="0">{chart}</div><p class="soft">{summary}.</p>'
 
 
 def frozen_table(document: Mapping[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""Charts: bounded numbers, round ticks, escaped texts, and nothing that a strict content policy refuses."""
+"""Charts of pages: bounded numbers, round ticks, escaped texts, and nothing that a strict content policy refuses."""
 
 import re
 
 import pytest
 
-from hivetune.dashboard.charts import Chart, DrawnCurve, draw_chart, draw_intervals, round_ticks
+from hivetune.run.chart import Chart, DrawnCurve, draw_chart, draw_intervals, round_ticks
 
 HOSTILE = '<script>"&'
 
