@@ -23,7 +23,8 @@ CurveKind = Literal["raw", "smooth", "second", "plan"]
 _FILE_STYLE = (
     "text{font:12px sans-serif;fill:#4b5563}text.up{text-anchor:end}.axis{stroke:#e5e7eb}polyline{fill:none}"
     ".raw{stroke:#6f86a0}.second{stroke:#b04a00;stroke-width:2}polyline.second{stroke-dasharray:6 3}"
-    "circle.raw{fill:#6f86a0}circle.second{fill:#b04a00}text.raw,text.second{stroke:none}"
+    "circle.raw{fill:#6f86a0}circle.second{fill:#b04a00}text.raw{stroke:none}"
+    "text.second{stroke:none;fill:#b04a00}"
 )
 
 
