@@ -1,0 +1,127 @@
+"""Short float32 runs that must come to what they came to before: losses, gradient norms, and the adapter's hash.
+
+Bits hold for one processor model and one torch. Elsewhere the figures are compared within bounds, and the test reports
+that it could compare no hash. To accept a wanted change, or to add the hashes of another processor, run this file with
+HIVETUNE_WRITE_GOLDEN=1.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train.worker.models import write_model
+from train.worker.planted import judged_by_feedback, make_bench, planted_rows
+from train.worker.runs import learnable_rows, make_run, metrics, run_training
+from train.worker.test_ranks import run_ranks
+
+from hivetune.base.disk import sha256_file, write_json
+from hivetune.base.journal import read_journal
+
+GOLDEN = Path(__file__).parent / "golden" / "runs.json"
+# Sums in other orders differ in the seventh digit; a dozen steps of AdamW at a rate of 1e-2 let that grow.
+LOSS_BOUND, NORM_BOUND = 2e-3, 2e-2
+
+
+def processor() -> str:
+    """The processor model and the torch that computed: what the bits of a run depend on."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if platform.system() == "Linux" else []
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    told = {name.strip(): value.strip() for name, value in facts.items()}
+    flags = told.get("flags", "").split()
+    widest = next((name for name in ("amx_bf16", "avx512f", "avx2") if name in flags), "")
+    names = ("vendor_id", "cpu family", "model")
+    return " ".join((*(told.get(name, "?") for name in names), widest, f"torch {torch.__version__}"))
+
+
+def compare(name: str, steps: Sequence[dict[str, Any]], adapter: Path) -> None:
+    """Compare a run with its golden figures. `steps` are its journal's steps; `adapter` is its weights file."""
+    known = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.is_file() else {}
+    losses = [step["loss"] for step in steps]
+    norms = [step["grad_norm"] for step in steps]
+    digest = sha256_file(adapter)
+    if os.environ.get("HIVETUNE_WRITE_GOLDEN") == "1":
+        hashes = {**known.get(name, {}).get("adapter", {}), processor(): digest}
+        rounded = {"losses": [round(loss, 6) for loss in losses], "norms": [float(f"{norm:.5g}") for norm in norms]}
+        write_json(GOLDEN, {**known, name: {**rounded, "adapter": hashes}})
+        return
+    golden = known[name]
+    assert losses == pytest.approx(golden["losses"], rel=LOSS_BOUND)
+    assert norms == pytest.approx(golden["norms"], rel=NORM_BOUND)
+    expected = golden["adapter"].get(processor())
+    if expected is None:
+        print(f"{name}: no hash of {processor()} is kept; figures only were compared")
+    else:
+        assert digest == expected
+
+
+def model_of(folder: Path, family: str = "llama", **changes: int) -> Path:
+    write_json(
+        write_model(folder, family, **changes) / "hivetune.json",
+        {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"},
+    )
+    return folder
+
+
+def prefixed_rows() -> list[tuple[list[int], list[int]]]:
+    """Rows of four conversations that begin alike, as a system prompt makes them."""
+    prefixes = [[3 + (number * 7 + place) % 80 for place in range(24)] for number in range(4)]
+    return [
+        (prefixes[number % 4] + tokens, [0] * 24 + trained)
+        for number, (tokens, trained) in enumerate(learnable_rows(40))
+    ]
+
+
+CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[tuple[list[int], list[int]]]]]] = {
+    "plain": ("llama", {}, lambda: learnable_rows(40)),
+    "shared prefixes": ("llama", {}, prefixed_rows),
+    "dropout": ("llama", {"lora": {"r": 4, "alpha": 8, "dropout": 0.1}}, lambda: learnable_rows(40)),
+    "rank 64": ("llama", {"lora": {"r": 64, "alpha": 64}}, lambda: learnable_rows(40)),
+    "mixture of experts": ("qwen3-moe", {}, lambda: learnable_rows(40)),
+    "streamed layers": ("llama", {"choices": {"streamed": 3, "kernels": "torch"}}, lambda: learnable_rows(40)),
+    "general path": ("gemma2", {"choices": {"path": "general"}}, lambda: learnable_rows(40)),
+    "one worker": ("llama", {"workers": 1, "choices": {"pack_tokens": 32}}, lambda: learnable_rows(40)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_comes_to_what_it_came_to(name: str, tmp_path: Path) -> None:
+    family, settings, rows = CASES[name]
+    model = model_of(tmp_path / "model", family)
+    make_run(tmp_path, rows(), epochs=3, **settings)
+    run_training(tmp_path, model)
+    steps = [entry for entry in metrics(tmp_path) if entry["event"] == "step"]
+    compare(name, steps, tmp_path / "run/adapter_model.safetensors")
+
+
+def test_nf4(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = model_of(tmp_path / "model", hidden_size=64, intermediate_size=128)
+    make_run(tmp_path, learnable_rows(40), epochs=3, method="qlora")
+    run_training(tmp_path, model)
+    steps = [entry for entry in metrics(tmp_path) if entry["event"] == "step"]
+    compare("nf4", steps, tmp_path / "run/adapter_model.safetensors")
+
+
+@pytest.mark.slow
+def test_two_workers_come_to_the_adapter_of_one(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model")
+    make_run(tmp_path, learnable_rows(40), epochs=3, workers=2, choices={"pack_tokens": 32})
+    run_ranks(tmp_path, model, 2)
+    steps = [entry for entry in metrics(tmp_path) if entry["event"] == "step"]
+    compare("one worker", steps, tmp_path / "run/adapter_model.safetensors")
+
+
+@pytest.mark.slow
+def test_stage_2(tmp_path: Path) -> None:
+    rows, rated = planted_rows(0, unlabelled=120, rated=60, held_out=20)
+    bench = make_bench(tmp_path, rows + judged_by_feedback(rated, [not row.has_tail for row in rated]))
+    bench.train("stage1", epochs=2, patience=None)
+    bench.stage2("stage2", "stage1", learning_rate=1e-3, learn={"steps": 5})
+    for name in ("stage1", "stage2"):
+        steps = [e for e in read_journal(bench.folder / name / "metrics.jsonl") if e["event"] == "step"]
+        compare(f"learn, {name}", steps, bench.folder / name / "adapter_model.safetensors")
