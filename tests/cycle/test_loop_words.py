@@ -76,7 +76,7 @@ def test_a_full_disk_is_told_once_until_something_was_done(
 def test_a_source_that_is_lost_twice_is_said_twice(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     acts(monkeypatch, *["done"] * 5)
     said: list[str] = []
-    loop.told.say = said.append
+    loop.listener.say = said.append
     source = tmp_path / "came.jsonl"
     for there in (False, False, True, False):
         source.write_text("") if there else source.unlink(missing_ok=True)

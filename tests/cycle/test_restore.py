@@ -65,7 +65,7 @@ def test_a_run_that_holds_another_model_now_restores_nothing(
         name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run")
     )
     assert restore_champion(context) == "demo@1 is the champion again: demo@2 is damaged"
-    assert rolled_back == ["it is damaged: its run holds another model now: /run"]
+    assert rolled_back == ["it is damaged: its run holds another adapter now: /run"]
 
 
 def test_a_champion_that_is_whole_and_can_t_be_served_is_not_restored(

@@ -71,12 +71,12 @@ class Loop:
     config: RunConfig
     name: str
     journal: Journal
-    told: Listener
+    listener: Listener
     known: LookCache = field(default_factory=LookCache)
     clock: Callable[[], float] = time.time
     _clocks: Clocks | None = None
     _others: OtherPrograms = field(default_factory=OtherPrograms)
-    _said: str = ""
+    _last_wait: str = ""
     _done: tuple[str | None, str] = (None, "")  # the last act that was done: its cycle and kind
     _problems: dict[str, str] = field(default_factory=dict)  # what can't be done now, and why: said once
     _sent: set[str] = field(default_factory=set)  # sentences of notices, since an act was done
@@ -123,14 +123,20 @@ class Loop:
             number = begin_act(database, self.name, cycle, action.kind, now)
         self.journal.append("intent", number=number, cycle=cycle, action=action.kind)
         self.journal.sync()
-        self.told.say(f"{action.kind.replace('_', ' ')}: {action.reason}")
+        self.listener.say(f"{action.kind.replace('_', ' ')}: {action.reason}")
         context = ActContext(
-            self.config, self.name, observed, action.reason, partial(self._allowed, observed), now, self.told.progress
+            self.config,
+            self.name,
+            observed,
+            action.reason,
+            partial(self._allowed, observed),
+            now,
+            self.listener.progress,
         )
         try:
             words, outcome = act(action, context), "done"
             if action.kind in STATIONS and self._done == (cycle, action.kind):
-                raise HivetuneError(f"{words}, twice, and what it leaves was not there after the first time")
+                raise HivetuneError(f"{words}, twice: after the first time its result was missing")
             self._done = (cycle, action.kind)
             self._sent.clear()
         except Stopped:
@@ -149,7 +155,7 @@ class Loop:
         self.journal.append(
             "outcome", number=number, action=action.kind, outcome=outcome, words=words, **context.details
         )
-        self.told.say(f"{action.kind.replace('_', ' ')} {outcome}: {words}")
+        self.listener.say(f"{action.kind.replace('_', ' ')} {outcome}: {words}")
         notice = self._notice(action, outcome, words, context.details)
         if notice is not None:
             self._send(Notice(*notice))
@@ -192,37 +198,37 @@ class Loop:
         for sent in send_notice(notice, self.config.cycle.notify):
             self.journal.append("notice", kind=notice.kind, way=sent.way, problem=sent.problem)
             if sent.problem:
-                self.told.say(f"a notice was not sent: {sent.problem}")
+                self.listener.say(f"a notice was not sent: {sent.problem}")
 
     def _allowed(self, observed: Observation) -> Permission:
         """Return whether an act may go on. A person's pause ends it too."""
         if (loop_folder(self.name) / PAUSED).exists():
             return Permission(False, reason="paused by a person")
         asked = observed.open is not None and observed.open.opened_for == "request"
-        found = allowed_at(self.config, self.clock(), self._in_use(), asked=asked)
-        ends = [end for end in (found.until, observed.allowed.until) if end is not None]
-        return replace(found, until=min(ends, default=None))
+        permission = allowed_at(self.config, self.clock(), self._in_use(), asked=asked)
+        ends = [end for end in (permission.until, observed.allowed.until) if end is not None]
+        return replace(permission, until=min(ends, default=None))
 
     def _sleep(self, wait_s: float) -> None:
         """Sleep up to `wait_s`, less when a person speaks (cycle pause, resume, now)."""
         folder = loop_folder(self.name)
-        said = [(folder / word).exists() for word in (PAUSED, NOW)]
+        before = [(folder / word).exists() for word in (PAUSED, NOW)]
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, LISTEN_EVERY_S))
-            if said != [(folder / word).exists() for word in (PAUSED, NOW)]:
+            if before != [(folder / word).exists() for word in (PAUSED, NOW)]:
                 return
 
     def _write_decision(self, observed: Observation, action: Action, now: float) -> None:
         """Write the decision with its observation, so that it can be replayed. A wait is written only if it differs
         from the last."""
-        if action.kind == "wait" and action.reason == self._said:
+        if action.kind == "wait" and action.reason == self._last_wait:
             return
-        self._said = action.reason if action.kind == "wait" else ""
+        self._last_wait = action.reason if action.kind == "wait" else ""
         settings = self.config.cycle.model_dump(mode="json", exclude={"notify"})  # addresses are secrets
         self.journal.append("decision", now=now, observed=to_plain(observed), settings=settings, **to_plain(action))
         if action.kind == "wait":
-            self.told.say(f"waits: {action.reason}")
+            self.listener.say(f"waits: {action.reason}")
 
     def _collect(self) -> None:
         """Collect from the sources. One that is gone holds up nothing: the cycle goes on with the rows that are
@@ -254,7 +260,7 @@ class Loop:
         if self._clocks is not None:
             for words in clock_changes((self._clocks, clocks)):
                 self.journal.append("clock", words=words)
-                self.told.say(words)
+                self.listener.say(words)
         self._clocks = clocks
 
     def _in_use(self) -> InUse | None:
@@ -267,17 +273,17 @@ class Loop:
     def _say_once(self, what: str, words: str) -> None:
         if self._problems.get(what) != words:
             self._problems[what] = words
-            self.told.say(words)
+            self.listener.say(words)
             try:
                 self.journal.append("problem", words=words)
             except OSError as error:
                 if error.errno not in UNWRITABLE:
                     raise
-                self.told.say(f"the journal can't be written: {error}")
+                self.listener.say(f"the journal can't be written: {error}")
 
 
 @contextmanager
-def opened(config: RunConfig, told: Listener) -> Iterator[Loop]:
+def opened(config: RunConfig, listener: Listener) -> Iterator[Loop]:
     """Yield the loop of this config, which no other process may run meanwhile. Raises Busy, UsageError."""
     name = release_name(config)
     folder = loop_folder(name)
@@ -286,8 +292,8 @@ def opened(config: RunConfig, told: Listener) -> Iterator[Loop]:
         journal = stack.enter_context(Journal(folder / JOURNAL))
         for number, words in settle_interrupted(name):
             journal.append("outcome", number=number, outcome="interrupted", words=words)
-        fetch_model(config.model, told.progress("preparing the model"))
-        yield Loop(config, name, journal, told)
+        fetch_model(config.model, listener.progress("preparing the model"))
+        yield Loop(config, name, journal, listener)
 
 
 def _own_seconds() -> float:

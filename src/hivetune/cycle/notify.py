@@ -155,8 +155,8 @@ def _mail(settings: EmailConfig, notice: Notice) -> str:
 
 def _in_time(send: Callable[[], str]) -> str:
     """Run `send` in its own thread, which alone is held up by a server that sends a byte now and then."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(send()), daemon=True)
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(send()), daemon=True)
     thread.start()
     thread.join(SEND_TIMEOUT_S)
-    return found[0] if found else f"no answer after {SEND_TIMEOUT_S:.0f} s"
+    return answers[0] if answers else f"no answer after {SEND_TIMEOUT_S:.0f} s"

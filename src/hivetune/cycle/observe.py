@@ -159,20 +159,20 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
 def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snapshot: str) -> int:
     """Return at least how many forgotten rows the weights of a run or release have seen: its own rows, and those of the
     adapters that it was trained from."""
-    known = {str(one.folder): one for one in releases(database, name)}
-    found = forgotten_rows(database, snapshot)
+    known = {str(release.folder): release for release in releases(database, name)}
+    count = forgotten_rows(database, snapshot)
     start = read_resolved(folder)[0].lora.start if (folder / CONFIG).is_file() else None
     while start in known:
         before = known.pop(start)
-        found += forgotten_rows(database, before.snapshot)
+        count += forgotten_rows(database, before.snapshot)
         start = read_resolved(before.folder)[0].lora.start if (before.folder / CONFIG).is_file() else None
-    return found
+    return count
 
 
 def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
     """Return the release that was registered from a cycle's run."""
     run = cycle.run.resolve()  # a release may be known by a name of the home that led through a link
-    return next((one for one in releases(database, cycle.name) if Path(one.run).resolve() == run), None)
+    return next((release for release in releases(database, cycle.name) if Path(release.run).resolve() == run), None)
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
@@ -183,13 +183,13 @@ def settings_then(cycle: CycleRow) -> RunConfig:
 def spent(acts: Iterable[Act]) -> tuple[float, float]:
     """Return hours and kWh of training in these acts."""
     slices = [act.details for act in acts if act.kind == "train"]
-    return sum(one.get("hours", 0.0) for one in slices), sum(one.get("kwh", 0.0) for one in slices)
+    return sum(details.get("hours", 0.0) for details in slices), sum(details.get("kwh", 0.0) for details in slices)
 
 
 def _served(database: sqlite3.Connection, name: str, checks: Checks) -> tuple[str | None, str]:
     """Return the release of this name that can be served, and why it is not the champion."""
-    found = wanted(database, (name,), checks)
-    return found.champions.get(name), "; ".join(found.problems)
+    state = wanted(database, (name,), checks)
+    return state.champions.get(name), "; ".join(state.problems)
 
 
 def allowed_at(

@@ -103,7 +103,7 @@ def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
     """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
     paths = pool_config(config).data.path
-    found: list[Any] = [
+    marks: list[Any] = [
         database.execute(
             "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
         ).fetchone(),
@@ -112,8 +112,8 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
     for name in find_sources(paths):
         with contextlib.suppress(FileNotFoundError):  # a log that is renamed at this moment
             status = os.stat(name)
-            found.append((name, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+            marks.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(marks)
 
 
 def pool_of(config: RunConfig) -> Snapshot:
@@ -133,9 +133,9 @@ def pool_config(config: RunConfig) -> RunConfig:
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
     """Return the ids of the rows that a release was trained on or judged by, whoever registered it. Where its snapshot
     is gone, those of all cycles of its name."""
-    found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
+    stored = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
     try:
-        return frozenset(row.id for row in open_snapshot(Path(found[0] if found else "")).pool())
+        return frozenset(row.id for row in open_snapshot(Path(stored[0] if stored else "")).pool())
     except UsageError:
         return trained_rows(database, release.name)
 

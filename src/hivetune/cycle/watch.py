@@ -122,8 +122,8 @@ def _seen(stored: str) -> SeenAnswer | None:
     except ValueError:
         return None
     messages = row.get("messages") or [{}]
-    given = row.get("rejected_answer") or messages[-1]
-    text = given.get("content") if isinstance(given, dict) else None
+    answer = row.get("rejected_answer") or messages[-1]
+    text = answer.get("content") if isinstance(answer, dict) else None
     if not isinstance(text, str) or not text:
         return None
     asked = sum(len(str(turn.get("content") or "")) for turn in messages[:-1] if isinstance(turn, dict))

@@ -199,16 +199,16 @@ def _used_by(in_use: InUse) -> str | None:
 
 def clock_changes(readings: Iterable[Clocks]) -> list[str]:
     """Describe what happened to the clock between readings: time asleep, a wall clock that was set."""
-    found = []
+    changes = []
     for before, after in pairwise(readings):
         real_s = after.boot_s - before.boot_s
         asleep_s = real_s - (after.awake_s - before.awake_s)
         moved_s = (after.wall_s - before.wall_s) - real_s
         if asleep_s > NOTICED_S:
-            found.append(f"the machine slept for {asleep_s:.0f} s")
+            changes.append(f"the machine slept for {asleep_s:.0f} s")
         if abs(moved_s) > NOTICED_S:
-            found.append(f"the clock was set {'forward' if moved_s > 0 else 'back'} by {abs(moved_s):.0f} s")
-    return found
+            changes.append(f"the clock was set {'forward' if moved_s > 0 else 'back'} by {abs(moved_s):.0f} s")
+    return changes
 
 
 def _told(moment_s: float, now_s: float, zone: tzinfo) -> str:

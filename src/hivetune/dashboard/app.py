@@ -36,7 +36,7 @@ from hivetune.dashboard.access import (
 )
 from hivetune.dashboard.live import LivePages, digest_of
 from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, parts_of, whole
-from hivetune.dashboard.pages.acts import FORMS, ConfirmedForm
+from hivetune.dashboard.pages.acts import FORMS, MakePage
 from hivetune.dashboard.pages.cycles import cycles_page, loop_page
 from hivetune.dashboard.pages.data import data_page, report_page, row_page
 from hivetune.dashboard.pages.now import doctor_page, now_page
@@ -47,8 +47,7 @@ from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageErr
 from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.run import Addition, listen_on, own_hosts
 
-_MakePage = Callable[[Watcher, PageRequest], Page]
-PAGES: Mapping[str, _MakePage] = {
+PAGES: Mapping[str, MakePage] = {
     "/": now_page,
     "/runs": runs_page,
     "/runs/{run}": run_page,
@@ -92,45 +91,45 @@ class _Dashboard:
             Route("/login", _login, methods=["GET", "POST"]),
             Route("/logout", _logout, methods=["POST"]),
             *(Route(f"/static/{name}", partial(_static, name)) for name in STATIC),
-            *(Route(path, partial(self._act, form), methods=["GET", "POST"]) for path, form in FORMS.items()),
+            *(Route(path, partial(self._act, *form), methods=["GET", "POST"]) for path, form in FORMS.items()),
             *(Route(path, partial(self._page, make)) for path, make in PAGES.items()),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug})
 
-    async def _page(self, make: _MakePage, request: Request) -> Response:
-        asked = _asked(request)
+    async def _page(self, make: MakePage, request: Request) -> Response:
+        page_request = _asked(request)
         if "text/event-stream" in request.headers.get("accept", ""):
-            parts = partial(self._parts, make, asked)
+            parts = partial(self._parts, make, page_request)
             have = request.headers.get("last-event-id") or request.query_params.get("have", "")
-            address = urllib.parse.urlencode({"path": asked.path, **asked.query})
+            address = urllib.parse.urlencode({"path": page_request.path, **page_request.query})
             return StreamingResponse(self.pages.follow(address, parts, have), media_type="text/event-stream")
         try:
-            page, parts = await self._in_thread(self._made, make, asked)
+            page, parts = await self._in_thread(self._made, make, page_request)
         except (HivetuneError, OSError, sqlite3.Error) as error:
-            return _refusal(asked, error)
-        return HTMLResponse(whole(page, asked, digest=digest_of(parts)))
+            return _refusal(page_request, error)
+        return HTMLResponse(whole(page, page_request, digest=digest_of(parts)))
 
-    async def _act(self, form: ConfirmedForm, request: Request) -> Response:
-        asked = _asked(request)
+    async def _act(self, confirm: MakePage, do: MakePage, request: Request) -> Response:
+        page_request = _asked(request)
         try:
             if request.method == "GET":
-                page = await self._in_thread(form.confirm, self.watcher, asked)
+                page = await self._in_thread(confirm, self.watcher, page_request)
             else:
-                asked = _asked(request, await _form(request))
-                _check_form(asked)
-                page = await self._in_thread(form.do, self.watcher, asked)
+                page_request = _asked(request, await _form(request))
+                _check_form(page_request)
+                page = await self._in_thread(do, self.watcher, page_request)
         except (HivetuneError, OSError, sqlite3.Error) as error:
-            return _refusal(asked, error)
-        return HTMLResponse(whole(page, asked))
+            return _refusal(page_request, error)
+        return HTMLResponse(whole(page, page_request))
 
-    def _made(self, make: _MakePage, asked: PageRequest) -> tuple[Page, Mapping[str, str]]:
-        page = make(self.watcher, asked)
+    def _made(self, make: MakePage, page_request: PageRequest) -> tuple[Page, Mapping[str, str]]:
+        page = make(self.watcher, page_request)
         return page, parts_of(page) if page.live else {}
 
-    def _parts(self, make: _MakePage, asked: PageRequest) -> Mapping[str, str]:
+    def _parts(self, make: MakePage, page_request: PageRequest) -> Mapping[str, str]:
         """Return the parts of a page for a stream. What can't be shown now is said in its place, and tried again."""
         try:
-            return parts_of(make(self.watcher, asked))
+            return parts_of(make(self.watcher, page_request))
         except (HivetuneError, OSError, sqlite3.Error) as error:
             return parts_of(Page("error.html", "", {"message": _said(error)[0], "hint": ""}))
 
@@ -162,8 +161,8 @@ async def _form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
-def _check_form(asked: PageRequest) -> None:
-    if not is_form_token(asked.path, asked.form.get("token", "")):
+def _check_form(page_request: PageRequest) -> None:
+    if not is_form_token(page_request.path, page_request.form.get("token", "")):
         raise _Forged("this form is not from this dashboard, or is an old one", hint="open the page again")
 
 
@@ -174,26 +173,26 @@ class _Forged(HivetuneError):
 async def _login(request: Request) -> Response:
     """Exchange the token, from a form or from the address that the terminal shows, for a cookie that no script can
     read."""
-    asked = _asked(request)
+    page_request = _asked(request)
     try:
-        sent = await _form(request) if request.method == "POST" else asked.query
+        sent = await _form(request) if request.method == "POST" else page_request.query
     except UsageError as error:
-        return _refusal(asked, error, signed_in=False)
+        return _refusal(page_request, error, signed_in=False)
     token = sent.get("token", "").strip()
     if is_token(token):
         response: Response = RedirectResponse(f"{BELOW}/", 303)
         response.set_cookie(COOKIE_NAME, cookie_value(), httponly=True, samesite="strict", path=BELOW)
         return response
     page = Page("login.html", "Sign in", {"wrong": bool(token)})
-    return HTMLResponse(whole(page, asked, signed_in=False), 401 if token else 200)
+    return HTMLResponse(whole(page, page_request, signed_in=False), 401 if token else 200)
 
 
 async def _logout(request: Request) -> Response:
-    asked = _asked(request)
+    page_request = _asked(request)
     try:
         _check_form(_asked(request, await _form(request)))
     except (_Forged, UsageError) as error:
-        return _refusal(asked, error)
+        return _refusal(page_request, error)
     response = RedirectResponse(f"{BELOW}/login", 303)
     response.delete_cookie(COOKIE_NAME, path=BELOW, httponly=True, samesite="strict")
     return response
@@ -204,11 +203,11 @@ async def _static(name: str, request: Request) -> Response:
     return Response(path.read_bytes(), media_type=f"{kind}; charset=utf-8")
 
 
-def _refusal(asked: PageRequest, error: Exception, *, signed_in: bool = True) -> Response:
+def _refusal(page_request: PageRequest, error: Exception, *, signed_in: bool = True) -> Response:
     message, status = _said(error)
     values = {"message": message, "hint": error.hint if isinstance(error, HivetuneError) else ""}
     page = Page("error.html", HTTPStatus(status).phrase, values)
-    return HTMLResponse(whole(page, asked, signed_in=signed_in), status)
+    return HTMLResponse(whole(page, page_request, signed_in=signed_in), status)
 
 
 def _said(error: Exception) -> tuple[str, int]:

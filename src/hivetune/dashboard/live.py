@@ -67,10 +67,10 @@ class LivePages:
         try:
             yield f"retry: {RETRY_S * 1000:.0f}\n\n".encode()
             while not (stream.over or self.ending()):
-                found = await self._current(address, make)
-                if found.digest != have:
-                    changed = {name: html for name, html in found.parts.items() if sent.get(name) != html}
-                    have, sent, beat_at = found.digest, found.parts, time.monotonic() + BEAT_S
+                page = await self._current(address, make)
+                if page.digest != have:
+                    changed = {name: html for name, html in page.parts.items() if sent.get(name) != html}
+                    have, sent, beat_at = page.digest, page.parts, time.monotonic() + BEAT_S
                     yield f"id: {have}\nevent: parts\ndata: {json.dumps(changed)}\n\n".encode()
                 elif time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + BEAT_S

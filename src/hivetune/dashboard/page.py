@@ -53,7 +53,7 @@ def of_this_version(path: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UsageError(
-            f"{path} can't be shown: {error!r} is missing or of another kind", hint="it may be of another version"
+            f"{path} can't be shown: {error!r}", hint="another version of Hivetune may have written it"
         ) from None
 
 
@@ -65,7 +65,7 @@ def parts_of(page: Page) -> dict[str, str]:
     return {name: "".join(block(context)) for name, block in blocks.items() if name not in _NO_PARTS}
 
 
-def whole(page: Page, asked: PageRequest, *, digest: str = "", signed_in: bool = True) -> str:
+def whole(page: Page, request: PageRequest, *, digest: str = "", signed_in: bool = True) -> str:
     """Return the whole document. `digest`: the hash of its parts, from which its stream goes on."""
     template = _environment().get_template(page.template)
     frame = {
@@ -73,7 +73,7 @@ def whole(page: Page, asked: PageRequest, *, digest: str = "", signed_in: bool =
         "live": page.live,
         "digest": digest,
         "signed_in": signed_in,
-        "here": "/" + asked.path.strip("/").partition("/")[0],
+        "here": "/" + request.path.strip("/").partition("/")[0],
         "sign_out": form_token("/logout"),
         "made": time.time(),
     }

@@ -39,7 +39,7 @@ class RunReading:
 
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
-    told: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     quarantined: list[str] = field(default_factory=list)
     sample: Mapping[str, Any] = field(default_factory=dict)
     last_time: float = 0.0
@@ -64,7 +64,7 @@ class RunReading:
             self.stopping = entry["event"] == "stop_requested"
         words = tell_event(entry)
         if words:
-            self.told.append((entry["time"], words))
+            self.events.append((entry["time"], words))
         if entry["event"] == "quarantined":
             self.quarantined.append(f"{entry['source']}: {entry['reason']}")
         if entry["event"] == "sample":
@@ -120,29 +120,29 @@ class WatchedRun:
 
     def _follow(self) -> bool:
         """Read on, and return False when what was read before counts no more."""
-        while (found := read_after(self.path / METRICS, self.place)).entries or found.anew:
-            if found.anew or _goes_back(found.entries, self.read.tally.step):
+        while (part := read_after(self.path / METRICS, self.place)).entries or part.anew:
+            if part.anew or _goes_back(part.entries, self.read.tally.step):
                 return False
-            for entry in found.entries:
+            for entry in part.entries:
                 self.read.add_metric(entry)
-            self.place = found.place
-        while (found := read_after(self.path / EVENTS, self._events)).entries or found.anew:
-            if found.anew:
+            self.place = part.place
+        while (part := read_after(self.path / EVENTS, self._events)).entries or part.anew:
+            if part.anew:
                 return False
-            for entry in found.entries:
+            for entry in part.entries:
                 self.read.add_event(entry)
-            self._events = found.place
+            self._events = part.place
         return True
 
     def _read_newest(self) -> None:
         """Read a journal with repeated steps, as earlier versions wrote it: the newest line of each step counts."""
         newest: dict[tuple[str, int], Mapping[str, Any]] = {}
         place = JournalPlace()
-        while (found := read_after(self.path / METRICS, place)).entries:
-            place = found.place
-            if found.anew:  # rewritten while it was read: the lines before are those of the old file
+        while (part := read_after(self.path / METRICS, place)).entries:
+            place = part.place
+            if part.anew:  # rewritten while it was read: the lines before are those of the old file
                 newest.clear()
-            newest |= {(entry["event"], entry.get("step", 0)): entry for entry in found.entries}
+            newest |= {(entry["event"], entry.get("step", 0)): entry for entry in part.entries}
         self.read, self.place, self._events = RunReading(), place, JournalPlace()
         for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):
             self.read.add_metric(entry)
@@ -174,19 +174,19 @@ class Watcher:
 
     def runs(self) -> list[tuple[str, WatchedRun, RunStatus]]:
         """Return every run that is still on disk, newest first: id, reading, status."""
-        found = []
+        readings = []
         for path in _registered():
             identity = run_id(path)
             run = self._runs.setdefault(identity, WatchedRun(path))
             try:
                 run.refresh()
-                found.append((identity, run, run.status()))
+                readings.append((identity, run, run.status()))
             except UsageError:  # deleted by a person
                 self._runs.pop(identity)
             except OSError as error:
                 problem = f"{error.filename}: {error.strerror}"
-                found.append((identity, run, RunStatus(path, path.name, "damaged", 0, 0, problem=problem)))
-        return sorted(found, key=lambda each: each[2].created, reverse=True)
+                readings.append((identity, run, RunStatus(path, path.name, "damaged", 0, 0, problem=problem)))
+        return sorted(readings, key=lambda each: each[2].created, reverse=True)
 
     def run(self, identity: str) -> WatchedRun | None:
         """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""

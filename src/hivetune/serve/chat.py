@@ -248,10 +248,10 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
     """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run, and the run's folder if
     there is one. A folder is a run; a name of both a release and a run means the release. Missing files are made.
     Raises UsageError, and what an export raises."""
-    given = Path(name).expanduser()
-    if given.is_file() or given.suffix == ".gguf":
-        return Voice(given.stem, given), run_of_export(given)
-    release = None if given.is_dir() else _release(name)
+    path = Path(name).expanduser()
+    if path.is_file() or path.suffix == ".gguf":
+        return Voice(path.stem, path), run_of_export(path)
+    release = None if path.is_dir() else _release(name)
     if release is not None:
         base = base_gguf(release.model, release.model_sha256, quant, progress)
         return Voice(release.label, base, load_release(release).adapter), None

@@ -126,9 +126,9 @@ class ActContext:
     def cycle(self) -> CycleRow:
         """Return the open cycle."""
         with closing(open_database()) as database:
-            found = open_cycle(database, self.name)
-        assert found is not None, "decided for an open cycle"
-        return found
+            cycle = open_cycle(database, self.name)
+        assert cycle is not None, "decided for an open cycle"
+        return cycle
 
     def champion(self) -> Release | None:
         with closing(open_database()) as database:

@@ -95,7 +95,10 @@ def make_run(context: ActContext) -> str:
     late = {row.id for row in run.snapshot.pool()} - there
     if late:
         shutil.rmtree(cycle.run)
-        raise HivetuneError(f"{len(late)} rows came while the rows were chosen", hint="they wait for the next cycle")
+        raise HivetuneError(
+            f"{len(late)} rows arrived while the cycle chose its rows",
+            hint="it is retried; they wait for the next cycle",
+        )
     tried = dry_export(run)
     if tried.unwritten:  # said now, not after the night in which it was trained
         raise UsageError(f"what this cycle would train can't be exported: {tried.unwritten}")
@@ -114,7 +117,7 @@ def _start(config: RunConfig, champion: Release | None) -> Path | None:
     if champion is None or begins_from(config.cycle.start_from, trained_in_a_row(champion.folder)) == "base":
         return None
     theirs = read_resolved(champion.folder)[0].lora
-    kind = [(one.r, one.alpha, one.rslora, one.target_modules) for one in (theirs, config.lora)]
+    kind = [(lora.r, lora.alpha, lora.rslora, lora.target_modules) for lora in (theirs, config.lora)]
     return champion.folder if _is_of_base(champion, config) and kind[0] == kind[1] else None
 
 

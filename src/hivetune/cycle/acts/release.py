@@ -42,7 +42,7 @@ def restore_champion(context: ActContext) -> str:
     try:
         again, _ = register_run(Path(champion.run), champion.name)
         if again.label != champion.label:
-            raise UsageError(f"its run holds another model now: {champion.run}")
+            raise UsageError(f"its run holds another adapter now: {champion.run}")
         again.check()
     except (Busy, DoesNotFit, MachineNotFit):  # says nothing of the champion: it is restored when that is mended
         raise
@@ -106,12 +106,12 @@ def close_cycle(context: ActContext) -> str:
     """Close the cycle. Rows that came with a worse model are set aside as suspect, where nothing else explains it."""
     cycle = context.cycle()
     assert context.observed.open is not None
-    found = ending(context.observed.open, context.config.cycle, context.observed.failed)
-    assert found is not None, "decided by what was observed"
-    end, reason = found
+    end_and_reason = ending(context.observed.open, context.config.cycle, context.observed.failed)
+    assert end_and_reason is not None, "decided by what was observed"
+    end, reason = end_and_reason
     trained = frozenset() if end in ("failed", "given_up") else _rows_of(cycle)
     with closing(open_database()) as database:
-        before = next((one for one in releases(database, cycle.name) if one.label == cycle.champion), None)
+        before = next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
         innocent = frozenset() if before is None else rows_behind(database, before)
         harmful = before is not None and _did_harm(cycle, end)
         excuse = _why_no_replay(cycle, before, trained, innocent) if harmful and before is not None else ""
@@ -179,5 +179,5 @@ def _needed(context: ActContext) -> Release:
     with closing(open_database()) as database:
         release = release_of(database, context.cycle())
     if release is None:
-        raise HivetuneError(f"no release was registered from cycle {context.cycle().id}", hint="it is registered again")
+        raise HivetuneError(f"no release was registered from cycle {context.cycle().id}", hint="the act is retried")
     return release

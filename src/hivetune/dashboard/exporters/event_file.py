@@ -116,13 +116,13 @@ def _event(message: bytes) -> LoggedEvent:
         elif field_number == _SESSION:
             start = (_STATUS, _START) in [(name, status) for name, status, _ in _fields(data)]
         elif field_number == _SUMMARY:
-            for _, _, one in _fields(data):
-                parts = {name: part for name, _, part in _fields(one)}
+            for _, _, value in _fields(data):
+                parts = {name: part for name, _, part in _fields(value)}
                 tag = parts[_TAG].decode()
                 if _SIMPLE_VALUE in parts:
                     values[tag] = struct.unpack("<f", parts[_SIMPLE_VALUE])[0]
                 else:
-                    others[tag] = one
+                    others[tag] = value
     return LoggedEvent(time_s, step, values, start, others)
 
 

@@ -74,8 +74,8 @@ def destination_of(target: ReportTarget, place: str | None) -> Destination:
 def what_is_missing(target: ReportTarget) -> str:
     """Return what is missing, or "". Imports no package: some take seconds."""
     package = _NEEDS[target]
-    found = package is None or importlib.util.find_spec(package) is not None
-    return "" if found else f"nothing can be reported to {target}: its package is not installed"
+    is_there = package is None or importlib.util.find_spec(package) is not None
+    return "" if is_there else f"nothing can be reported to {target}: its package is not installed"
 
 
 def open_sink(subject: Subject, destination: Destination) -> Sink:
@@ -227,7 +227,7 @@ def report_on(
 
 def reports_of(run: Path) -> list[ReportState]:
     """Return the reports of a run so far, by any process."""
-    found = []
+    states = []
     for path in sorted((home() / "reports").glob("*/state.json")):
         try:
             known = {name: value for name, value in read_sealed(path).items() if name != "schema"}
@@ -235,8 +235,8 @@ def reports_of(run: Path) -> list[ReportState]:
         except (UsageError, ValueError):  # damaged: the next report writes it again
             continue
         if state.run == str(run):
-            found.append(state)
-    return found
+            states.append(state)
+    return states
 
 
 def _folder(run: Path, destination: Destination) -> Path:

@@ -50,11 +50,11 @@ class MLflow:
         self._run = self._find_or_make(subject, artifacts)
 
     def held(self) -> HeldPoints:
-        found: HeldPoints = {}
+        held: HeldPoints = {}
         for kind in ("step", "validation"):
             for metric in self._client.get_metric_history(self._run, main_value(kind)):
-                found[kind, metric.step] = metric.timestamp
-        return found
+                held[kind, metric.step] = metric.timestamp
+        return held
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         return held

@@ -80,9 +80,9 @@ class JournalReader:
                 self.points, new, replaced = {}, [], True
             if not followed.entries:
                 return new, replaced
-            found = [point for entry in followed.entries if (point := point_of(entry))]
-            self.points |= {point.key: point for point in found}
-            new += found
+            points = [point for entry in followed.entries if (point := point_of(entry))]
+            self.points |= {point.key: point for point in points}
+            new += points
 
 
 def first_difference(held: Mapping[PointKey, int], points: Mapping[PointKey, RunPoint]) -> int | None:
@@ -152,22 +152,22 @@ def subject_of(run: Path) -> Subject:
 def outcome_of(run: Path) -> dict[str, str]:
     """Return verdict, measures and files of a run in words. Later ones come with the next report. Raises UsageError for
     a damaged verdict."""
-    found: dict[str, str] = {}
+    outcome: dict[str, str] = {}
     if (run / VERDICT).exists():
         verdict = read_sealed(run / VERDICT)
-        found["verdict"] = str(verdict["verdict"])
+        outcome["verdict"] = str(verdict["verdict"])
         for metric in verdict["metrics"]:
             if metric["difference"] is not None:
-                found[f"verdict.{metric['name']}"] = f"{metric['difference']:+.4g}"
-    files = [run / ADAPTER, *sorted((run / EXPORTS).glob("*"))]
-    if left := [str(path.relative_to(run)) for path in files if path.exists()]:
-        found["artefacts"] = ", ".join(left)
-    return found
+                outcome[f"verdict.{metric['name']}"] = f"{metric['difference']:+.4g}"
+    paths = [run / ADAPTER, *sorted((run / EXPORTS).glob("*"))]
+    if files := [str(path.relative_to(run)) for path in paths if path.exists()]:
+        outcome["artefacts"] = ", ".join(files)
+    return outcome
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by their dotted names; lists and empty sections stay as they are."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return flat

@@ -43,11 +43,11 @@ class HomeCollector(Collector):
             return
         try:
             with closing(open_database()) as database:
-                told = [*_cycles(database), *_releases(database), *_training(database)]
+                metrics = [*_cycles(database), *_releases(database), *_training(database)]
         except (Error, UsageError):  # damaged, locked: the other numbers are wanted all the more
-            told = []
-        yield _gauge("hivetune_database_readable", "1 while hive.db can be read", bool(told))
-        yield from told
+            metrics = []
+        yield _gauge("hivetune_database_readable", "1 while hive.db can be read", bool(metrics))
+        yield from metrics
 
     def describe(self) -> Iterator[Metric]:
         """Yield nothing, so that registering the collector does not read the home."""

@@ -39,16 +39,16 @@ class ShownCycle:
     run: str
 
 
-def cycles_page(watcher: Watcher, asked: PageRequest) -> Page:
+def cycles_page(watcher: Watcher, request: PageRequest) -> Page:
     loops = [shown_loop(loop) for loop in overview([]).loops]
     return Page("cycles.html", "Cycles", {"loops": loops, "problem": ""}, live=True)
 
 
-def loop_page(watcher: Watcher, asked: PageRequest) -> Page:
-    name = asked.named["name"]
+def loop_page(watcher: Watcher, request: PageRequest) -> Page:
+    name = request.named["name"]
     loop = next((loop for loop in overview([]).loops if loop.name == name), None)
     if loop is None:
-        raise NotThere(f"there is no loop of {name}", hint="hivetune cycle CONFIG")
+        raise NotThere(f"no cycle is called {name}", hint="start one: hivetune cycle CONFIG")
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, name), acts_of(database, name)
         charts = [Markup(chart) for chart in quality_charts(database, name) if chart]
@@ -70,10 +70,10 @@ def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[str]:
     for measure in _MEASURED:
         rows: list[tuple[str, float, float, float]] = []
         for release, metrics in known:
-            found = next((metric for metric in metrics if metric["name"] == measure), None)
-            if found is not None and found.get("ci95") is not None and found.get("difference") is not None:
-                low, high = found["ci95"]
-                rows.append((_label(release), float(found["difference"]), float(low), float(high)))
+            metric = next((metric for metric in metrics if metric["name"] == measure), None)
+            if metric is not None and metric.get("ci95") is not None and metric.get("difference") is not None:
+                low, high = metric["ci95"]
+                rows.append((_label(release), float(metric["difference"]), float(low), float(high)))
         better = "below zero is better" if measure == "loss" else "above zero is better"
         yield draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}")
 

@@ -35,7 +35,7 @@ class ShownSnapshot:
     tokens: int
 
 
-def data_page(watcher: Watcher, asked: PageRequest) -> Page:
+def data_page(watcher: Watcher, request: PageRequest) -> Page:
     values: dict[str, Any] = {"intake": [], "snapshots": [], "interactions": 0, "forgotten": 0, "problem": ""}
     if database_path().exists():
         with closing(open_database()) as database:
@@ -49,22 +49,22 @@ def data_page(watcher: Watcher, asked: PageRequest) -> Page:
     return Page("data.html", "Data", values)
 
 
-def report_page(watcher: Watcher, asked: PageRequest) -> Page:
+def report_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the snapshot's report, in the dashboard's frame."""
-    digest = asked.named["snapshot"]
+    digest = request.named["snapshot"]
     with closing(open_database()) as database:
-        found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
-    if found is None or not (Path(found[0]) / REPORT).is_file():
-        raise NotThere("there is no such snapshot, or it was deleted", hint="see them on the page Data")
-    path = Path(found[0]) / REPORT
+        stored = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
+    if stored is None or not (Path(stored[0]) / REPORT).is_file():
+        raise NotThere("no snapshot has this id", hint="it may have been deleted; see the page Data")
+    path = Path(stored[0]) / REPORT
     with of_this_version(path):
         document = read_sealed(path)
         return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
 
 
-def row_page(watcher: Watcher, asked: PageRequest) -> Page:
+def row_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a row with everything that was made of it."""
-    wanted = asked.query.get("place", "").strip()
+    wanted = request.query.get("place", "").strip()
     uses = list(uses_of_row(wanted)) if wanted and database_path().exists() else []
     return Page("row.html", "Where a row went", {"wanted": wanted, "uses": uses, "problem": ""})
 
@@ -112,10 +112,10 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}", hint=f"choose one of: {', '.join(SPLITS)}")
     with closing(open_database()) as database:
-        found = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
-    if found is None or not (Path(found[0]) / ROWS_FILE).is_file():
+        stored = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
+    if stored is None or not (Path(stored[0]) / ROWS_FILE).is_file():
         raise UsageError("the snapshot of this release was deleted, so its rows can't be shown")
-    with closing(_open_rows(Path(found[0]))) as rows:
+    with closing(_open_rows(Path(stored[0]))) as rows:
         total = rows.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()[0]
         where = f"{_COLUMNS} WHERE split = ? ORDER BY row LIMIT ? OFFSET ?"
         return [_shown_row(row) for row in rows.execute(where, (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1)))], total
@@ -130,13 +130,13 @@ def uses_of_row(wanted: str) -> Iterator[RowUse]:
                 continue
             with closing(_open_rows(Path(path))) as rows:
                 where = f"{_COLUMNS} WHERE id = ?1 OR interaction_id = ?1 OR source = ?1 LIMIT 1"
-                found = rows.execute(where, (wanted,)).fetchone()
-            if found is not None:
+                row = rows.execute(where, (wanted,)).fetchone()
+            if row is not None:
                 runs = database.execute("SELECT path FROM runs WHERE snapshot = ? ORDER BY created", (digest,))
                 made = database.execute(
                     "SELECT name || '@' || version FROM releases WHERE snapshot = ? ORDER BY name, version", (digest,)
                 )
-                yield RowUse(digest, _shown_row(found), tuple(p for (p,) in runs), tuple(label for (label,) in made))
+                yield RowUse(digest, _shown_row(row), tuple(p for (p,) in runs), tuple(label for (label,) in made))
 
 
 _COLUMNS = "SELECT source, interaction_id, split, session, user, agent, messages FROM rows"

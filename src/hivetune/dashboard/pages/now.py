@@ -30,7 +30,7 @@ class ShownLoop:
     not_before: float
 
 
-def now_page(watcher: Watcher, asked: PageRequest) -> Page:
+def now_page(watcher: Watcher, request: PageRequest) -> Page:
     runs = watcher.runs()
     found = overview([status for _, _, status in runs])
     running = [(identity, run, status) for identity, run, status in runs if status.state == "running"]
@@ -70,7 +70,7 @@ def _device() -> Mapping[str, Any]:
     }
 
 
-def doctor_page(watcher: Watcher, asked: PageRequest) -> Page:
+def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the facts of this machine as `hivetune doctor --quick` does. Nothing is measured, which would disturb a
     training."""
     seen = look(Surroundings(measure=False))
@@ -80,7 +80,7 @@ def doctor_page(watcher: Watcher, asked: PageRequest) -> Page:
     values = {
         "facts": [(fact[0], fact[1] if len(fact) > 1 else "") for fact in facts if fact],
         "findings": judgement.findings,
-        "told": redaction.text,
+        "redacted": redaction.text,
         "not_known": [redaction.text(question) for question in judgement.not_known],
         "fit": judgement.fit,
         "looked": time.time(),

@@ -24,7 +24,7 @@ from hivetune.serve.register import explain_release
 LONGEST_NUMBER = 9  # digits of a page's number
 
 
-def releases_page(watcher: Watcher, asked: PageRequest) -> Page:
+def releases_page(watcher: Watcher, request: PageRequest) -> Page:
     shown: list[tuple[Release, int]] = []
     charts: dict[str, list[Markup]] = {}
     if database_path().exists():
@@ -36,9 +36,9 @@ def releases_page(watcher: Watcher, asked: PageRequest) -> Page:
     return Page("releases.html", "Releases", {"releases": shown, "charts": charts, "problem": ""}, live=True)
 
 
-def release_page(watcher: Watcher, asked: PageRequest) -> Page:
+def release_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a release. Damaged or pruned files are named; what the registry itself knows is shown all the same."""
-    release = found_release(asked)
+    release = found_release(request)
     problem, about = "", {}
     with closing(open_database()) as database:
         try:
@@ -66,12 +66,12 @@ def release_page(watcher: Watcher, asked: PageRequest) -> Page:
     return Page("release.html", release.label, values)
 
 
-def rows_page(watcher: Watcher, asked: PageRequest) -> Page:
+def rows_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the rows that a release was trained on or judged by, a page at a time."""
-    release = found_release(asked)
-    wanted = asked.query.get("page", "")
+    release = found_release(request)
+    wanted = request.query.get("page", "")
     number = max(1, int(wanted)) if wanted.isdecimal() and len(wanted) <= LONGEST_NUMBER else 1
-    split = asked.query.get("split", "train")
+    split = request.query.get("split", "train")
     rows, total = snapshot_rows(release.snapshot, split, number)
     values = {
         "release": release,
@@ -85,11 +85,11 @@ def rows_page(watcher: Watcher, asked: PageRequest) -> Page:
     return Page("rows.html", f"Rows of {release.label}", values)
 
 
-def found_release(asked: PageRequest) -> Release:
+def found_release(request: PageRequest) -> Release:
     """Return the release that an address names. Raises NotThere."""
     try:
         with closing(open_database()) as database:
-            return find(database, f"{asked.named['name']}@{asked.named['version']}")
+            return find(database, f"{request.named['name']}@{request.named['version']}")
     except UsageError as error:
         raise NotThere(error.message, hint=error.hint) from None
 

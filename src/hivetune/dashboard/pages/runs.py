@@ -27,23 +27,23 @@ from hivetune.run.record import read_record
 LOG_LINES, LOG_BYTES = 40, 16 << 10
 
 
-def runs_page(watcher: Watcher, asked: PageRequest) -> Page:
+def runs_page(watcher: Watcher, request: PageRequest) -> Page:
     values = {"runs": [(identity, status) for identity, _, status in watcher.runs()], "problem": ""}
     return Page("runs.html", "Runs", values, live=True)
 
 
-def run_page(watcher: Watcher, asked: PageRequest) -> Page:
-    run = _found(watcher, asked)
+def run_page(watcher: Watcher, request: PageRequest) -> Page:
+    run = _found(watcher, request)
     status = run.status()
     settings, problem = _settings(run.path)
     values = {
-        "identity": asked.named["run"],
+        "identity": request.named["run"],
         "run": run,
         "status": status,
         "charts": [(title, Markup(chart)) for title, chart in _charts(run) if chart],
         "place": f"{run.place.inode}-{run.place.offset}",
         "points": run.read.curves["loss"].count,
-        "told": list(reversed(run.read.told)),
+        "events": list(reversed(run.read.events)),
         "settings": settings,
         "result": _result(run.path),
         "logs": list(_logs(run.path)),
@@ -53,9 +53,9 @@ def run_page(watcher: Watcher, asked: PageRequest) -> Page:
     return Page("run.html", short_path(run.path), values, live=True)
 
 
-def evaluation_page(watcher: Watcher, asked: PageRequest) -> Page:
+def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the run's own page of its evaluation, in the dashboard's frame."""
-    run = _found(watcher, asked)
+    run = _found(watcher, request)
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"hivetune eval {quoted(run.path.name)}")
     evaluation = read_sealed(run.path / EVALUATION)
@@ -64,14 +64,14 @@ def evaluation_page(watcher: Watcher, asked: PageRequest) -> Page:
         document = {**evaluation, "tuned": {"label": short_path(run.path), **evaluation["tuned"]}}
         body = Markup(comparison_body(document, judged))
     verdict = judged.get("verdict") or "not judged yet"
-    values = {"identity": asked.named["run"], "verdict": verdict, "body": body}
+    values = {"identity": request.named["run"], "verdict": verdict, "body": body}
     return Page("evaluation.html", f"Evaluation of {short_path(run.path)}", values)
 
 
-def _found(watcher: Watcher, asked: PageRequest) -> WatchedRun:
-    run = watcher.run(asked.named["run"])
+def _found(watcher: Watcher, request: PageRequest) -> WatchedRun:
+    run = watcher.run(request.named["run"])
     if run is None or not os.path.lexists(run.path):
-        raise NotThere("there is no such run, or it was deleted", hint="see the runs: hivetune runs")
+        raise NotThere("no run has this id", hint="it may have been deleted; list them: hivetune runs")
     return run
 
 

@@ -170,19 +170,19 @@ class Gateway:
 
     async def feedback(self, request: Request) -> Response:
         """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
-        said, client = checked_fields(FeedbackFields, await _body(request)), request.scope["client_name"] or ""
-        if said.keys() <= {"id", "reason"}:
+        fields, client = checked_fields(FeedbackFields, await _body(request)), request.scope["client_name"] or ""
+        if fields.keys() <= {"id", "reason"}:
             raise UsageError('feedback needs a "rating" or a "correction"')
         if self.capture is None:
             raise UsageError(
-                "answers are not captured, so feedback has nothing to join", hint="hivetune serve --capture"
+                "answers are not captured, so feedback can't be joined to one", hint="start the gateway with --capture"
             )
-        answer, rating = said["id"], said.get("rating")
+        answer, rating = fields["id"], fields.get("rating")
         recent = self.metrics.answer_of(answer)
         if recent is not None and recent[1] != client:
             raise unknown_answer(answer)
         label = recent[0] if recent is not None else await asyncio.to_thread(self.find_answer, answer, client)
-        entry = Feedback(answer, label, client, rating, said.get("correction"), said.get("reason"))
+        entry = Feedback(answer, label, client, rating, fields.get("correction"), fields.get("reason"))
         if not self.capture.put(entry):
             raise MachineNotFit("feedback can't be stored now", hint="try again later; /health says what is wrong")
         if rating == "down":
@@ -293,8 +293,8 @@ class _Exchange:
     @property
     def headers(self) -> dict[str, str]:
         """Return the release and why it was chosen. A header holds ASCII only, and a client may have named an agent."""
-        kept = {CAPTURED_HEADER: self.captured} if self.captured else {}
-        return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **kept}
+        captured = {CAPTURED_HEADER: self.captured} if self.captured else {}
+        return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **captured}
 
     def routed(self, label: str) -> None:
         """Keep the release before it is asked, so that a failure before the first byte counts against it too."""
@@ -379,18 +379,18 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             raw = await request.body()
-        found = json.loads(raw)
+        document = json.loads(raw)
         if b"\\ud" in raw.lower():
-            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+            document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         raise UsageError("the body is not JSON") from None
     except ClientDisconnect:
         raise UsageError("the client went away") from None
     except TimeoutError:
-        raise UsageError(f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
-    if not isinstance(found, dict):
+        raise UsageError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+    if not isinstance(document, dict):
         raise UsageError("the body is not a JSON object")
-    return found
+    return document
 
 
 def _event(document: Mapping[str, Any]) -> bytes:

@@ -223,8 +223,8 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
     Nothing is kept for an answer that is not in the store, because it was not captured or was forgotten."""
     correction, reason = _clean(entry.correction), _clean(entry.reason)
     with transaction(database):
-        found = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
-        if found is None:
+        stored = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
+        if stored is None:
             return
         database.execute(
             "INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET"
@@ -232,7 +232,7 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
             " reason = coalesce(excluded.reason, reason), client = excluded.client, time = excluded.time",
             (entry.id, entry.label, entry.rating, correction, reason, entry.client, time.time()),
         )
-        row = json.loads(found[0])
+        row = json.loads(stored[0])
         if correction is not None:
             row.setdefault("rejected_answer", row["messages"][-1])
             row["messages"][-1] = {"role": "assistant", "content": correction}

@@ -58,11 +58,11 @@ def clients(database: sqlite3.Connection) -> list[Client]:
 
 def client_of(database: sqlite3.Connection, token: str) -> str | None:
     """Return the name of the client that holds `token`, or None. Hashes are compared in constant time."""
-    digest, found = _hash(token), None
+    digest, holder = _hash(token), None
     for name, known in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
         if hmac.compare_digest(known, digest):
-            found = str(name)
-    return found
+            holder = str(name)
+    return holder
 
 
 def _hash(token: str) -> str:

@@ -208,14 +208,14 @@ _NOT_SENT = ("model", "user", "metadata", "n", "store", "service_tier", "modalit
 def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `body` that were sent, as JSON types. Raises FieldRefused, naming the first wrong one."""
     try:
-        found = fields.model_validate(body)
+        checked = fields.model_validate(body)
     except ValidationError as error:
         # Of the branches of a union the one that came farthest is what was meant.
-        wrong = max(error.errors(include_url=False, include_input=False), key=lambda one: len(one["loc"]))
+        wrong = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
         unknown = wrong["type"] == "extra_forbidden"
         why = "no field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
         raise FieldRefused(_place(wrong["loc"]), why) from None
-    sent = found.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
+    sent = checked.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     for number, turn in enumerate(sent.get("messages", ())):
         if "content" not in turn and not turn.get("tool_calls"):
             raise FieldRefused(f"messages[{number}].content", "a message has a content or tool_calls")

@@ -100,8 +100,8 @@ def run_gateway(
             failures.append(failure)
             servers[0].should_exit = True
 
-        kept = Capture() if settings.capture else None
-        gateway = Gateway(keeper, watch, _find_answer, kept, Metrics(beside), end)
+        capture = Capture() if settings.capture else None
+        gateway = Gateway(keeper, watch, _find_answer, capture, Metrics(beside), end)
         additions = additions_for(settings, add, lambda: servers[0].should_exit)
         config = uvicorn.Config(
             guarded(gateway, settings, port, additions),
@@ -187,23 +187,23 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
 
 def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> DesiredState:
     with closing(open_database()) as database:
-        found = placed(wanted(database, settings.names, checks), settings.card)
-        pairs = [watched_pair(database, name) for name in found.champions]
+        state = placed(wanted(database, settings.names, checks), settings.card)
+        pairs = [watched_pair(database, name) for name in state.champions]
         previous = {pair[0].label: pair[1].label for pair in pairs if pair is not None}
-    watch.champions(found.champions, previous)
+    watch.champions(state.champions, previous)
     with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
         watch.save_now_and_then(time.monotonic())
-    return found
+    return state
 
 
-def placed(found: DesiredState, card: str) -> DesiredState:
+def placed(state: DesiredState, card: str) -> DesiredState:
     """Put each deployment on the card, or on the CPU while a run trains on that card."""
     if not card:
-        return found
+        return state
     taken = card if training_on(card) else ""
     device = "cpu" if taken else card
-    deployments = tuple(replace(deployment, device=device) for deployment in found.deployments)
-    return replace(found, deployments=deployments, taken=taken)
+    deployments = tuple(replace(deployment, device=device) for deployment in state.deployments)
+    return replace(state, deployments=deployments, taken=taken)
 
 
 def _roll_back(label: str, reason: str) -> None:

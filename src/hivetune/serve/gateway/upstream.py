@@ -87,10 +87,10 @@ class Upstream:
     async def document(self) -> dict[str, Any]:
         """Return the whole answer. Raises Broken."""
         try:
-            found = json.loads(await self.response.aread())
+            document = json.loads(await self.response.aread())
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
             raise Broken(f"the model server's answer broke off: {type(error).__name__}") from None
-        return _checked(found, "message")
+        return _checked(document, "message")
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
@@ -241,10 +241,10 @@ async def _until_dead(live: LiveBackend) -> None:
 def _refusal(status: int, raw: bytes) -> HivetuneError:
     """Return Refused for a mistake in the request, or Broken for a fault of the server."""
     try:
-        found = json.loads(raw)
+        document = json.loads(raw)
     except (ValueError, RecursionError):
-        found = {}
-    message = _message(found) or raw[:500].decode(errors="replace") or "refused"
+        document = {}
+    message = _message(document) or raw[:500].decode(errors="replace") or "refused"
     if status in _CLIENT_ERRORS:
         return Refused(status, message)
     return Broken(f"the model server failed ({status}): {message}")
@@ -257,17 +257,21 @@ def _checked(document: Any, part: str) -> dict[str, Any]:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Broken("the model server's answer is not one of the OpenAI API")
     for choice in choices:
-        said = choice.get(part)
-        text = said.get("content") if isinstance(said, dict) else None
-        calls = said.get("tool_calls") if isinstance(said, dict) else None
-        if not isinstance(said, dict | None) or not isinstance(text, str | None) or not isinstance(calls, list | None):
+        message = choice.get(part)
+        text = message.get("content") if isinstance(message, dict) else None
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if (
+            not isinstance(message, dict | None)
+            or not isinstance(text, str | None)
+            or not isinstance(calls, list | None)
+        ):
             raise Broken("the model server's answer is not one of the OpenAI API")
         if not isinstance(choice.get("text"), str | None):
             raise Broken("the model server's answer is not one of the OpenAI API")
     if not isinstance(document.get("usage"), dict | None):
         raise Broken("the model server's answer is not one of the OpenAI API")
-    found: dict[str, Any] = document
-    return found
+    checked: dict[str, Any] = document
+    return checked
 
 
 def _message(document: Any) -> str:

@@ -101,7 +101,9 @@ class Keeper:
             self._put_aside(self.lives.pop(model))
         self._lost = {model: lost for model, lost in self._lost.items() if model in models}
         self._retries = {known: retry for known, retry in self._retries.items() if known in self.wanted.deployments}
-        for model in [model for model, one in self._starting.items() if model not in models and one.live.done()]:
+        for model in [
+            model for model, starting in self._starting.items() if model not in models and starting.live.done()
+        ]:
             unwanted = self._starting.pop(model).live
             if unwanted.exception() is None:
                 self._put_aside(unwanted.result())
@@ -152,11 +154,11 @@ class Keeper:
         live = self.lives.get(deployment.model)
         if deployment.model in self._starting or (live is not None and live.deployment == deployment):
             return
-        kept = next((old for old, _ in self._old if old.deployment == deployment and not old.dead), None)
-        if kept is not None:
-            self._old = [(old, until) for old, until in self._old if old is not kept]
-            kept.restore()
-            self._switch(kept)
+        former = next((old for old, _ in self._old if old.deployment == deployment and not old.dead), None)
+        if former is not None:
+            self._old = [(old, until) for old, until in self._old if old is not former]
+            former.restore()
+            self._switch(former)
             return
         retry = self._retries.get(deployment)
         if retry is None or time.monotonic() >= retry.at_s:

@@ -125,11 +125,11 @@ class Turns:
         admitted: list[Ticket] = []
         while len(running) < self.num_slots:
             ticket = min(
-                (one for one in queue if not one.long or long[one.client] < most_long),
-                key=lambda one: (
-                    clients[one.client],
-                    one.long and now_s - one.arrived_s < LONG_PATIENCE_S,
-                    one.arrived_s,
+                (waiting for waiting in queue if not waiting.long or long[waiting.client] < most_long),
+                key=lambda waiting: (
+                    clients[waiting.client],
+                    waiting.long and now_s - waiting.arrived_s < LONG_PATIENCE_S,
+                    waiting.arrived_s,
                 ),
                 default=None,
             )

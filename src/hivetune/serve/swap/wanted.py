@@ -98,9 +98,9 @@ class Checks:
 def _identities(folder: Path) -> list[tuple[str, int, int]]:
     """Return what changes whenever a file of the folder does. Raises FileNotFoundError when one disappears
     meanwhile."""
-    found = ((path, path.stat()) for path in sorted(folder.rglob("*")))
+    files = ((path, path.stat()) for path in sorted(folder.rglob("*")))
     # The time of the inode too: nobody can set that back.
-    return [(str(path), status.st_size, status.st_mtime_ns + status.st_ctime_ns) for path, status in found]
+    return [(str(path), status.st_size, status.st_mtime_ns + status.st_ctime_ns) for path, status in files]
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> DesiredState:
@@ -149,8 +149,8 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         for (model, sha256), loaded in sorted(served.items())
     )
     shared_of = {expert: shared for shared, names in family.items() for expert in names}
-    found = DesiredState(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
-    return replace(found, generation=generation, withdrawn=withdrawn)
+    state = DesiredState(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
+    return replace(state, generation=generation, withdrawn=withdrawn)
 
 
 def _tables(
@@ -158,13 +158,13 @@ def _tables(
 ) -> tuple[dict[str, ExpertTable], list[str]]:
     """Read the specialists of each shared release. Where they can't be read, the shared release answers alone and a
     problem says so."""
-    found, problems = {}, []
+    tables, problems = {}, []
     for shared in family:
         try:
-            found[shared] = served_table(database, shared)
+            tables[shared] = served_table(database, shared)
         except UsageError as error:
             problems.append(error.message)
-    return found, problems
+    return tables, problems
 
 
 def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -176,14 +176,14 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
         for name in (shared, *experts)
         for release in releases(database, name)
     }
-    found = {}
+    strangers = {}
     for shared, experts in family.items():
         base = bases.get((shared, wants.get(shared, 0)))
         for expert in experts:
             own = bases.get((expert, wants.get(expert, 0)))
             if base is not None and own is not None and own != base:
-                found[expert] = f"{expert} is of another base than {shared}, which answers instead"
-    return found
+                strangers[expert] = f"{expert} is of another base than {shared}, which answers instead"
+    return strangers
 
 
 def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
@@ -286,7 +286,7 @@ def loaded_labels(name: str) -> frozenset[str] | None:
     if lock_holder(gateway_folder()) is None:
         return None
     try:
-        told = read_json(gateway_folder() / _FILE)
-        return None if told["names"] and name not in told["names"] else frozenset(told["loaded"])
+        loaded = read_json(gateway_folder() / _FILE)
+        return None if loaded["names"] and name not in loaded["names"] else frozenset(loaded["loaded"])
     except (OSError, ValueError, KeyError, TypeError):  # it has not told yet
         return frozenset()
