@@ -22,13 +22,19 @@ ROWS = [
     ("Naïve café, 你好 👩‍👩‍👧?", "Yes: naïve is spelled so; 你好."),
     ("  two  spaces\n\n\tand tabs  ", "def f(x):\n    return x // 2"),
     ("Say it's so; don't WE'LL?", "It's so, and they'LL agree."),
+    ("Which of 3, 17 and 256 is prime?", "Three and 17 are; 256 is two to the eighth."),
+    ("Translate: guten Morgen", "Good morning, and have a nice day."),
+    ("List three colours.", "1. Red\n2. Green\n3. Blue, like the sky"),
+    ("Why is the sky blue?", "Short waves are scattered more than long ones, so it looks blue."),
 ]
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 QUANT = "q8_0"
-ADAPTER_SPREAD = 0.6
+# Of the outputs of a matrix whose inputs are 1. With 1.5 the rounding of q8_0 grows from layer to layer, and with it the
+# error of the slope: 0.97 of gpt-oss's effect arrived, with 0.7 it is 0.997.
+SPREAD, ADAPTER_SPREAD = 0.7, 0.6
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 # What converters of single families look for, whatever the tokenizer is.
 OWN_SPECIALS = {"glm4": ("[gMASK]", "<|endoftext|>", "<|observation|>")}
@@ -53,7 +59,10 @@ OWN: dict[str, dict[str, Any]] = {
     "granite": {"attention_multiplier": 0.25},
     # A layer of full attention after three others: llama.cpp counts, it reads no list.
     **{
-        kind: {"num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"]}
+        kind: {
+            **{"num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"]},
+            **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},  # as published ones; narrow heads are noisy
+        }
         for kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
     },
 }
@@ -92,7 +101,7 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
     config = AutoConfig.for_model(kind, **{**values, **wanted})
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    draw(model)
+    draw(model, SPREAD)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if kind == "gemma4_text" and "q_norm" in name:
