@@ -32,8 +32,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 QUANT = "q8_0"
-# Of the outputs of a matrix whose inputs are 1. With 1.5 the rounding of q8_0 grows from layer to layer, and with it the
-# error of the slope: 0.97 of gpt-oss's effect arrived, with 0.7 it is 0.997.
+# Of the outputs of a matrix whose inputs are 1. With 1.5 the rounding of q8_0 grows from layer to layer, and with it
+# the error of the slope: 0.97 of gpt-oss's effect arrived, with 0.7 it is 0.997.
 SPREAD, ADAPTER_SPREAD = 0.7, 0.6
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
 # What converters of single families look for, whatever the tokenizer is.

@@ -98,14 +98,12 @@ def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama3"])
 def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: Path) -> None:
-    """Rank-stabilised scale and per-module alpha, which llama.cpp does not know, arrive in B."""
+    """A rank-stabilised scale, which llama.cpp does not know, arrives in B."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     model = write_model(tmp_path / "model", family)
-    config = LoraConfig(
-        r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True, alpha_pattern={"down_proj": 3}, lora_dropout=0
-    )
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_rslora=True, lora_dropout=0)
     tuned = get_peft_model(model, config)
     torch.manual_seed(3)
     with torch.no_grad():

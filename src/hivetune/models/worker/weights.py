@@ -18,7 +18,6 @@ import numpy as np
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
 from hivetune.models.prepared import WEIGHTS, WEIGHTS_INDEX
-from hivetune.run.folder import ADAPTER
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NUMPY_KINDS = {
@@ -101,14 +100,6 @@ def open_weights(folder: Path) -> dict[str, Stored]:
     else:
         names = [WEIGHTS]
     return dict(_tensors(folder, names))
-
-
-def open_adapter(folder: Path) -> dict[str, Stored]:
-    """The weights of a PEFT adapter's folder, by PEFT's parameter names."""
-    path = folder / ADAPTER
-    if not path.is_file():
-        raise UsageError(f"{folder} has no {path.name}", hint="train first: hivetune train CONFIG")
-    return SafetensorsFile(path).tensors
 
 
 def _tensors(folder: Path, names: list[str]) -> Iterator[tuple[str, Stored]]:

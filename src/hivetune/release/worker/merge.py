@@ -1,22 +1,22 @@
-"""Adapter and base as one: W + scale * B A, added in fp32 one tensor at a time, as a folder that transformers loads.
+"""Adapter and base as one folder that transformers loads: W + scale * B A, added in fp32 one tensor at a time.
 
-Shapes: R rank, I inputs and O outputs of a linear module.
+Shapes: R rank, I inputs and O outputs of a linear module, E experts.
 """
 
 import json
 import math
 import os
+import re
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
@@ -25,6 +25,7 @@ from hivetune.errors import UsageError
 from hivetune.models.peft_names import A_WEIGHT, PREFIX, expert_tensors
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.worker.linears import is_fused
+from hivetune.models.worker.weights import open_weights
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Merge
 from hivetune.train.worker.model.adapter import read_adapter, scaling, tensor_shapes
@@ -33,6 +34,15 @@ from hivetune.train.worker.model.adapter import read_adapter, scaling, tensor_sh
 KIND_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 SIZES = {"F32": 4, "BF16": 2, "F16": 2}
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+# Experts one by one in the files, and the module's one tensor of them.
+_EXPERT = re.compile(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<expert>\d+)\.(?P<tensor>\w+)\.weight")
+_FUSED = re.compile(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<tensor>gate_up_proj|up_proj|down_proj)")
+_GATE, _UP, _DOWN = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")
+_HALVES: Mapping[str, tuple[tuple[int | None, tuple[str, ...]], ...]] = {
+    "gate_up_proj": ((0, _GATE), (1, _UP)),
+    "up_proj": ((None, _UP),),
+    "down_proj": ((None, _DOWN),),
+}
 NOT_COPIED = (WEIGHTS_INDEX, WEIGHTS, MANIFEST, DESCRIPTION)
 
 
@@ -43,54 +53,38 @@ def main(task: Merge, heartbeat: Heartbeat) -> dict[str, Any]:
 def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heartbeat) -> dict[str, Any]:
     """Write the merged model to `target`, its manifest last. Needs memory for one tensor, not for the model.
 
-    `dtype` "source" rounds each merged weight once, to what the base has. Raises UsageError when the adapter names
+    `dtype` "source" rounds each merged weight once, to the base's type. Raises UsageError when the adapter names
     weights that the model does not have.
     """
-    lora, tensors = read_adapter(adapter)
-    config = AutoConfig.from_pretrained(model, local_files_only=True)
-    plan = MergePlan(
-        deltas=pair_up(tensors, lora),
-        transposed=frozenset(transposed_weights(model)),
-        prefix=MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].base_model_prefix,
-        dtype=dtype,
-    )
+    _, parts, missing = read_parts(model, adapter)
     work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     try:
-        merged: set[str] = set()
-        files = shard_files(model)
-        if any(delta.experts > 1 for delta in plan.deltas.values()) or not plan.deltas.keys() <= plan.stored(
-            model, files
-        ):
-            merged |= _merge_module(model, work, plan, heartbeat)
-            files = shard_files(work)
-        else:
-            for file in files:
-                merged |= _merge_file(model / file, work / file, plan, heartbeat)
-        missing = sorted(plan.deltas.keys() - merged)
         if missing:
-            raise UsageError(
-                f"{adapter} changes {missing[0]}, which {model} does not have",
-                hint="it is an adapter of another base model",
-            )
+            merged = _merge_module(model, adapter, work, dtype, heartbeat)
+        else:
+            merged = sum(len(of_tensor) for of_tensor in parts.values())
+            for file in shard_files(model):
+                _merge_file(model / file, work / file, parts, dtype, heartbeat)
         for path in model.iterdir():
             if path.is_file() and path.name not in (*NOT_COPIED, *shard_files(model)):
                 shutil.copyfile(path, work / path.name)
         if (model / NAMED_TEMPLATES).is_dir():
             shutil.copytree(model / NAMED_TEMPLATES, work / NAMED_TEMPLATES)
-        _rewrite_config(model, work, plan)
+        _rewrite_config(model, work, dtype)
         write_manifest(work, {"kind": "merged"})
+        files = shard_files(work)
         if target.exists():
             shutil.rmtree(target)
         os.rename(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return {"merged_tensors": len(merged), "files": files}
+    return {"merged_tensors": merged, "files": files}
 
 
 class Delta(NamedTuple):
-    """What an adapter adds to a weight: scale * B A, of each expert where there are several."""
+    """What an adapter adds to a weight: scale * B A. Of E experts in one tensor a is [E * R, I] and b [O, R * E]."""
 
     a: Tensor
     b: Tensor
@@ -98,8 +92,77 @@ class Delta(NamedTuple):
     experts: int = 1
 
 
+class Part(NamedTuple):
+    """What a delta adds to one tensor of the model's files.
+
+    expert: its number where each expert has a tensor of its own in the files. half: 0 gate, 1 up, where the module has
+    one tensor of both. transposed: the file stores [I, O].
+    """
+
+    delta: Delta
+    expert: int | None = None
+    half: int | None = None
+    transposed: bool = False
+
+    @property
+    def rank(self) -> int:
+        return len(self.delta.a) // self.delta.experts
+
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Return A [R, I] and B [O, R] without the scale, of the tensor as the file stores it; both have experts in
+        front where the tensor holds all of them."""
+        a = self.delta.a.unflatten(0, (self.delta.experts, -1))
+        b = self.delta.b.unflatten(1, (-1, self.delta.experts)).permute(2, 0, 1)
+        if self.half is not None:
+            b = b.chunk(2, 1)[self.half]
+        if self.transposed:
+            a, b = b.mT, a.mT
+        if self.expert is not None:
+            return a[self.expert], b[self.expert]
+        return (a, b) if self.delta.experts > 1 else (a[0], b[0])
+
+    def add(self, weight: Tensor) -> Tensor:
+        """Return `weight` plus scale * B A, in fp32."""
+        a, b = self.halves()
+        return (b @ a).mul_(self.delta.scale) + weight.to(torch.float32)
+
+
+def read_parts(model: Path, adapter: Path) -> tuple[LoraConfig, dict[str, list[Part]], list[str]]:
+    """Return the adapter's settings, what it adds to each tensor of the model's files, and the weights that the files
+    do not have under a known name."""
+    lora, tensors = read_adapter(adapter)
+    transposed = transposed_weights(model)
+    stored = open_weights(model)
+    experts = {
+        (match["layer"], int(match["expert"]), match["tensor"]): name
+        for name in stored
+        if (match := _EXPERT.fullmatch(name))
+    }
+    parts: dict[str, list[Part]] = {}
+    missing = []
+    for name, delta in pair_up(tensors, lora).items():
+        # Files may leave out the model's prefix, as GPT-2's do.
+        own = next((candidate for candidate in (name, name.partition(".")[2]) if candidate in stored), None)
+        if own is not None:
+            parts.setdefault(own, []).append(Part(delta, transposed=name in transposed))
+            continue
+        match = _FUSED.fullmatch(name)
+        of_experts = [
+            (experts[key], Part(delta, expert, half))
+            for half, names in (_HALVES[match["tensor"]] if match else ())
+            for expert in range(delta.experts)
+            for one in names
+            if match and (key := (match["layer"], expert, one)) in experts
+        ]
+        for file_name, part in of_experts:
+            parts.setdefault(file_name, []).append(part)
+        if not of_experts:
+            missing.append(name)
+    return lora, parts, missing
+
+
 def pair_up(tensors: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Delta]:
-    """By the weight's name in the base."""
+    """Return the deltas by the weight's name in the base."""
     paired, experts = {}, expert_tensors(tensor_shapes(tensors), lora.r, lora.target_modules)
     for name, a_RI in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -111,24 +174,18 @@ def pair_up(tensors: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Delta]
 
 
 def add_delta(weight: Tensor, delta: Delta, *, transposed: bool = False) -> Tensor:
-    """`weight` [O, I] ([I, O] where `transposed`; with experts in front of both) plus scale * B A, in fp32."""
-    a, b = delta.a.to(weight.device), delta.b.to(weight.device)
-    if delta.experts == 1:
-        change = b @ a
-    else:
-        a_ERI, b_ORE = a.unflatten(0, (delta.experts, -1)), b.unflatten(1, (-1, delta.experts))
-        change = torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
-    change.mul_(delta.scale)
-    return (change.mT if transposed else change) + weight.to(torch.float32)
+    """Return `weight` [O, I] ([I, O] where `transposed`; with experts in front of both) plus scale * B A, in fp32."""
+    on_device = delta._replace(a=delta.a.to(weight.device), b=delta.b.to(weight.device))
+    return Part(on_device, transposed=transposed).add(weight)
 
 
 def is_transposed(owner: nn.Module) -> bool:
-    """Whether a module stores its weights [I, O]."""
+    """Return whether a module stores its weights [I, O]."""
     return isinstance(owner, Conv1D) or (is_fused(owner) and bool(owner.is_transposed))
 
 
 def transposed_weights(model: Path) -> set[str]:
-    """Names of the weights that the architecture stores [I, O] (Conv1D, and experts of some families)."""
+    """Return the names of the weights that the architecture stores [I, O] (Conv1D, and experts of some families)."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
     found = {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
@@ -137,19 +194,23 @@ def transposed_weights(model: Path) -> set[str]:
 
 
 @torch.no_grad()
-def _merge_module(model: Path, work: Path, plan: "MergePlan", heartbeat: Heartbeat) -> set[str]:
-    """As `_merge_file` for models whose files hold tensors under other names than modules, or one by one what is one
-    in a module (experts): by the module, in memory. The names that were merged."""
-    dtype = {name: TORCH_DTYPES[kind] for name, kind in KIND_NAMES.items()}.get(plan.dtype, "auto")
-    module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=True, use_safetensors=True)
-    weights = dict(module.named_parameters())
-    for name, delta in plan.deltas.items():
-        if name in weights:
-            owner = module.get_submodule(name.rpartition(".")[0])
-            weights[name].copy_(add_delta(weights[name], delta, transposed=is_transposed(owner)))
-            heartbeat.beat(Beat.ITEM)
+def _merge_module(model: Path, adapter: Path, work: Path, dtype: str, heartbeat: Heartbeat) -> int:
+    """Merge by the module, in memory: for a model whose files hold tensors under other names than modules. Return how
+    many weights were merged."""
+    lora, tensors = read_adapter(adapter)
+    kind = {name: TORCH_DTYPES[kind] for name, kind in KIND_NAMES.items()}.get(dtype, "auto")
+    module = AutoModelForCausalLM.from_pretrained(model, dtype=kind, local_files_only=True, use_safetensors=True)
+    weights, deltas = dict(module.named_parameters()), pair_up(tensors, lora)
+    for name, delta in deltas.items():
+        if name not in weights:
+            raise UsageError(
+                f"{adapter} changes {name}, which {model} does not have", hint="it is an adapter of another base model"
+            )
+        owner = module.get_submodule(name.rpartition(".")[0])
+        weights[name].copy_(add_delta(weights[name], delta, transposed=is_transposed(owner)))
+        heartbeat.beat(Beat.ITEM)
     module.save_pretrained(work)
-    return plan.deltas.keys() & weights.keys()
+    return len(deltas)
 
 
 def shard_files(model: Path) -> list[str]:
@@ -158,17 +219,18 @@ def shard_files(model: Path) -> list[str]:
     return [WEIGHTS]
 
 
-def _merge_file(source: Path, target: Path, plan: "MergePlan", heartbeat: Heartbeat) -> set[str]:
-    """One file with the same tensors, merged where the adapter has a say; the names that were merged."""
-    merged = set()
+def _merge_file(source: Path, target: Path, parts: Mapping[str, list[Part]], dtype: str, heartbeat: Heartbeat) -> None:
+    """Write one file with the same tensors, merged where the adapter changes them."""
     with safetensors.safe_open(source, framework="pt") as opened:
         names = list(opened.keys())
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name in names:
-            part = opened.get_slice(name)
-            kind, shape = plan.stored_kind(part.get_dtype()), list(part.get_shape())
-            size = math.prod(shape) * SIZES.get(kind, 0) if kind in SIZES else opened.get_tensor(name).nbytes
+            stored = opened.get_slice(name)
+            kind, shape = stored.get_dtype(), list(stored.get_shape())
+            if dtype != "source" and kind in SIZES:
+                kind = KIND_NAMES[dtype]
+            size = math.prod(shape) * SIZES[kind] if kind in SIZES else opened.get_tensor(name).nbytes
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + size]}
             end += size
         text = json.dumps(header).encode()
@@ -178,50 +240,17 @@ def _merge_file(source: Path, target: Path, plan: "MergePlan", heartbeat: Heartb
             for name in names:
                 tensor = opened.get_tensor(name)
                 wanted = TORCH_DTYPES.get(header[name]["dtype"], tensor.dtype)
-                delta = plan.delta(name)
-                if delta is not None:
-                    tensor = add_delta(tensor, delta, transposed=plan.is_transposed(name))
-                    merged.add(plan.module_weight(name))
+                for part in parts.get(name, ()):
+                    tensor = part.add(tensor)
                 file.write(tensor.to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data)
                 heartbeat.beat(Beat.ITEM)
-    return merged
 
 
-@dataclass(frozen=True)
-class MergePlan:
-    """What happens to each tensor. Files may leave out the model's prefix, as GPT-2's do."""
-
-    deltas: Mapping[str, Delta]
-    transposed: frozenset[str]
-    prefix: str
-    dtype: str
-
-    def module_weight(self, name: str) -> str:
-        return name if name in self.deltas else f"{self.prefix}.{name}"
-
-    def stored(self, model: Path, files: Sequence[str]) -> set[str]:
-        """Weights of modules that the files hold under their own names."""
-        found: set[str] = set()
-        for file in files:
-            with safetensors.safe_open(model / file, framework="pt") as opened:
-                found.update(map(self.module_weight, opened.keys()))
-        return found
-
-    def delta(self, name: str) -> Delta | None:
-        return self.deltas.get(self.module_weight(name))
-
-    def is_transposed(self, name: str) -> bool:
-        return self.module_weight(name) in self.transposed
-
-    def stored_kind(self, kind: str) -> str:
-        return kind if self.dtype == "source" or kind not in SIZES else KIND_NAMES[self.dtype]
-
-
-def _rewrite_config(model: Path, work: Path, plan: MergePlan) -> None:
-    """config.json names the precision; the index, if there is one, the new size."""
+def _rewrite_config(model: Path, work: Path, dtype: str) -> None:
+    """Name the precision in config.json, and the new size in the index if there is one."""
     config = read_json(model / "config.json")
-    if plan.dtype != "source":
-        config["dtype"] = plan.dtype
+    if dtype != "source":
+        config["dtype"] = dtype
         config.pop("torch_dtype", None)
     write_json(work / "config.json", config)
     if (model / WEIGHTS_INDEX).is_file() and not (work / WEIGHTS_INDEX).is_file():

@@ -1,9 +1,9 @@
-"""A whole model or a LoRA adapter as a GGUF file, written by llama.cpp's own converter (release/converter.py).
+"""Writes a whole model or a LoRA adapter as a GGUF file by llama.cpp's own converter (release/converter.py).
 
-The converter reads a folder that is staged for it: the prepared model's files, with the tokenizer in the form that it
-looks for. An adapter of a whole model is merged on the way, W + scale * B A in float32, tensor by tensor; memory is
-that of the largest one. What the converter derives from names is settled here from what training read: the model's
-name, the ends of an answer, the first token, the template, the length of the context.
+The converter reads a staged folder: the prepared model's files, with the tokenizer in the form that it looks for. An
+adapter of a whole model is merged on the way, W + scale * B A in float32, tensor by tensor. What the converter derives
+from names is taken from what training read: the model's name, the ends of an answer, the first token, the template, the
+length of the context.
 """
 
 import errno
@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,10 @@ from hivetune.base.packages import install_command
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION
-from hivetune.models.worker.weights import open_weights
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
 from hivetune.release.worker.gguf_quantize import encode, tensor_type
-from hivetune.release.worker.lora_file import Part, file_parts, read_lora
-from hivetune.release.worker.merge import merge, transposed_weights
+from hivetune.release.worker.merge import Part, merge, read_parts
 from hivetune.release.worker.vocabulary import (
     adds_space_prefix,
     is_sentencepiece,
@@ -77,7 +75,7 @@ def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, 
 
 @contextmanager
 def staged(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
-    """A folder with the model's files for the converter, which is importable meanwhile."""
+    """Make a folder with the model's files for the converter, which is importable meanwhile."""
     for path in (converter / "gguf-py", converter):
         if str(path) not in sys.path:
             sys.path.insert(0, str(path))
@@ -107,7 +105,7 @@ def staged(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """The model's settings as the converter reads them, and those under their old names that transformers 5 drops."""
+    """Return the model's settings as the converter reads them, with the old names that transformers 5 drops."""
     from conversion import ModelBase
 
     config: dict[str, Any] = ModelBase.load_hparams(folder, False)
@@ -124,7 +122,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
-    """Raises UsageError for a model or an adapter that the converter can't write."""
+    """Write `task.file`. Raises UsageError for a model or an adapter that the converter can't write."""
     kind = str(task.recipe["name"])
     try:
         converting = _model_class(folder)
@@ -150,14 +148,18 @@ def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
 
 
 def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
-    """The adapter alone. Raises UsageError for one that the converter can't write, or not whole."""
-    lora = read_lora(task.adapter)
-    parts = file_parts(lora, open_weights(task.model), transposed_weights(task.model))
+    """Write the adapter alone. Raises UsageError for one that the converter can't write, or not whole."""
+    lora, parts, missing = read_parts(task.model, task.adapter)
+    if missing:
+        raise UsageError(
+            f"the adapter changes {missing[0]}, which the model's files do not have under this name",
+            hint="use --to gguf, which merges the adapter",
+        )
     try:
         converting = _model_class(folder)
         import gguf
 
-        adapting = _adapting(converting, lora.alpha, parts)
+        adapting = _adapting(converting, float(lora.alpha), parts)
         model = adapting(folder, gguf.LlamaFileType.ALL_F32, task.file, hparams=_settings(folder))
         with torch.inference_mode():
             model.write()
@@ -165,7 +167,9 @@ def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
         raise _refused(error) from error
     written = read_header(task.file).tensors
     count = sum(math.prod(shape) for name, shape in written.items() if name.endswith(".lora_b"))
-    trained = sum(part.halves()[0 if part.transposed else 1].size for part in parts)
+    trained = sum(
+        part.halves()[0 if part.transposed else 1].numel() for of_tensor in parts.values() for part in of_tensor
+    )
     if count != trained:
         raise UsageError(
             f"llama.cpp's converter wrote {count:,} of the adapter's {trained:,} output weights",
@@ -174,41 +178,38 @@ def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
 
 
 def _model_class(folder: Path) -> Any:
-    """The converter's class for the staged model. Raises UsageError for an architecture that it does not know."""
+    """Return the converter's class for the staged model. Raises UsageError for an unknown architecture."""
     logging.basicConfig(level=logging.WARNING)
     import conversion
 
     architecture = read_json(folder / "config.json")["architectures"][0]
     try:
         found = conversion.get_model_class(architecture)
-        # That class only hands over to the one inside it, which is not known by a name.
+        # That class only forwards to the one inside it, which is not registered under a name.
         return found.Ministral3Model if architecture == "Ministral3ForCausalLM" else found
     except NotImplementedError:
         raise UsageError(f"llama.cpp's converter does not know the architecture {architecture}") from None
 
 
-def _parts(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> Sequence[Part]:
-    """What the adapter adds to the tensors. A model whose files hold its modules under other names is merged aside
-    first, in float32, and then nothing is left to add."""
+def _parts(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> dict[str, list[Part]]:
+    """Return what the adapter adds to each tensor. A model whose files hold its modules under other names is merged
+    aside first, in float32, and then nothing is left to add."""
     if task.adapter is None:
-        return []
-    stored = open_weights(task.model)
-    lora, transposed = read_lora(task.adapter), transposed_weights(task.model)
-    try:
-        parts = file_parts(lora, stored, transposed)
-    except UsageError:
-        merged = folder / "merged"
-        merge(task.model, task.adapter, merged, "float32", heartbeat)
-        for path in folder.glob("*.safetensors*"):
-            path.unlink()
-        for path in merged.glob("*.safetensors*"):
-            os.rename(path, folder / path.name)
-        return []
-    return parts
+        return {}
+    _, parts, missing = read_parts(task.model, task.adapter)
+    if not missing:
+        return parts
+    merged = folder / "merged"
+    merge(task.model, task.adapter, merged, "float32", heartbeat)
+    for path in folder.glob("*.safetensors*"):
+        path.unlink()
+    for path in merged.glob("*.safetensors*"):
+        os.rename(path, folder / path.name)
+    return {}
 
 
 def _settled(converting: Any) -> Any:
-    """The converter's class, with what is trained in place of what it would derive from names."""
+    """Return the converter's class with overrides: what was trained replaces what it would derive from names."""
     import gguf
     from conversion import LazyTorchTensor
 
@@ -224,9 +225,7 @@ def _settled(converting: Any) -> Any:
                 self.gguf_writer = _quantizing_writer(self.gguf_writer, task.recipe, self.block_count)
 
         def get_tensors(self) -> Iterator[tuple[str, Any]]:
-            left: dict[str, list[Part]] = {}
-            for part in self.parts:
-                left.setdefault(_seen_name(self, part), []).append(part)
+            left = {_seen_name(self, name): parts for name, parts in self.parts.items()}
             for name, tensor in super().get_tensors():
                 parts = left.pop(name, [])
                 # Computed when its turn to be written comes.
@@ -239,7 +238,7 @@ def _settled(converting: Any) -> Any:
         def _finish(self, name: str, parts: list[Part]) -> Callable[[Any], Any]:
             def finish(tensor: torch.Tensor) -> torch.Tensor:
                 for part in parts:
-                    tensor = tensor.to(torch.float32) + torch.from_numpy(part.change())
+                    tensor = part.add(tensor)
                 _check_numbers(name, tensor, self.ftype == gguf.LlamaFileType.MOSTLY_F16)
                 self.heartbeat.beat(Beat.ITEM)
                 return tensor
@@ -272,7 +271,7 @@ def _settled(converting: Any) -> Any:
             _put(writer, "general.file_type", int(self.task.recipe["file_type"]))
 
         def _cut_context(self) -> None:
-            """To the window of attention, where llama.cpp would see beyond it: more than was trained."""
+            """Cut the context to the window of attention where llama.cpp would attend beyond it."""
             window, kinds = self.hparams.get("sliding_window"), self.hparams.get("layer_types")
             slides = any("sliding" in str(kind) for kind in kinds) if kinds else window is not None
             name = gguf.MODEL_ARCH_NAMES[self.model_arch]
@@ -284,17 +283,16 @@ def _settled(converting: Any) -> Any:
     return Settled
 
 
-def _adapting(converting: Any, alpha: float, parts: Sequence[Part]) -> Any:
-    """The converter's class, writing A and B of each tensor instead of the tensor.
+def _adapting(converting: Any, alpha: float, parts: Mapping[str, list[Part]]) -> Any:
+    """Return the converter's class with overrides: it writes A and B of each tensor instead of the tensor.
 
-    llama.cpp knows one alpha for the file and divides it by each module's rank; where modules differ (rank or alpha
-    patterns, rsLoRA) the rest of the scale goes into B.
+    llama.cpp divides the file's alpha by each module's rank; the rest of another scale (rsLoRA) goes into B.
     """
     import gguf
     from convert_lora_to_gguf import LoraTorchTensor
 
     class Pair(LoraTorchTensor):  # type: ignore[misc]
-        """B A with the operations that the converter does on a weight; here also of several experts."""
+        """The product B A, with the operations that the converter does on a weight; here also of several experts."""
 
         def permute(self, *dims: int) -> Any:
             if [dim % 3 for dim in dims] == [0, 2, 1] and len(self.shape) == 3:
@@ -307,7 +305,7 @@ def _adapting(converting: Any, alpha: float, parts: Sequence[Part]) -> Any:
         no_mtp = True
 
         def set_vocab(self) -> None:
-            """An adapter has none."""
+            """Write nothing: an adapter has no vocabulary."""
 
         def set_type(self) -> None:
             self.gguf_writer.add_type(gguf.GGUFType.ADAPTER)
@@ -320,10 +318,10 @@ def _adapting(converting: Any, alpha: float, parts: Sequence[Part]) -> Any:
             return ()
 
         def get_tensors(self) -> Iterator[tuple[str, Any]]:
-            for part in parts:
-                a, b = (torch.from_numpy(half).contiguous() for half in part.halves())
-                rest = part.module.scale / (alpha / part.module.rank)
-                yield _seen_name(self, part), Pair(a, b * rest)
+            for name, of_tensor in parts.items():
+                for part in of_tensor:
+                    a, b = (half.contiguous() for half in part.halves())
+                    yield _seen_name(self, name), Pair(a, b * (part.delta.scale / (alpha / part.rank)))
 
         def modify_tensors(self, data_torch: Any, name: str, bid: int | None) -> Iterator[tuple[str, Any]]:
             for target, pair in super().modify_tensors(data_torch, name, bid):
@@ -333,11 +331,11 @@ def _adapting(converting: Any, alpha: float, parts: Sequence[Part]) -> Any:
     return Adapting
 
 
-def _seen_name(model: Any, part: Part) -> str:
-    """What the converter calls a part's tensor. Raises UsageError for one that it leaves out."""
-    seen = model.filter_tensors((part.file_name, None))
+def _seen_name(model: Any, name: str) -> str:
+    """Return the converter's name of a tensor of the files. Raises UsageError for one that it leaves out."""
+    seen = model.filter_tensors((name, None))
     if seen is None:
-        raise UsageError(f"llama.cpp's converter leaves out {part.file_name}, which the adapter changes")
+        raise UsageError(f"llama.cpp's converter leaves out {name}, which the adapter changes")
     return str(seen[0])
 
 
@@ -352,7 +350,7 @@ def _put(writer: Any, key: str, value: Any) -> None:
 
 
 def _quantizing_writer(writer: Any, recipe: Mapping[str, Any], blocks: int) -> Any:
-    """A writer that makes the recipe's types of what the converter hands over in F16; what it keeps in F32 stays."""
+    """Return a writer that turns the converter's F16 tensors into the recipe's types; F32 ones stay."""
     import gguf
 
     class QuantizingWriter(gguf.GGUFWriter):  # type: ignore[misc]
@@ -373,7 +371,7 @@ def _quantizing_writer(writer: Any, recipe: Mapping[str, Any], blocks: int) -> A
 
 
 def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
-    """Raises HivetuneError for numbers that are not finite (law 5) or that F16 can't hold."""
+    """Raise HivetuneError for numbers that are not finite (law 5) or that F16 can't hold."""
     largest = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
     if not largest < math.inf:
         raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
