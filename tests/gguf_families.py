@@ -143,7 +143,7 @@ def write_model(folder: Path, family: str) -> Any:
     import torch
     import transformers
 
-    from hivetune.models.worker.sizes import count_sizes
+    from hivetune.models.worker.linears import count_sizes
 
     name, rule, extra = FAMILIES[family]
     tokenizer = write_tokenizer(folder, rule)

@@ -21,12 +21,13 @@ LATER = (408, 425, 429)  # and 500 to 599: a server that may answer the same req
 
 
 class Unanswered(Exception):
-    """A request was lost, or the server can't answer now: another try may help."""
+    """A lost request, or a server that can't answer now: another try may help."""
 
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """What a server answered. `new_tokens` is None where it does not say; times are seconds since the request.
+    """A server's answer and its times in seconds since the request. `new_tokens` is None where the server does not
+    report it.
 
     `first_token_s` is None for an answer that came in one piece.
     """
@@ -53,7 +54,7 @@ class Endpoint:
         max_tokens: int,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> TimedAnswer:
-        """One greedy answer. Raises Unanswered where another try may help, UsageError where it can't."""
+        """Return one greedy answer. Raises Unanswered where another try may help, UsageError where it can't."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -74,7 +75,7 @@ class Endpoint:
 
 
 def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The part of a request that asks for one greedy answer, piece by piece, with the number of its tokens."""
+    """Return the part of a request that asks for one greedy answer, piece by piece, with the number of its tokens."""
     request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "stream": True}
     request["stream_options"] = {"include_usage": True}
     return {**request, "tools": list(tools)} if tools else request
@@ -83,7 +84,7 @@ def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, A
 def read_timed(
     response: http.client.HTTPResponse, started: float, where: str, clock: Callable[[], float] = time.perf_counter
 ) -> TimedAnswer:
-    """The answer to a request that was sent at `started` by `clock`. Raises as `Endpoint.timed` does."""
+    """Return the answer to a request that was sent at `started` by `clock`. Raises as `Endpoint.timed` does."""
     if response.status != 200:
         raise _refusal(response, where)
     kind = response.headers.get_content_type()
@@ -105,7 +106,7 @@ def read_timed(
 
 @dataclass
 class _Said:
-    """An answer as far as it has come."""
+    """The part of an answer that has arrived."""
 
     where: str
     started: float
@@ -117,7 +118,7 @@ class _Said:
     calls: dict[int, list[str]] = field(default_factory=dict)
 
     def take(self, document: Any, part: str) -> None:
-        """One document of the stream, or the whole answer."""
+        """Add one document of the stream, or the whole answer."""
         try:
             if "error" in document:
                 raise Unanswered(f"{self.where} failed in the middle of an answer: {str(document['error'])[:200]}")
@@ -145,7 +146,8 @@ class _Said:
             known[1] += call["function"].get("arguments") or ""
 
     def answer(self) -> TimedAnswer:
-        """Raises Unanswered when the stream broke off, UsageError when nothing of it was an answer."""
+        """Return the whole answer. Raises Unanswered when the stream broke off, UsageError when nothing of it was an
+        answer."""
         if self.finish is None:
             if self.first_token_s is None and self.new_tokens is None:
                 raise _other_format(self.where, b"no choices")
@@ -157,7 +159,7 @@ class _Said:
 
 
 def _events(response: http.client.HTTPResponse, where: str) -> Iterator[Any]:
-    """The JSON documents of server-sent events."""
+    """Yield the JSON documents of server-sent events."""
     while line := response.readline(LONGEST_LINE_BYTES + 1):
         if len(line) > LONGEST_LINE_BYTES:
             raise _other_format(where, line)
@@ -196,7 +198,7 @@ def _other_format(where: str, shown: bytes, kind: str = "") -> UsageError:
 
 
 def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's API takes the arguments of a call as text."""
+    """Return a message as OpenAI's API takes it, with the arguments of a call as text."""
     calls = [
         {**call, "function": {**call["function"], "arguments": _as_text(call["function"].get("arguments"))}}
         for call in message.get("tool_calls", ())

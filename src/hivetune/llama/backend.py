@@ -38,7 +38,6 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.llama.child import SocketConnection
 from hivetune.llama.outside import check_outside
-from hivetune.llama.replies import error_text, explained, piece_of
 from hivetune.models.gguf_header import read_header
 from hivetune.process.environment import child_environment
 from hivetune.process.lease import serve_on
@@ -63,7 +62,7 @@ LONGEST_SOCKET_PATH = 103  # bytes: 108 on Linux and 104 on macOS, with the zero
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said, whether it ended by itself, and how long that took."""
+    """A model's answer, whether it ended by itself, and how long it took."""
 
     text: str
     ended: bool
@@ -75,9 +74,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """`adapters`: GGUF adapter file and the scale it is applied with. `context_tokens` is per slot. `device`: cpu, a
-    card (which is leased: process/lease.py), or empty for what llama.cpp chooses. `warm_up`: compute once
-    on loading."""
+    """The settings of a server.
+
+    adapters: GGUF adapter files and their scales. context_tokens: per slot. device: cpu, a card (which is leased:
+    process/lease.py), or empty for llama.cpp's own choice. warm_up: compute once on loading.
+    """
 
     adapters: tuple[tuple[Path, float], ...] = ()
     slots: int = 1
@@ -92,7 +93,7 @@ class ServerSettings:
 def open_backend(
     model: Path, settings: ServerSettings | None = None, *, timeout_s: float = START_TIMEOUT_S
 ) -> Iterator["Backend"]:
-    """A running server of one GGUF file for the length of a `with` block.
+    """Start a server of one GGUF file for the length of a `with` block.
 
     Raises UsageError for a file that is no GGUF, MachineNotFit when no llama.cpp is there or it does not start, Busy
     for a card that is trained on.
@@ -116,8 +117,8 @@ def open_backend(
 
 
 def check_files(model: Path, settings: ServerSettings) -> None:
-    """Raises UsageError for a file that is no GGUF, is an adapter where a model is needed, or is damaged: not what the
-    manifest beside it names."""
+    """Raise UsageError for a file that is no GGUF, is an adapter where a model is needed, or differs from the
+    manifest beside it."""
     for path in (model, *(path for path, _ in settings.adapters)):
         whole = path.resolve()
         problems = named_problems(whole.parent, (whole.name,))
@@ -137,8 +138,8 @@ def check_files(model: Path, settings: ServerSettings) -> None:
 
 
 def find_engine(engine: Engine) -> str | None:
-    """Path of the user's `llama-server`, or None for xllamacpp, which `auto` takes where the other is too old. Raises
-    MachineNotFit when there is neither."""
+    """Return the path of the user's `llama-server`, or None for xllamacpp, which `auto` takes where the other is too
+    old. Raises MachineNotFit when there is neither."""
     program = shutil.which("llama-server") if engine in ("auto", "llama-server") else None
     problem = None if program is None else build_problem(program, os.stat(program).st_mtime_ns)
     if program is not None and problem is None:
@@ -159,7 +160,7 @@ def unused_program() -> str:
 
 @functools.lru_cache(maxsize=8)
 def build_problem(program: str, _changed_ns: int) -> str | None:
-    """Why a `llama-server` is not used: it is older than `LEAST_BUILD`, or does not tell its build."""
+    """Return why a `llama-server` is not used: it is older than `LEAST_BUILD`, or does not report its build."""
     try:
         told = subprocess.run(
             [program, "--version"],
@@ -199,8 +200,9 @@ class Backend:
         tools: Sequence[Mapping[str, Any]] = (),
         adapter: int | None = None,
     ) -> Answer:
-        """One answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one included.
-        `adapter`: with this one alone, by its number, instead of the scales that the server was started with."""
+        """Return one answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one
+        included. `adapter`: the number of the only one that is applied, instead of the scales that the server was
+        started with."""
         request = self._chat_request(messages, max_tokens, temperature, adapter)
         if logprobs:
             request |= {"logprobs": True, "top_logprobs": 1}
@@ -213,7 +215,7 @@ class Backend:
     def stream(
         self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
     ) -> Iterator[str]:
-        """The answer piece by piece, with the slot's prompt cache: it is emptied when the scales change."""
+        """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change."""
         request = self._chat_request(messages, max_tokens, temperature, adapter)
         request |= {"stream": True, "cache_prompt": True}
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
@@ -231,8 +233,8 @@ class Backend:
         raise HivetuneError("the llama.cpp server ended in the middle of an answer")
 
     def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
-        """One greedy answer with the time of its first token, as a release is served: a slot keeps what it computed of
-        the beginning that a prompt shares with the one before. Raises Unanswered when the server is lost."""
+        """Return one greedy answer with the time of its first token, as a release is served: a slot keeps the
+        beginning that a prompt shares with the one before. Raises Unanswered when the server is lost."""
         path = "/v1/chat/completions"
         request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools), "cache_prompt": True}
         while True:
@@ -246,12 +248,12 @@ class Backend:
                 raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
 
     def peak_memory_bytes(self) -> int:
-        """Most memory that the server's processes held so far, the mapped pages of the file included."""
+        """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
         own = psutil.Process(self.process.pid)
         return sum(_peak_memory_bytes(process) for process in (own, *own.children(recursive=True)))
 
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """The token ids that this server makes of a chat, up to where the answer begins."""
+        """Return the token ids that this server makes of a chat, up to where the answer begins."""
         body: dict[str, Any] = {"messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
@@ -264,7 +266,7 @@ class Backend:
     def request(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
-        """One JSON exchange. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
+        """Exchange one JSON document. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
         with contextlib.closing(self._open(path, body, timeout_s)) as connection:
             response = self._response(connection, path)
             with explained():
@@ -285,7 +287,7 @@ class Backend:
             self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the server and all that it started: for one that hangs."""
+        """Send SIGKILL to the server and all that it started, for one that hangs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -330,7 +332,7 @@ class Backend:
 
 
 def _peak_memory_bytes(process: psutil.Process) -> int:
-    """Linux keeps the peak; elsewhere what is held now, after all answers."""
+    """Return the peak that Linux keeps; elsewhere the memory that is held now, after all answers."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
@@ -407,12 +409,13 @@ def _start(
 
 
 def _spins() -> str:
-    """How long llama.cpp's threads spin at a barrier before they sleep: long on idle cores, not at all beside work.
+    """Return how long llama.cpp's threads spin at a barrier before they sleep: long on idle cores, not at all beside
+    work.
 
     A token of a small model passes hundreds of barriers, and each sleep costs more than the work between two.
     SmolLM2-135M q8_0 on 2 cores: idle, one request makes 31 tokens/s without spinning and 85 with it, 8 slots 125 and
-    215; beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of
-    the one that it waits for (bench/answers.py measures it). The variable of a user who knows better stands.
+    215. Beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of the
+    one that it waits for (bench/answers.py measures it). A user's own value of the variable is kept.
     """
     if asked := os.environ.get("GOMP_SPINCOUNT"):
         return asked
@@ -420,7 +423,7 @@ def _spins() -> str:
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> None:
-    """Waits for the byte that the child writes when its model is loaded; the pipe closes when the child ends first."""
+    """Wait for the byte that the child writes when its model is loaded; the pipe closes when the child ends first."""
     started = moving_s()
     ready: list[int] = []
     while not ready and (left_s := started + timeout_s - moving_s()) > 0:
@@ -434,3 +437,31 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path
         f"the llama.cpp server {why} while loading; its last lines:\n{tail}",
         hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
     )
+
+
+# What a llama.cpp server sends back, read: a piece of an answer, an error in words, and what is no reply at all.
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Turn the errors of a server that dies, or is no llama.cpp, into a HivetuneError."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise HivetuneError(f"the llama.cpp server's answer broke off: {error or type(error).__name__}") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise HivetuneError(f"the llama.cpp server's answer can't be understood: {what}") from None
+
+
+def piece_of(event: Mapping[str, Any]) -> str:
+    if "error" in event:
+        raise HivetuneError(f"the server failed: {event['error']}")
+    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+
+
+def error_text(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text

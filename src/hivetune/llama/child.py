@@ -89,8 +89,8 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
 
 
 def _confine(settings: dict[str, Any]) -> None:
-    """No network, no process, no file but the model's and what the programs need. A card's driver reads and caches in
-    places of its own, so with one only writing is limited, to its usual ones."""
+    """Deny network, processes, and all files but the model's and those that the programs need. A card's driver reads
+    and caches in places of its own, so with a card only writing is limited, to its usual places."""
     model, program = Path(settings["model"]), settings["program"]
     split = model.parent.glob(f"{model.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")

@@ -1,4 +1,4 @@
-"""GGUF files that Hivetune did not make, checked before llama.cpp reads them: vocabulary and chat template.
+"""Checks of GGUF files that Hivetune did not write, before llama.cpp reads them: vocabulary and chat template.
 
 Counts, sizes, offsets and types are checked in every file (models/gguf_header.py). llama.cpp trusts the rest: a byte
 token `<0x-1>` is an index (ggml-org/llama.cpp#25969), a list of scores shorter than the vocabulary is read past its end
@@ -43,8 +43,8 @@ for first in (0, 1):
 
 
 def check_outside(path: Path) -> None:
-    """Nothing for a file that a manifest beside it vouches for. Raises UsageError for one that llama.cpp must not
-    read."""
+    """Raise UsageError for a file that llama.cpp must not read. A file that a manifest beside it vouches for is
+    taken."""
     if not (path.parent / MANIFEST).is_file():
         status = path.stat()
         _check(path, status.st_size, status.st_mtime_ns + status.st_ctime_ns)
@@ -91,8 +91,8 @@ def _template_problem(tokenizer: Mapping[str, Any]) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def template_problem(template: str) -> str | None:
-    """Why a chat template is refused, told by running it once in a child: it reaches for what a sandbox forbids, or
-    takes more time or memory than any real one. One that only wants other turns is none of this."""
+    """Return why a chat template is refused, after running it once in a child: it reaches for what a sandbox
+    forbids, or takes more time or memory than any real one. A template that only wants other turns is taken."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE],

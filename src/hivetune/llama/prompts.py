@@ -28,7 +28,8 @@ class PromptDifference:
 def compare_prompts(
     backend: Backend, renderer: Renderer, examples: Iterable[Example]
 ) -> tuple[int, list[PromptDifference]]:
-    """(conversations that were compared, those that differ). Raises RenderError for one that can't be rendered."""
+    """Return (number of conversations that were compared, those that differ). Raises RenderError for one that can't
+    be rendered."""
     checked, differences = 0, []
     for example in examples:
         asked = prompt_of(example.messages)
@@ -44,6 +45,6 @@ def compare_prompts(
 
 
 def prompt_of(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages before the last answer."""
+    """Return the messages before the last answer."""
     last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
     return tuple(messages[:last])

@@ -22,7 +22,7 @@ Recorded = Mapping[str, Any]
 def record_answers(
     backend: Backend, chats: Sequence[Sequence[Mapping[str, Any]]], adapter: int
 ) -> list[dict[str, Any]]:
-    """The first tokens of greedy answers, with their log-probabilities."""
+    """Return the first tokens of greedy answers, with their log-probabilities."""
     answers = []
     for messages in chats[:RECORDED_PROMPTS]:
         answer = backend.complete(messages, max_tokens=NUM_TOKENS, logprobs=True, adapter=adapter)
@@ -31,8 +31,8 @@ def record_answers(
 
 
 def compare_answers(backend: Backend, recorded: Sequence[Recorded], adapter: int, label: str) -> None:
-    """Raises HivetuneError when `label` does not answer as it did: by the median difference of its log-probabilities
-    over the tokens that both begin with, or by another first token in most answers."""
+    """Raise HivetuneError when `label` does not answer as it did. Compared are the median difference of its
+    log-probabilities over the tokens that both begin with, and the first tokens of the answers."""
     differences: list[float] = []
     others = 0
     for entry in recorded:

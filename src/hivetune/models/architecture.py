@@ -1,7 +1,7 @@
 """How large a model is: its linear layers, its parameters, and what a rank adds to them. Without torch and weights.
 
 Families that families.py lists are counted from config.json by formula. Of every other model, and of those with
-experts, the preparation counts the modules that transformers builds (models/worker/sizes.py) and writes them into
+experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them into
 hivetune.json. Before that it is guessed as if it were Llama, by whatever name its family gives to each size, and says
 so (`exact` False).
 """
@@ -30,7 +30,7 @@ USUAL_HEAD = 64
 class Linear:
     """One linear module: y = W x, W of shape [outputs, inputs]; `name` below the decoder layer, or in full.
 
-    experts: so many of them under one name, in one tensor; each token meets `active` of them.
+    experts: how many of them one tensor of this name holds; each token meets `active` of them.
     """
 
     name: str
@@ -46,21 +46,21 @@ class Linear:
 
     @property
     def weights(self) -> int:
-        """Of its matrix, or of the matrices of all experts."""
+        """Return the number of weights of its matrix, or of the matrices of all experts."""
         return self.experts * self.inputs * self.outputs
 
     def adapter_shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of A and B, as PEFT stores them."""
+        """Return the shapes of A and B, as PEFT stores them."""
         return (self.experts * rank, self.inputs), (self.outputs, self.experts * rank)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a decoder. q and k are the widths of all query heads and of all key heads together.
+    """The sizes of a decoder. q and k are the widths of all query heads and of all key heads together.
 
-    linears: of each layer, where all are alike. modules: those that can have an adapter, by full name, where the model
-    was counted module by module; then `counted` are all its parameters, and `other_weights` those of further products
-    that each token takes part in.
+    linears: of each layer, where all layers are alike. modules: those that can have an adapter, by full name, where the
+    model was counted module by module. counted: all parameters of such a model. other_weights: the weights of its
+    further products that each token takes part in.
     """
 
     family: str
@@ -89,43 +89,44 @@ class Architecture:
 
     @property
     def is_fast(self) -> bool:
-        """Whether the fast path computes models of its family, if nothing else of its config is in the way."""
+        """Return whether the fast path computes models of its family, unless another setting of its config prevents
+        it."""
         return self.family in FAMILIES and FAMILIES[self.family].fast
 
     @property
     def linear_parameters(self) -> int:
-        """Weights of the layers' GEMMs that one token meets, without biases: the N of FLOPs per token."""
+        """Return the weights of the layers' GEMMs that one token meets, without biases: the N of FLOPs per token."""
         if self.modules:
             return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
         return self.layers * sum(linear.inputs * linear.outputs for linear in self.linears)
 
     @property
     def quantizable_parameters(self) -> int:
-        """Weights that `method: qlora` keeps in 4 bits: of linear modules, not of experts in one tensor."""
+        """Return the weights that `method: qlora` keeps in 4 bits: of linear modules, not of experts in one tensor."""
         if self.modules:
             return sum(linear.weights for linear in self.modules if linear.experts == 1)
         return self.linear_parameters
 
     @property
     def has_whole_blocks(self) -> bool:
-        """Whether rows of all linear modules are whole blocks of NF4's 64 values."""
+        """Return whether rows of all linear modules are whole blocks of NF4's 64 values."""
         return not any(linear.inputs % 64 for linear in self.modules or self.linears)
 
     @property
     def layer_weights(self) -> int:
-        """Of the matrices of one decoder layer, the mean of all layers."""
+        """Return the mean number of weights in the matrices of a decoder layer."""
         if self.modules:
             return sum(linear.weights for linear in self.modules) // self.layers
         return sum(linear.weights for linear in self.linears)
 
     @property
     def widths_per_token(self) -> int:
-        """Inputs and outputs of all products that one token takes part in, where modules were counted."""
+        """Return the inputs and outputs of all products that one token takes part in, where modules were counted."""
         return sum(linear.active * (linear.inputs + linear.outputs) for linear in self.modules)
 
     @property
     def largest_linear(self) -> int:
-        """Weights of the largest matrix."""
+        """Return the number of weights of the largest matrix."""
         return max(linear.inputs * linear.outputs for linear in self.modules or self.linears)
 
     @property
@@ -140,7 +141,8 @@ class Architecture:
         return in_layers + self.norm_parameters + self.embedding_parameters
 
     def adapted(self, target_modules: str | Sequence[str] = ALL_LINEAR) -> list[Linear]:
-        """The linear modules of all layers that get an adapter, by full name. Raises UsageError as `match_targets`."""
+        """Return the linear modules of all layers that get an adapter, by full name. Raises UsageError as
+        `match_targets`."""
         linears = {linear.name: linear for linear in self.modules} or {
             f"model.layers.{layer}.{linear.name}": linear for layer in range(self.layers) for linear in self.linears
         }
@@ -148,21 +150,23 @@ class Architecture:
         return [replace(linears[name], name=name) for name in chosen]
 
     def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
-        """rank * (inputs + outputs) for each adapted module, of each of its experts."""
+        """Return the number of adapter weights: rank * (inputs + outputs) for each adapted module, of each of its
+        experts."""
         return sum(rank * (part.inputs + part.outputs) * part.experts for part in self.adapted(target_modules))
 
     def active_adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
-        """Those of them that one token meets."""
+        """Return the number of adapter weights that one token meets."""
         return sum(rank * (part.inputs + part.outputs) * part.active for part in self.adapted(target_modules))
 
 
 def has_formula(kind: str) -> bool:
-    """Whether a family's sizes follow from its config.json here; those with experts are counted, as unknown ones."""
+    """Return whether a family's sizes follow from its config.json here. Those with experts are counted, as unknown
+    ones."""
     return kind in FAMILIES and FAMILIES[kind].experts is None
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The architecture of a prepared folder, of any model folder, or in a config.json. Raises UsageError when it is
+    """Return the architecture of a model folder, prepared or not, or of a config.json. Raises UsageError when it is
     none."""
     described = path / DESCRIPTION
     if described.is_file():
@@ -184,7 +188,7 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
-    """As `read_architecture`, from plain values."""
+    """Return the architecture in plain values. Raises as `read_architecture`."""
     if (
         isinstance(config.get("text_config"), dict) and "hidden_size" not in config
     ):  # image-and-text models: the language part is what is trained

@@ -64,9 +64,9 @@ HEAD_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 class RoutedExperts:
     """An MLP that is one of several for each token, as the files name its tensors below `model.layers.I.`.
 
-    router: chooses. gate, up, down: of expert {}. width: the setting of their width. usual: their number, how many of
-    them a token meets and their width where config.json leaves it out. normalised: the shares of the chosen ones always
-    add up to 1; else `norm_topk_prob` says.
+    router: the module that chooses. gate, up, down: the tensors of expert {}. width: the setting of their width. usual:
+    their number, how many of them a token meets and their width, where config.json leaves it out. normalised: the
+    shares of the chosen ones always add up to 1; else `norm_topk_prob` decides.
     """
 
     router: str
@@ -120,13 +120,13 @@ class Family:
 
     @property
     def norms(self) -> Mapping[str, str]:
-        """Purpose -> name of each norm of a layer."""
+        """Return the name of each norm of a layer by its purpose."""
         norms = POST_NORMS if self.post_norms else SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
         return {**norms, **HEAD_NORMS} if self.head_norms or self.wide_norms else norms
 
 
 def _experts(width: str, usual: tuple[int, int, int]) -> RoutedExperts:
-    """As the Qwen families and OLMoE name theirs."""
+    """Return the experts of families that name theirs as the Qwen families and OLMoE do."""
     gate, up, down = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down"))
     return RoutedExperts("mlp.gate", gate, up, down, width, usual)
 

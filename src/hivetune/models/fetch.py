@@ -1,4 +1,4 @@
-"""The first station: a model by its name becomes a prepared folder."""
+"""The station that makes a prepared folder of a model's name."""
 
 import glob
 import itertools
@@ -18,9 +18,9 @@ OFFLINE = ("1", "on", "yes", "true")
 
 
 def fetch_model(name: str, progress: Progress = silent) -> Path:
-    """The prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
+    """Return the prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
 
-    Raises UsageError for a name that is nothing, MachineNotFit without the packages or the network that it takes.
+    Raises UsageError for a name that is no model, MachineNotFit without the packages or the network that it takes.
     """
     prepared = find_prepared(name)
     if prepared is not None:
@@ -40,7 +40,7 @@ def fetch_model(name: str, progress: Progress = silent) -> Path:
 
 
 def _remove_left_over(folder: Path) -> None:
-    """What tasks that were killed had made of `folder` so far (models/worker/prepare_model.py names it)."""
+    """Remove unfinished copies of `folder` whose task was killed (models/worker/prepare_model.py names them)."""
     for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
         if owner.isdigit() and not psutil.pid_exists(int(owner)):

@@ -1,4 +1,4 @@
-"""What PEFT calls the two halves of an adapter, of linear modules and of routed experts. Names and shapes only."""
+"""PEFT's names of the two halves of an adapter, of linear modules and of routed experts. Names and shapes only."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,13 +12,13 @@ EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def parameter_names(module: str) -> tuple[str, str]:
-    """PEFT's names of A [R, I] and B [O, R] of a linear module."""
+    """Return PEFT's names of A [R, I] and B [O, R] of a linear module."""
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
 def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
-    """`parameter_names` of each. Of experts, PEFT wraps the module that holds their tensors, once for each adapted one:
-    the last of them has the module's own name, the one before `base_layer` below it."""
+    """Return `parameter_names` of each module. PEFT wraps the module that holds the tensors of experts once for each
+    adapted one: the last of them has the module's own name, the one before `base_layer` below it."""
     last = {_holder(linear): linear.name for linear in linears if linear.experts > 1}
     found = []
     for linear in linears:
@@ -30,7 +30,7 @@ def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
 
 
 def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str | Sequence[str]) -> dict[str, str]:
-    """Of the adapters on experts: the module in PEFT's names -> the tensor that it is an adapter of.
+    """Return the adapted tensor of each adapter on experts, by the module in PEFT's names.
 
     An adapter on experts has more rows than its rank. PEFT's names don't tell the tensors apart, their shapes do.
     """

@@ -1,4 +1,4 @@
-"""Prepared model folders: what a model's name means, where its folder lies, and what `hivetune.json` says. No torch.
+"""Prepared model folders: what a model's name means, where its folder lies, and what `hivetune.json` holds. No torch.
 
 models/worker/prepare_model.py writes them; everything else only reads them.
 """
@@ -48,7 +48,7 @@ class Prepared:
 
 
 def kind_of(name: str) -> SourceKind:
-    """What `name` names. A path that exists wins over a Hub id of the same spelling, as elsewhere.
+    """Return what `name` names. A path that exists wins over a Hub id of the same spelling, as elsewhere.
 
     Raises UsageError for a path that is not there and for anything that can't be a Hub id.
     """
@@ -75,12 +75,12 @@ def kind_of(name: str) -> SourceKind:
 
 
 def without_part(name: str) -> str:
-    """The model itself in `MODEL:text`."""
+    """Return the model itself in `MODEL:text`."""
     return name.removesuffix(TEXT_PART)
 
 
 def folder_for(name: str) -> Path:
-    """Where the prepared folder of `name` is or will be: a changed source file has another one. Raises UsageError."""
+    """Return the prepared folder of `name`, made or not. A changed source file has another one. Raises UsageError."""
     kind, whole = kind_of(name), without_part(name)
     part = "" if name == whole else ".text"
     if kind == "package":
@@ -96,7 +96,7 @@ def folder_for(name: str) -> Path:
 
 
 def spoken_name(model: str | Path) -> str:
-    """What people call a model: the name that a prepared folder was fetched with; of a path its last part."""
+    """Return what people call a model: the name that a prepared folder was fetched with, or the last part of a path."""
     folder = Path(model)
     if (folder / DESCRIPTION).exists():
         model = read_json(folder / DESCRIPTION).get("name", model)
@@ -105,14 +105,14 @@ def spoken_name(model: str | Path) -> str:
 
 
 def prepared_names() -> list[str]:
-    """The models that were prepared on this machine, the newest first, by the names that they were fetched with."""
+    """Return the models that were prepared on this machine, newest first, by the names that they were fetched with."""
     found = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]
     found.sort(key=lambda folder: (folder / DESCRIPTION).stat().st_mtime, reverse=True)
     return [read_prepared(folder).name for folder in found]
 
 
 def find_prepared(name: str) -> Prepared | None:
-    """The prepared folder of `name` if it is there and whole; a damaged one is none, and is made again by who needs it.
+    """Return the prepared folder of `name` if it is there and undamaged, else None.
 
     Raises UsageError as `kind_of` does.
     """
@@ -123,7 +123,7 @@ def find_prepared(name: str) -> Prepared | None:
 
 
 def read_prepared(folder: Path) -> Prepared:
-    """Raises UsageError for a folder that prepare_model did not write."""
+    """Return what a prepared folder says of itself. Raises UsageError for a folder that prepare_model did not write."""
     try:
         described: dict[str, Any] = read_json(folder / DESCRIPTION)
         return Prepared(

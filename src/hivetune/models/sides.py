@@ -34,7 +34,7 @@ SHARES = ("success", "ended")
 
 @dataclass(frozen=True)
 class NamedSide:
-    """`name` is what the user wrote, without the model of an endpoint, which is `model`."""
+    """A side of a comparison. `name` is what the user wrote, without the model of an endpoint, which is `model`."""
 
     kind: SideKind
     name: str
@@ -46,7 +46,8 @@ class NamedSide:
 
 
 def parse_side(text: str, where: str = "") -> NamedSide:
-    """Raises UsageError for what can't be a side. Whether it exists is found when it is opened."""
+    """Return the side that a text names. Raises UsageError for a text that can't be one; whether it exists is found
+    later."""
     said = f"{where}: " if where else ""
     if text == BASELINE:
         return NamedSide("base", BASELINE)
@@ -86,7 +87,7 @@ def _endpoint(text: str, said: str) -> NamedSide:
 
 
 def read_figures(document: Any, where: str) -> dict[str, float]:
-    """Metric -> value of a file of recorded figures. Raises UsageError naming the key that is wrong."""
+    """Return the values of a file of recorded figures by metric. Raises UsageError naming the key that is wrong."""
     if not isinstance(document, Mapping) or not document:
         raise UsageError(f"{where} holds no figures", hint=f"one a line, such as 'latency_s: 20.1'; {_known_figures()}")
     found = {}

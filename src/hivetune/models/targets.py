@@ -13,14 +13,14 @@ PLAIN_NAME = re.compile(r"[\w.]+")
 
 
 def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: str | None) -> list[str]:
-    """Those of the model's linear modules `names` that get an adapter, in their order.
+    """Return the linear modules among `names` that get an adapter, in their order.
 
     wanted: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
     or its end after a dot), or a regular expression that matches the whole module name. A single plain name means a
     list of it. Source: PEFT, `LoraConfig.target_modules` and `check_target_module_exists`.
 
-    Raises UsageError for a name or pattern that no module answers to, naming those that exist, for an empty list,
-    an invalid pattern, and for `head`.
+    Raises UsageError for a name or pattern that matches no module, for an empty list, an invalid pattern, and for
+    `head`. The message names the modules that exist.
     """
     names = list(names)
     if is_all_linear(wanted):
@@ -44,7 +44,7 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
 
 
 def find_targets(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]:
-    """As `match_targets`, without its refusals: whatever of `names` is meant, maybe nothing."""
+    """Return the modules that are meant, maybe none, without the refusals of `match_targets`."""
     if is_all_linear(wanted):
         return list(names)
     if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
@@ -55,12 +55,13 @@ def find_targets(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]
 
 
 def is_all_linear(wanted: str | Sequence[str]) -> bool:
-    """PEFT takes the word in any case."""
+    """Return whether all linear modules are meant. PEFT takes the word in any case."""
     return isinstance(wanted, str) and wanted.lower() == ALL_LINEAR
 
 
 def peft_targets(adapted: Iterable[str], wanted: str | Sequence[str]) -> str | list[str]:
-    """`target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as `adapted`.
+    """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
+    `adapted`.
 
     "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
     """
@@ -86,7 +87,7 @@ def _ends_with(name: str, end: str) -> bool:
 
 
 def named_end(name: str) -> str:
-    """The end of a name that is not a mere number, which other modules have too (`ffn.0` in `h.1.ffn.0`)."""
+    """Return the end of a name that is not a mere number, which other modules have too (`ffn.0` in `h.1.ffn.0`)."""
     parts = name.split(".")
     start = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
     return ".".join(parts[start:])

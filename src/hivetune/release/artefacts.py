@@ -30,8 +30,8 @@ SPARE_BYTES = 16 << 20
 
 
 def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DISK) -> None:
-    """Make `target` from a finished run: aside first, then renamed, so that it is whole or not there. A folder that is
-    there already is replaced when the new one is whole.
+    """Make `target` from a finished run. It is written aside and then renamed, so that it is whole or not there; a
+    folder that is there already is replaced when the new one is whole.
 
     Raises DoesNotFit without the room, HivetuneError for a file of the run that is missing.
     """
@@ -66,13 +66,13 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
 
 
 def lacks(release: Path, run: Path, adapter_sha256: str) -> bool:
-    """Whether the run has files of this adapter that came after it was registered, such as an export. Raises as
-    `copy_run`."""
+    """Return whether the run has files of this adapter that are newer than its registration, such as an export.
+    Raises as `copy_run`."""
     return not all((release / name).is_file() for name in _files_of(run, adapter_sha256))
 
 
 def remove(folder: Path) -> int:
-    """Delete a release's folder, read-only files included; the bytes that it freed."""
+    """Delete a release's folder, read-only files included; return the bytes that it freed."""
     if not folder.exists():
         return 0
     size_bytes = size_of(folder)
@@ -84,7 +84,7 @@ def remove(folder: Path) -> int:
 
 
 def exports_in(folder: Path) -> dict[str, list[str]]:
-    """Kind of export -> its main files, relative to `folder`."""
+    """Return the main files of each kind of export, relative to `folder`."""
     found = {}
     for kind in sorted(path for path in (folder / EXPORTED).glob("*") if path.is_dir()):
         names = sorted(str(path.relative_to(folder)) for path in kind.glob("*.gguf"))
@@ -116,7 +116,7 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
 
 
 def _check_proof(export: Path) -> None:
-    """Raises HivetuneError for an export that was found not to be what was trained. One that nobody proved is taken."""
+    """Raise HivetuneError for an export whose proof failed. One without a proof is taken."""
     path = export / PROOF
     proof = read_sealed(path) if path.is_file() else {}
     if proof.get("manifest_sha256") == sha256_file(export / MANIFEST) and not proof["holds"]:

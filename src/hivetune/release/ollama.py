@@ -24,7 +24,7 @@ SYSTEM, USER, ANSWER, USER_2, ANSWER_2 = "Xsystemprobe", "Xuserprobe", "Xanswerp
 
 @dataclass(frozen=True)
 class Pieces:
-    """What stands around the turns. `no_system` opens a conversation without a system message."""
+    """The text around the turns of a chat template. `no_system` opens a conversation without a system message."""
 
     no_system: str
     before_system: str | None
@@ -34,7 +34,7 @@ class Pieces:
     after_answer: str
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """What the Go template below writes, for the check."""
+        """Return the text that the Go template below writes, for the check."""
         text = "" if messages[0].role == "system" else self.no_system
         for message in messages:
             if message.role == "system":
@@ -62,7 +62,7 @@ class Pieces:
 
 
 def write_modelfile(model: Path, gguf: Path) -> None:
-    """`Modelfile` beside the GGUF file. Raises UsageError for a chat template that can't be written so."""
+    """Write `Modelfile` beside the GGUF file. Raises UsageError for a chat template that can't be written so."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     settings = read_header(gguf).settings
     bos = tokenizer.id_to_token(settings["tokenizer.ggml.bos_token_id"]) if _adds_bos(settings) else ""
@@ -74,7 +74,7 @@ def write_modelfile(model: Path, gguf: Path) -> None:
 
 
 def find_pieces(renderer: Renderer, bos: str) -> Pieces:
-    """The pieces of a model's template, checked. `bos`: the token that the server puts first itself."""
+    """Return the checked pieces of a model's template. `bos`: the token that the server puts first itself."""
     whole = [_user(USER), _answer(ANSWER), _user(USER_2), _answer(ANSWER_2)]
     try:
         opening, after_user, between, _, _ = _around(renderer.text(whole), (USER, ANSWER, USER_2, ANSWER_2))
@@ -96,7 +96,7 @@ def find_pieces(renderer: Renderer, bos: str) -> Pieces:
 
 
 def _system(renderer: Renderer, whole: list[Message]) -> tuple[str | None, str]:
-    """What stands before and after a system message; None for templates that have no such role."""
+    """Return the text before and after a system message; None for templates without such a role."""
     try:
         text = renderer.text([Message("system", SYSTEM), *whole])
     except RenderError:
@@ -118,7 +118,7 @@ def _check(renderer: Renderer, pieces: Pieces, bos: str) -> None:
 
 
 def _around(text: str, probes: Sequence[str]) -> list[str]:
-    """What stands before, between and after the probes, in order. Raises ValueError when one is not there once."""
+    """Return the text before, between and after the probes. Raises ValueError unless each is there once."""
     pieces = []
     for probe in probes:
         before, found, text = text.partition(probe)

@@ -1,6 +1,6 @@
-"""What a home holds that nothing needs any more, how much it frees, and how it is deleted.
+"""Finds what nothing in a home needs any more, says how much space it takes, and deletes it.
 
-All of it works on a full disk, which is when it is needed: there space is freed first, and noted afterwards.
+All of it works on a full disk, where it is needed most: space is freed first and noted afterwards.
 """
 
 import os
@@ -31,7 +31,7 @@ MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses
 
 @dataclass(frozen=True)
 class Unused:
-    """Something that can go. `what` it is, and `why` nothing needs it."""
+    """Something that can be deleted: `what` it is, and `why` nothing needs it."""
 
     what: str
     path: Path
@@ -40,7 +40,8 @@ class Unused:
 
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
-    """What can be deleted without losing a run, a release, or anything that can't be made again. Deletes nothing."""
+    """Return what can be deleted without losing a run, a release, or anything that can't be made again. Deletes
+    nothing."""
     runs = list(known_runs(database))
     found = [
         *_checkpoints(runs),
@@ -73,7 +74,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
 
 
 def remove_run(database: sqlite3.Connection, run: Path) -> int:
-    """Delete a run's folder and its row; releases that were made of it stay whole. Returns the bytes freed.
+    """Delete a run's folder and its row; releases of it stay whole. Returns the bytes freed.
 
     Raises Busy while a process holds it.
     """
@@ -109,7 +110,8 @@ def _delete_checkpoints(folder: Path) -> None:
 
 
 def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[Unused]:
-    """Those of no run, release or open cycle. `why` and `forget` tell by the others which rows are in a release."""
+    """Yield the snapshots of no run, release or open cycle. `why` and `forget` need the others to tell which rows
+    are in a release."""
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     paths = {path for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
     for status in runs:
@@ -137,7 +139,7 @@ def _measured() -> Iterator[Unused]:
 
 
 def _left_over() -> Iterator[Unused]:
-    """What a process that was killed did not finish: `.NAME.tmp`, `.NAME.task`."""
+    """Yield what a process left when it was killed: `.NAME.tmp`, `.NAME.task`."""
     unfinished = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")
     for path in sorted(path for pattern in unfinished for path in home().glob(pattern)):
         if _older(path, YOUNG_DAYS):

@@ -1,4 +1,4 @@
-"""Releases in `hive.db`: what was registered, which version each alias names, and what was champion when and why.
+"""Releases in `hive.db`: what was registered, which version each alias names, and the history of the aliases.
 
 A release is NAME@VERSION. `champion` is what NAME means and what should be served, `candidate` the newest that nobody
 promoted yet, `previous` what a rollback returns to. One transaction moves an alias, its history and `desired` together,
@@ -34,7 +34,7 @@ RESERVED = ("base",)  # what a request names to get the model without an adapter
 class Release:
     """One row of `releases`. `verdict` is the gate's, None where nothing was judged; hashes are SHA-256.
 
-    `withdrawn`: why it was rolled back, else empty. `pruned`: its artefacts were deleted on purpose.
+    withdrawn: why it was rolled back, else empty. pruned: its artefacts were deleted on purpose.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Release:
         return home() / "releases" / self.name / str(self.version)
 
     def check(self) -> None:
-        """Raises HivetuneError when a file of it is missing or not what was registered."""
+        """Raise HivetuneError when a file of it is missing or not the registered one."""
         if self.pruned:
             raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
         problems = problems_once(self.folder)
@@ -75,7 +75,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Move:
-    """One line of the history of an alias. `version` None: the alias was removed."""
+    """One line of an alias's history. `version` None: the alias was removed."""
 
     alias: str
     version: int | None
@@ -87,7 +87,7 @@ class Move:
 
 
 def check_release_name(name: str) -> str:
-    """A name that a release can have. Raises UsageError."""
+    """Return a name if a release can have it. Raises UsageError."""
     if not RELEASE_NAME.fullmatch(name) or len(name) > LONGEST_NAME or name in RESERVED:
         raise UsageError(
             f"{name!r} can't be the name of a release",
@@ -99,11 +99,11 @@ def check_release_name(name: str) -> str:
 def register(
     database: sqlite3.Connection, run: Path, name: str, about: Mapping[str, Any], *, by: str, disk: Disk = DISK
 ) -> tuple[Release, bool]:
-    """The release of a run's adapter under `name`, and whether it is new. It becomes the candidate.
+    """Register a run's adapter under `name` as the candidate; return the release, and whether it is new.
 
-    `about` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else its manifest shall
-    keep. An adapter that is registered under this name already keeps its version; what came later, such as a verdict or
-    an export, is added to it. Raises UsageError, DoesNotFit, Busy.
+    `about` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
+    keep. An adapter that is registered under this name already keeps its version; a later verdict or export is added to
+    it. Raises UsageError, DoesNotFit, Busy.
     """
     check_release_name(name)
     with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
@@ -131,7 +131,7 @@ def register(
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
-    """The release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming what is there."""
+    """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming those that exist."""
     name, _, which = reference.partition("@")
     known = releases(database, name)
     if not known:
@@ -154,7 +154,7 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
 
 
 def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
-    """All releases, or those of a name, oldest version first."""
+    """Return all releases, or those of one name, oldest version first."""
     aliases: dict[tuple[str, int], list[str]] = {}
     for row in database.execute("SELECT name, version, alias FROM aliases ORDER BY alias"):
         aliases.setdefault((row[0], row[1]), []).append(row[2])
@@ -201,11 +201,11 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
 
 
 def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
-    """The champion withdrawn and the previous one in its place: (new champion, withdrawn). `reference`: its name; who
-    has something against one release names that, so that two who do never roll back two.
+    """Withdraw the champion and return to the previous release: (new champion, withdrawn).
 
-    A withdrawn release is not promoted again without force. Raises UsageError when there is nothing to return to, or
-    another release is the champion now.
+    `reference`: the name, or one release. Whoever objects to one release names it, so that two objections never roll
+    back two releases. A withdrawn release is not promoted again without force. Raises UsageError when there is nothing
+    to return to, or another release is the champion now.
     """
     champion = find(database, reference)
     moved = UsageError(f"{champion.label} is not the champion any more", hint="see who is: hivetune registry")
@@ -232,14 +232,14 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
 
 
 def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
-    """The release that a rollback of `name` would make its champion."""
+    """Return the release that a rollback of `name` would make its champion."""
     known = releases(database, name)
     return next((one for one in known if "previous" in one.aliases and "champion" not in one.aliases), None)
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
-    """Serve nothing under `name` any more: its champion becomes `previous`, so that it is kept and a promotion
-    brings it back. None when it had no champion."""
+    """Serve nothing under `name` any more; return the champion, or None when there was none. It becomes `previous`,
+    so that it is kept and a promotion brings it back."""
     champion = next((release for release in releases(database, name) if "champion" in release.aliases), None)
     if champion is None:
         return None
@@ -251,7 +251,7 @@ def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> 
 
 
 def history(database: sqlite3.Connection, name: str) -> list[Move]:
-    """Every move of every alias of a name, oldest first."""
+    """Return every move of every alias of a name, oldest first."""
     rows = database.execute(
         "SELECT alias, version, previous, time, by, reason, forced FROM alias_history WHERE name = ? ORDER BY number",
         (name,),
@@ -263,18 +263,18 @@ def history(database: sqlite3.Connection, name: str) -> list[Move]:
 
 
 def desired(database: sqlite3.Connection) -> dict[str, int]:
-    """Name -> version that should be served."""
+    """Return the version that should be served of each name."""
     return dict(database.execute("SELECT name, version FROM desired ORDER BY name").fetchall())
 
 
 def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
-    """How many rows of a snapshot were forgotten after it was made, at least."""
+    """Return how many rows of a snapshot, at least, were forgotten after it was made."""
     row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
     return int(row[0])
 
 
 def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
-    """Releases that no alias and nobody who serves names, with the bytes that pruning would free."""
+    """Return the releases that no alias and no gateway names, with the bytes that pruning would free."""
     return [
         (release, size_of(release.folder))
         for release in releases(database)
@@ -285,7 +285,7 @@ def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
 def prune(database: sqlite3.Connection, release: Release) -> int:
     """Delete the artefacts of an unused release; its row and history stay. Returns the bytes freed.
 
-    The row says so first: a crash leaves files that are no release, never a release without files.
+    The row is changed first: a crash leaves files that are no release, never a release without files.
     """
 
     def check() -> None:
@@ -331,7 +331,7 @@ def _at(database: sqlite3.Connection, name: str, alias: Alias) -> int | None:
 
 
 def _champion_before(database: sqlite3.Connection, name: str, without: set[int]) -> int | None:
-    """The newest earlier champion that can be returned to."""
+    """Return the newest earlier champion that a rollback can return to."""
     usable = {release.version for release in releases(database, name) if not release.withdrawn and not release.pruned}
     for move in reversed(history(database, name)):
         if move.alias == "champion" and move.version in usable - without:
@@ -342,7 +342,7 @@ def _champion_before(database: sqlite3.Connection, name: str, without: set[int])
 def _move(
     database: sqlite3.Connection, name: str, alias: Alias, version: int | None, *, by: str, reason: str, forced: bool
 ) -> None:
-    """Inside a transaction: the alias and its history together."""
+    """Move an alias and add to its history, inside a transaction."""
     before = _at(database, name, alias)
     if before == version:
         return

@@ -1,8 +1,9 @@
-"""Whether the values of a model folder's weights can be those of a model. numpy, no torch; names and shapes are
+"""Checks that the values of a model folder's weights can be those of a model. numpy, no torch; names and shapes are
 compared with config.json in models/worker/strict.py.
 
-Every value is looked at once, when the model is prepared: a download that broke off, a disk that filled a file with
-zeros, or a conversion that went wrong must not become a run of hours. 1 to 2 GB/s, less than hashing the same bytes.
+Every value is read once, when the model is prepared: a download that broke off, a disk that filled a file with zeros,
+or a conversion that went wrong must not become a run of hours. It reads 1 to 2 GB/s, and costs less than hashing the
+same bytes.
 """
 
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ _HINT = "download or convert it again"
 
 
 def check_weights(folder: Path, name: str) -> None:
-    """Raises UsageError, naming the tensor, for weights that are cut, not finite, or of one value."""
+    """Raise UsageError, naming the tensor, for weights that are cut, not finite, or of one value."""
     tensors = open_weights(folder)
     if not tensors:
         raise UsageError(f"model {name} has no weights in its safetensors files", hint=_HINT)
@@ -40,8 +41,8 @@ def check_weights(folder: Path, name: str) -> None:
 
 
 def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> None:
-    """Raises UsageError when two tensors that config.json ties are both stored, with different values: transformers
-    then keeps both, most other programs one of them."""
+    """Raise UsageError when two tensors that config.json ties are both stored, with different values: transformers then
+    keeps both, most other programs one of them."""
     tensors = open_weights(folder)
     for one, other in pairs:
         if one in tensors and other in tensors and not np.array_equal(tensors[one].raw(), tensors[other].raw()):
@@ -52,7 +53,7 @@ def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> Non
 
 
 def _problem(tensor: Stored, *, quantized: bool) -> str:
-    """What is wrong with its values, in words; "" when nothing is."""
+    """Return in words what is wrong with its values; "" when nothing is."""
     if tensor.kind not in EXPONENTS:  # tables of numbers (DeepSeek V4's tokens of experts) are I64
         is_weight = len(tensor.shape) > 1 and tensor.kind not in ("I64", "BOOL") and not quantized
         return f"is stored as {tensor.kind} numbers" if is_weight else ""

@@ -33,7 +33,8 @@ WORD_SPLITS = {
 
 
 def packaged_file(package: str, install: str) -> Path:
-    """The GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install line."""
+    """Return the GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install
+    line."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).rglob("*.gguf")):
@@ -86,14 +87,16 @@ def take_gguf(file: Path, work: Path) -> None:
 
 
 def _tokenizer_class(model_type: str) -> Any:
-    """What transformers' AutoTokenizer chooses by the config, for which it would read 100,000 words once more: 3 s."""
+    """Return the class that transformers' AutoTokenizer chooses by the config. AutoTokenizer would read 100,000
+    words once more: 3 s."""
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     return tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(model_type) or "PreTrainedTokenizerFast")
 
 
 def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the second name of a tied tensor (the output embedding), which transformers ties again by the config."""
+    """Return the tensors without the second name of a tied one (the output embedding), which transformers ties again
+    by the config."""
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
         first.setdefault(tensor.data_ptr(), name)

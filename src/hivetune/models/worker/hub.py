@@ -30,9 +30,10 @@ WANTED = [
 
 
 def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
-    """(Hub id, commit, folder in huggingface_hub's cache) of `ID` or `ID@revision`; what is there is not fetched again.
+    """Return (Hub id, commit, folder in huggingface_hub's cache) of `ID` or `ID@revision`; files that are there are not
+    fetched again.
 
-    Raises: UsageError (unknown, closed or without safetensors), MachineNotFit (no network), DoesNotFit (disk).
+    Raises UsageError (unknown, closed or without safetensors), MachineNotFit (no network), DoesNotFit (disk).
     """
     # These are read when huggingface_hub is imported.
     os.environ["HF_HUB_OFFLINE"] = "1" if offline else "0"
@@ -72,7 +73,7 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
 
 
 def _check_endpoint(endpoint: str, *, with_token: bool) -> None:
-    """Raises UsageError where the token would travel readable for everybody on the way."""
+    """Raise UsageError where the token would travel without encryption."""
     address = urlsplit(endpoint)
     if with_token and address.scheme != "https" and address.hostname not in _LOOPBACK:
         raise UsageError(
@@ -82,7 +83,7 @@ def _check_endpoint(endpoint: str, *, with_token: bool) -> None:
 
 
 def _ask(name: str, repository: str, revision: str | None) -> Any:
-    """What the Hub says of the model, or one clear error soon."""
+    """Return the Hub's description of the model, or raise one clear error soon."""
     from huggingface_hub import HfApi, constants
 
     thread = ThreadPoolExecutor(1)

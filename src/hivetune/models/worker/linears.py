@@ -1,12 +1,15 @@
-"""The linear modules of a transformers model: which there are, and which get an adapter."""
+"""The linear modules of a transformers model: which exist, which get an adapter, and the sizes that are counted from
+them."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.config import LoraConfig
-from hivetune.models.architecture import Linear
+from hivetune.models.architecture import USUAL_HEAD, Linear
 from hivetune.models.targets import match_targets
 
 # PEFT takes these names in an adapter for the experts of a fused tensor, whatever module they are of, and loads nothing
@@ -32,7 +35,7 @@ CHOOSING = (".indexer.", ".patcher.")
 
 
 def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
-    """The linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
+    """Return the linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
     head, frozen = module.get_output_embeddings(), frozen_linears(module)
     head_name = next((name for name, child in module.named_modules() if child is head), None)
     linears = {name: linear for name, linear in linears_of(module).items() if name not in frozen}
@@ -40,7 +43,7 @@ def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
 
 
 def linears_of(module: nn.Module) -> dict[str, Linear]:
-    """Every linear module by its full name, fused experts too."""
+    """Return every linear module by its full name, fused experts too."""
     linears = find_experts(module)
     for name, child in module.named_modules():
         if isinstance(child, nn.Linear):
@@ -51,17 +54,18 @@ def linears_of(module: nn.Module) -> dict[str, Linear]:
 
 
 def is_fused(module: nn.Module) -> bool:
-    """Whether it is transformers' collection of experts in one tensor (`use_experts_implementation` marks them)."""
+    """Return whether it is transformers' collection of experts in one tensor (`use_experts_implementation` marks
+    them)."""
     return "is_transposed" in vars(module) and "has_gate" in vars(module)
 
 
 def expert_parameters(module: nn.Module) -> tuple[str, str]:
-    """Names of the two tensors of fused experts, in the model's order."""
+    """Return the names of the two tensors of fused experts, in the model's order."""
     return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
 
 
 def find_experts(module: nn.Module) -> dict[str, Linear]:
-    """Each tensor of each collection of fused experts as linear modules of one name, such as
+    """Return each tensor of each collection of fused experts as linear modules of one name, such as
     `model.layers.0.mlp.experts.gate_up_proj`."""
     found = {}
     for name, child in module.named_modules():
@@ -74,9 +78,12 @@ def find_experts(module: nn.Module) -> dict[str, Linear]:
 
 
 def frozen_linears(module: nn.Module) -> set[str]:
-    """Full names of the linear modules that get no adapter: those that stand beside experts
-    (routers, which decide which experts a token meets), and, where experts are fused, shared experts and dense MLPs;
-    and those whose weights are read past the module, or that llama.cpp serves without an adapter."""
+    """Return the full names of the linear modules that get no adapter.
+
+    These stand beside experts: routers, which decide which experts a token meets, and, where experts are fused, shared
+    experts and dense MLPs. Others have weights that are read past the module, or that llama.cpp serves without an
+    adapter.
+    """
     found, fused = set(), module.config.model_type in EXPERTS_UNLOADABLE
     for name, child in module.named_modules():
         parts = dict(child.named_children())
@@ -93,3 +100,59 @@ def frozen_linears(module: nn.Module) -> set[str]:
     if fused:
         found |= {name for name in linears if name.rpartition(".")[2] in NAMES_OF_EXPERTS}
     return found
+
+
+# The sizes of a model, counted from the modules that transformers builds of it, for the plan
+# (models/architecture.py).
+#
+# For every family alike: no formula is needed to plan one that is new.
+
+# What configs call the number of experts that a token meets.
+ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_top_k", "top_k")
+
+
+def count_sizes(module: nn.Module) -> dict[str, Any]:
+    """Return `sizes` of hivetune.json, the fields of an `Architecture`, of a bare module, which may be on the meta
+    device."""
+    config = module.config.get_text_config()
+    met = next((value for name in ACTIVE_EXPERTS if (value := _number(config, name, 0))), None)
+    modules = [_with_active(linear, met) for linear in find_linears(module, LoraConfig())]
+    adapted = {linear.name for linear in modules}
+    head = module.get_output_embeddings()
+    others = [
+        linear
+        for name, linear in linears_of(module).items()
+        if linear.experts == 1 and name not in adapted and module.get_submodule(name) is not head
+    ]
+    embedding = module.get_input_embeddings().weight
+    hidden = _number(config, "hidden_size", int(embedding.shape[1]))
+    heads = _number(config, "num_attention_heads", max(1, hidden // USUAL_HEAD))
+    return {
+        "family": config.model_type,
+        "layers": _number(config, "num_hidden_layers", 1),
+        "hidden": hidden,
+        "ffn": max(linear.outputs for linear in modules),
+        "heads": heads,
+        "head_size": _number(config, "head_dim", max(1, hidden // heads)),
+        "kv_heads": min(heads, _number(config, "num_key_value_heads", heads)),
+        "vocabulary": int(embedding.shape[0]),
+        "tied": head is not None and head.weight is embedding,
+        "norm_parameters": 0,
+        "modules": [asdict(linear) for linear in modules],
+        "counted": sum(parameter.numel() for parameter in module.parameters()),
+        "other_weights": sum(linear.weights for linear in others),
+    }
+
+
+def _with_active(linear: Linear, met: int | None) -> Linear:
+    return replace(linear, active=min(met or linear.experts, linear.experts))
+
+
+def _number(config: Any, name: str, default: int) -> int:
+    """Return a setting by its usual name, which transformers maps to the family's own, or `default` for families
+    without it.
+
+    It is read from the plain values: where layers differ (Gemma 4's heads), the attribute is not one number.
+    """
+    value = config.to_dict().get(config.attribute_map.get(name, name))
+    return value if isinstance(value, int) and value > 0 else default

@@ -119,18 +119,20 @@ def prepare_model(
 
 
 def _compile_kernels() -> None:
-    """Compile now, where a wait is expected, and not in the first run; each run reports a failure by itself."""
+    """Compile the kernels now, where a wait is expected, and not in the first run. Each run reports a failure by
+    itself."""
     subprocess.run([sys.executable, "-m", KERNELS], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
-    """The model's sizes. Raises UsageError for a folder that is not what it says: tensors, vocabulary, template."""
+    """Return the model's sizes. Raises UsageError where tensors, vocabulary or template are not what the folder
+    claims."""
     # transformers and torch take seconds: after the network and the template have had their say.
     from hivetune.models.worker.strict import check_against_config, read_config
 
     config = read_config(work, name)
     if text_part:
-        from hivetune.models.worker.text_part import take_text_part
+        from hivetune.models.worker.kind import take_text_part
 
         take_text_part(work, config, name)
     else:
@@ -145,7 +147,7 @@ def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
 
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:
-    """Link weights and copy the small files of a transformers folder."""
+    """Link the weights and copy the small files of a transformers folder."""
     config = _read_object(folder / "config.json", name)
     check_no_remote_code(folder, config, name)
     files = weight_files(folder, name)
@@ -163,7 +165,8 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
 
 
 def weight_files(folder: Path, name: str) -> list[str]:
-    """The safetensors files of a model folder, the index first. Raises UsageError; pickles are never a fallback."""
+    """Return the safetensors files of a model folder, the index first. Raises UsageError; pickles are never a
+    fallback."""
     if (folder / WEIGHTS).is_file():
         return [WEIGHTS]
     if (folder / WEIGHTS_INDEX).is_file():
@@ -192,7 +195,7 @@ def weight_files(folder: Path, name: str) -> list[str]:
 
 
 def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> None:
-    """Raises UsageError for a model that brings its own Python."""
+    """Raise UsageError for a model that needs its own Python code."""
     tokenizer = folder / "tokenizer_config.json"
     settings = [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]
     if any("auto_map" in some for some in settings) and config.get("model_type") not in _known_types():
@@ -225,7 +228,7 @@ def _known_types() -> set[str]:
 
 
 def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
-    """A tokenizer of an older format (tokenizer.model, vocab.json) as tokenizer.json."""
+    """Write a tokenizer of an older format (tokenizer.model, vocab.json) as tokenizer.json."""
     from transformers import AutoTokenizer
 
     try:
@@ -239,7 +242,7 @@ def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
 
 
 def _settle_template(work: Path, name: str) -> str:
-    """The chat template as a file of its own, from wherever the model keeps it; its SHA-256."""
+    """Write the chat template to a file of its own, from wherever the model keeps it; return its SHA-256."""
     path = work / TEMPLATE
     if not path.is_file():
         kept = _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
@@ -254,7 +257,8 @@ def _settle_template(work: Path, name: str) -> str:
 
 
 def _special_ids(work: Path, name: str) -> dict[str, Any]:
-    """Ids that end an answer (all that any of the model's files names), and those of the padding and first tokens."""
+    """Return the ids that end an answer (all that any of the model's files names), and those of the padding and
+    first tokens."""
     found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
         settings = _read_object(work / file, name) if (work / file).is_file() else {}
@@ -275,7 +279,8 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
 
 
 def _token_ids(value: Any, where: str) -> list[int]:
-    """Of a setting that is a number, a list of them, or nothing (-1 in Llama 1). Raises UsageError for another."""
+    """Return the ids of a setting that is a number, a list of them, or nothing (-1 in Llama 1). Raises UsageError
+    for another."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in values):
         raise UsageError(f"{where} is {value!r}, not a token's number")
@@ -283,7 +288,7 @@ def _token_ids(value: Any, where: str) -> list[int]:
 
 
 def _added_tokens(work: Path, name: str) -> dict[str, int]:
-    """Control tokens by their text, from a tokenizer.json that is one. Raises UsageError."""
+    """Return the control tokens by their text, from a valid tokenizer.json. Raises UsageError."""
     tokenizer = _read_object(work / "tokenizer.json", name)
     try:
         Tokenizer.from_str(json.dumps(tokenizer))
@@ -307,7 +312,7 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same bytes under a second name where the file system allows it, else a copy."""
+    """Give the same bytes a second name where the file system allows it, else copy them."""
     try:
         os.link(source.resolve(), target)
     except OSError:

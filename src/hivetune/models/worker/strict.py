@@ -20,8 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
 from hivetune.models.architecture import MOST_LAYERS
-from hivetune.models.worker.linears import find_experts
-from hivetune.models.worker.sizes import ACTIVE_EXPERTS, count_sizes
+from hivetune.models.worker.linears import ACTIVE_EXPERTS, count_sizes, find_experts
 from hivetune.models.worker.weights import open_weights
 
 # Tensors that a checkpoint may hold beyond the model's own, besides those that transformers itself names for the family
@@ -42,15 +41,15 @@ _HINT = "download or convert it again; config.json and *.safetensors have to be 
 
 @dataclass(frozen=True)
 class Checked:
-    """What the check knows of a model. `tied`: names of tensors that share a value; `sizes`: of hivetune.json."""
+    """The result of the check. `tied`: names of tensors that share a value; `sizes`: of hivetune.json."""
 
     tied: tuple[tuple[str, str], ...]
     sizes: dict[str, Any]
 
 
 def check_against_config(folder: Path, name: str) -> Checked:
-    """Raises UsageError, naming tensors, for weights of another model than config.json describes, and for a config that
-    describes none."""
+    """Raise UsageError, naming tensors, for weights of another model than config.json describes, and for a config
+    that describes none."""
     try:
         module, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -85,7 +84,7 @@ def check_against_config(folder: Path, name: str) -> Checked:
 
 
 def read_config(folder: Path, name: str) -> Any:
-    """transformers' config of a folder. Raises UsageError for one that it can't read."""
+    """Return transformers' config of a folder. Raises UsageError for one that it can't read."""
     for setting, value in _numbers(read_json(folder / "config.json")):
         if _COUNTS.fullmatch(setting) and value > MOST_LAYERS:
             raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MOST_LAYERS} are supported")
@@ -98,7 +97,7 @@ def read_config(folder: Path, name: str) -> Any:
 
 
 def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Of a config and of the parts in it."""
+    """Yield the numbers of a config and of the parts in it."""
     for setting, value in settings.items():
         if isinstance(value, Mapping):
             yield from _numbers(value)
@@ -107,7 +106,7 @@ def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _check_routing(module: nn.Module, name: str) -> None:
-    """Raises UsageError where a token is sent to no expert, or to more than there are."""
+    """Raise UsageError where a token is sent to no expert, or to more than there are."""
     settings = module.config.get_text_config().to_dict()
     setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
     for linear in find_experts(module).values() if setting else ():
@@ -117,7 +116,7 @@ def _check_routing(module: nn.Module, name: str) -> None:
 
 
 def refuse_invented(found: Mapping[str, Any], name: str) -> None:
-    """Raises UsageError when transformers' `output_loading_info` says that weights were missing, unknown or of another
+    """Raise UsageError when transformers' `output_loading_info` says that weights were missing, unknown or of another
     shape."""
     if found["missing_keys"]:
         raise UsageError(f"model {name}: its weights lack {_some(found['missing_keys'])}", hint=_HINT)
@@ -132,7 +131,8 @@ def refuse_invented(found: Mapping[str, Any], name: str) -> None:
 
 
 def _run_without_memory(module: nn.Module, name: str) -> None:
-    """Shapes through a whole forward pass: what building the model does not find (heads that do not divide a width)."""
+    """Pass shapes through a whole forward pass. It finds what building the model does not (heads that do not divide
+    a width)."""
     tokens_BL = torch.zeros(1, 4, dtype=torch.int64, device="meta")
     try:
         module(input_ids=tokens_BL, use_cache=False)

@@ -31,7 +31,7 @@ NOT_WHOLE = "the folder is not whole: get the model again"
 
 @dataclass(frozen=True)
 class Stored:
-    """Where one tensor lies. `kind` is the format's own name of its type."""
+    """The place of one tensor in a file. `kind` is the format's own name of its type."""
 
     kind: str
     shape: tuple[int, ...]
@@ -40,12 +40,12 @@ class Stored:
     size_bytes: int
 
     def raw(self) -> Array:
-        """Its bytes, mapped."""
+        """Return its bytes, mapped."""
         raw: Array = np.frombuffer(self.file.data, dtype="|u1", count=self.size_bytes, offset=self.start)
         return raw
 
     def read(self) -> Array:
-        """float32 for every floating type; a fresh or mapped array of `shape`."""
+        """Return float32 for every floating type, as a fresh or mapped array of `shape`."""
         array: Array = self.raw().view(NUMPY_KINDS[self.kind]).reshape(self.shape)
         if self.kind == "BF16":
             array = (array.astype("<u4") << 16).view("<f4")
@@ -67,7 +67,7 @@ class SafetensorsFile:
         self.tensors = self._header()
 
     def _header(self) -> dict[str, Stored]:
-        """Raises UsageError for a file that is cut or lies about its offsets."""
+        """Raise UsageError for a file that is cut or lies about its offsets."""
         length = struct.unpack_from("<Q", self.data)[0] if len(self.data) >= 8 else 0
         begin = 8 + length
         if not 2 <= length <= LARGEST_HEADER_BYTES or begin > len(self.data):
@@ -93,7 +93,8 @@ class SafetensorsFile:
 
 
 def open_weights(folder: Path) -> dict[str, Stored]:
-    """Every tensor of `model.safetensors`, or of the shards that `model.safetensors.index.json` names, by name."""
+    """Return every tensor of `model.safetensors`, or of the shards that `model.safetensors.index.json` names, by
+    name."""
     index = folder / WEIGHTS_INDEX
     if index.exists():
         names = sorted(set(read_json(index)["weight_map"].values()))

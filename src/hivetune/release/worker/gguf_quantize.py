@@ -1,7 +1,7 @@
-"""Block quantizations that llama.cpp's converter does not write itself, chunk by chunk.
+"""Block quantizations that llama.cpp's converter does not write itself, computed chunk by chunk.
 
-Q4_0 ... Q5_1 come from its `gguf` package, which is importable once a model is staged, K-quants from `libgguf` where it
-is installed.
+Q4_0 ... Q5_1 come from its `gguf` package, which is importable once a model is staged; K-quants come from `libgguf`
+where it is installed.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ CHUNK_NUMBERS = 1 << 24  # 64 MB of float32 at a time
 
 
 def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], blocks: int) -> str:
-    """The type of one tensor (its GGUF name) under a recipe of release/gguf.py.
+    """Return the type of one tensor (its GGUF name) under a recipe of release/gguf.py.
 
     Vectors and routers stay F32: they are few, and llama.cpp expects it. Rows whose length is not a multiple of the
     type's block size fall back to Q8_0 (32 numbers), then to F16.
@@ -44,7 +44,7 @@ def block_size(kind: str) -> int:
 
 
 def encode(array: Array, kind: str) -> Array:
-    """`array` (floats [..., row]) as raw bytes uint8 [..., row bytes]."""
+    """Return `array` (floats [..., row]) as raw bytes uint8 [..., row bytes]."""
     rows = array.reshape(-1, array.shape[-1])
     step = max(1, CHUNK_NUMBERS // rows.shape[1])
     pieces = [

@@ -1,8 +1,8 @@
-"""What a GGUF file says of a tokenizer, from the prepared folder, which is what training read.
+"""The tokenizer's part of a GGUF file, from the prepared folder, which training read too.
 
-llama.cpp's converter names a splitting rule by a hash of sample ids, so it knows published vocabularies only; here the
-rule of a vocabulary that it does not know is recognised from tokenizer.json. What begins and ends an answer, and the
-template, are always those of the prepared folder.
+llama.cpp's converter names a splitting rule by a hash of sample ids, so it knows published vocabularies only. The rule
+of another vocabulary is recognised here from tokenizer.json. The tokens that begin and end an answer, and the template,
+are always those of the prepared folder.
 """
 
 import json
@@ -47,7 +47,7 @@ PRE_TOKENIZERS: Mapping[tuple[tuple[str, object], ...], str] = {
 
 
 def splitting_rule(document: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the rule in a tokenizer.json. Raises UsageError for one that has none there."""
+    """Return llama.cpp's name of the splitting rule in a tokenizer.json. Raises UsageError for a rule without one."""
     normalizers = {step["type"] for step in _flat(document.get("normalizer"), "normalizers")}
     if normalizers - {"NFC"}:  # llama.cpp normalizes nothing; text is NFC already but for rare rows
         raise UsageError(f"llama.cpp does not know a byte-level tokenizer with {sorted(normalizers)}")
@@ -78,7 +78,7 @@ def _rule(step: Mapping[str, Any]) -> tuple[str, object]:
 
 
 def adds_space_prefix(document: Mapping[str, Any]) -> bool:
-    """Whether every text segment begins with a space of its own (Llama 2's way)."""
+    """Return whether every text segment begins with a space of its own (Llama 2's way)."""
     steps = _flat(document.get("normalizer"), "normalizers")
     if any(step["type"] == "Prepend" and step["prepend"] == SPACE for step in steps):
         return True
@@ -94,9 +94,9 @@ def is_sentencepiece(document: Mapping[str, Any]) -> bool:
 
 
 def sentencepiece_file(document: Mapping[str, Any]) -> bytes:
-    """A tokenizer.model with the pieces of a SentencePiece-like tokenizer.json, which the converter reads.
+    """Return a tokenizer.model with the pieces of a SentencePiece-like tokenizer.json, for the converter.
 
-    llama.cpp merges the neighbours whose joined piece has the highest score, BPE the pair with the lowest rank: both
+    llama.cpp merges the neighbours whose joined piece has the highest score, BPE the pair with the lowest rank. Both
     are the same when a piece's score is minus the rank of the first merge that makes it. Needs sentencepiece.
     """
     from sentencepiece import sentencepiece_model_pb2 as pb
@@ -130,7 +130,7 @@ def sentencepiece_file(document: Mapping[str, Any]) -> bytes:
 
 
 def special_settings(folder: Path, tokens: Mapping[int, str]) -> dict[str, Any]:
-    """Keys below `tokenizer.`: the template, and the ids that begin, end and fill a text.
+    """Return the keys below `tokenizer.`: the template, and the ids that begin, end and fill a text.
 
     Raises UsageError for a folder that names no end: the exported model would never stop.
     """
@@ -157,19 +157,19 @@ def special_settings(folder: Path, tokens: Mapping[int, str]) -> dict[str, Any]:
 
 
 def token_texts(document: Mapping[str, Any]) -> dict[int, str]:
-    """Text of each id of a tokenizer.json."""
+    """Return the text of each id of a tokenizer.json."""
     vocabulary = document["model"].get("vocab")
     texts = {int(number): text for text, number in vocabulary.items()} if isinstance(vocabulary, Mapping) else {}
     return texts | {int(token["id"]): token["content"] for token in document.get("added_tokens") or []}
 
 
 def strips_after_specials(document: Mapping[str, Any]) -> bool:
-    """Whether special tokens take the white space behind them, as Phi-3's do."""
+    """Return whether special tokens take the white space after them, as Phi-3's do."""
     return any(token.get("special") and token.get("rstrip") for token in document.get("added_tokens") or [])
 
 
 def _template(folder: Path) -> str | None:
-    """The chat template, with today's date replaced by the date that every training row was rendered with."""
+    """Return the chat template, with the date that every training row was rendered with in place of today's."""
     path = folder / TEMPLATE
     if path.exists():
         found: Any = path.read_text(encoding="utf-8")
@@ -181,10 +181,10 @@ def _template(folder: Path) -> str | None:
 
 
 def _added_ends(folder: Path, bos: str | None, template: str | None) -> dict[str, bool]:
-    """Whether llama.cpp puts a first and last token around a text.
+    """Return whether llama.cpp puts a first and a last token around a text.
 
     A chat is trained as its template writes it, so a first token is added only where the template writes it too
-    (llama.cpp then keeps one of the two): Gemma would get none, or two, otherwise (ggml-org/llama.cpp#7062).
+    (llama.cpp then keeps one of the two). Otherwise Gemma would get none, or two (ggml-org/llama.cpp#7062).
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     plain, whole = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
