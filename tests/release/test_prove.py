@@ -9,7 +9,7 @@ import pytest
 from hivetune.errors import DataRefused
 from hivetune.process.protocol import Passage
 from hivetune.release.prove import (
-    LONGEST_PASSAGE,
+    MAX_PASSAGE_TOKENS,
     PLACES,
     Scores,
     choose_passages,
@@ -118,7 +118,7 @@ def test_passages_are_the_beginning_and_the_end_of_last_answers_held_out_ones_fi
         Passage(tuple(range(38)), (*range(18, 18 + PLACES), 37)),
         Passage((50, 51, 52, 53), (2, 3)),
     ]
-    long = (bytes(LONGEST_PASSAGE + 1), bytes([1] * (LONGEST_PASSAGE + 1)))
+    long = (bytes(MAX_PASSAGE_TOKENS + 1), bytes([1] * (MAX_PASSAGE_TOKENS + 1)))
     assert choose_passages(Snapshot({"train": [trained], "test": [held_out]}), 38) == found[1:]  # a context of 38
     with pytest.raises(DataRefused, match="every row is longer"):
         choose_passages(Snapshot({"test": [long]}))

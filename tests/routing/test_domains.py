@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hivetune.errors import UsageError
 from hivetune.records import Split
-from hivetune.release.registry import LONGEST_NAME, RELEASE_NAME
+from hivetune.release.registry import MAX_NAME_LENGTH, RELEASE_NAME
 from hivetune.routing.domains import (
     LEAST_ROWS,
     LEAST_SESSIONS,
@@ -60,7 +60,7 @@ def test_small_domains_are_told_apart_by_rows_and_by_sessions() -> None:
 def test_every_domain_has_the_name_of_a_release(value: str, shared: str) -> None:
     """Whatever people call their agents."""
     name = expert_name(shared, RowDomain("agent", (value,)))
-    assert RELEASE_NAME.fullmatch(name) and len(name) <= LONGEST_NAME
+    assert RELEASE_NAME.fullmatch(name) and len(name) <= MAX_NAME_LENGTH
 
 
 def test_names_of_different_domains_differ() -> None:

@@ -14,8 +14,8 @@ from hivetune.errors import UsageError
 
 ENDPOINT_KEY = "HIVETUNE_ENDPOINT_KEY"  # the environment variable: a key on a command line is seen by every user
 _TIMEOUT_S = 300.0
-LONGEST_LINE_BYTES = 1 << 20
-LONGEST_ANSWER_BYTES = 8 << 20
+MAX_LINE_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 8 << 20
 SHOWN_CHARS = 200
 LATER = (408, 425, 429)  # and 500 to 599: a server that may answer the same request later
 
@@ -88,12 +88,12 @@ def read_timed(
     if response.status != 200:
         raise _refusal(response, where)
     kind = response.headers.get_content_type()
-    said = _Said(where, started, clock)
+    said = _PartialAnswer(where, started, clock)
     if kind == "text/event-stream":
         for document in _events(response, where):
             said.take(document, "delta")
     elif kind == "application/json":
-        text = response.read(LONGEST_ANSWER_BYTES)
+        text = response.read(MAX_ANSWER_BYTES)
         try:
             said.take(json.loads(text), "message")
         except ValueError:
@@ -105,7 +105,7 @@ def read_timed(
 
 
 @dataclass
-class _Said:
+class _PartialAnswer:
     """The part of an answer that has arrived."""
 
     where: str
@@ -130,8 +130,8 @@ class _Said:
                 self.finish = choice.get("finish_reason") or self.finish
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _other_format(self.where, json.dumps(document).encode()) from None
-        if len(self.text) > LONGEST_ANSWER_BYTES:
-            raise UsageError(f"{self.where} wrote an answer of more than {LONGEST_ANSWER_BYTES >> 20} MiB")
+        if len(self.text) > MAX_ANSWER_BYTES:
+            raise UsageError(f"{self.where} wrote an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
 
     def _take_piece(self, piece: Mapping[str, Any]) -> None:
         content, calls = piece.get("content"), piece.get("tool_calls") or ()
@@ -141,9 +141,9 @@ class _Said:
             self.first_token_s = self.clock() - self.started
         self.text += content or ""
         for number, call in enumerate(calls):
-            known = self.calls.setdefault(int(call.get("index", number)), ["", ""])
-            known[0] += call["function"].get("name") or ""
-            known[1] += call["function"].get("arguments") or ""
+            call_parts = self.calls.setdefault(int(call.get("index", number)), ["", ""])
+            call_parts[0] += call["function"].get("name") or ""
+            call_parts[1] += call["function"].get("arguments") or ""
 
     def answer(self) -> TimedAnswer:
         """Return the whole answer. Raises Unanswered when the stream broke off, UsageError when nothing of it was an
@@ -160,8 +160,8 @@ class _Said:
 
 def _events(response: http.client.HTTPResponse, where: str) -> Iterator[Any]:
     """Yield the JSON documents of server-sent events."""
-    while line := response.readline(LONGEST_LINE_BYTES + 1):
-        if len(line) > LONGEST_LINE_BYTES:
+    while line := response.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
             raise _other_format(where, line)
         name, _, data = line.strip().partition(b":")
         data = data.strip()
@@ -182,11 +182,11 @@ def _refusal(response: http.client.HTTPResponse, where: str) -> Exception:
         text = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         text = " ".join(text.split())[:SHOWN_CHARS]
-    said = f"{where} answered {response.status}: {text}"
+    message = f"{where} answered {response.status}: {text}"
     if response.status >= 500 or response.status in LATER:
-        return Unanswered(said)
+        return Unanswered(message)
     hints = {401: f"put the key into {ENDPOINT_KEY}", 404: "is the URL the one that ends in /v1, and the model there?"}
-    return UsageError(said, hint=hints.get(response.status, "is this the URL of a server with OpenAI's chat API?"))
+    return UsageError(message, hint=hints.get(response.status, "is this the URL of a server with OpenAI's chat API?"))
 
 
 def _other_format(where: str, shown: bytes, kind: str = "") -> UsageError:

@@ -53,11 +53,11 @@ CONTEXT_TOKENS = 4096
 VERSION_TIMEOUT_S = 20.0
 # The first packaged build with c78fb909b (ggml-org/llama.cpp#22267, 23 April 2026: CVE-2026-21869, a write before a
 # block of the heap); b8146 has the last known hole of its GGUF reader (CVE-2026-27940).
-LEAST_BUILD = 8953
+MIN_BUILD = 8953
 _VERSION = re.compile(rb"version:\s*b?(\d+(?:\.\d+)*)")
 LOG_TAIL_LINES = 5
 _LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
-LONGEST_SOCKET_PATH = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
+MAX_SOCKET_PATH_BYTES = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def open_backend(
     with scratch_folder() as scratch:
         log = scratch / "server.log"
         socket_path = scratch / "llama.sock"
-        if len(os.fsencode(socket_path)) > LONGEST_SOCKET_PATH:
+        if len(os.fsencode(socket_path)) > MAX_SOCKET_PATH_BYTES:
             raise MachineNotFit(
                 f"{socket_path} is too long for the name of a socket",
                 hint="set TMPDIR to a shorter folder, such as /tmp",
@@ -160,9 +160,9 @@ def unused_program() -> str:
 
 @functools.lru_cache(maxsize=8)
 def build_problem(program: str, _changed_ns: int) -> str | None:
-    """Return why a `llama-server` is not used: it is older than `LEAST_BUILD`, or does not report its build."""
+    """Return why a `llama-server` is not used: it is older than `MIN_BUILD`, or does not report its build."""
     try:
-        told = subprocess.run(
+        finished = subprocess.run(
             [program, "--version"],
             env=child_environment(),
             stdin=subprocess.DEVNULL,
@@ -172,13 +172,13 @@ def build_problem(program: str, _changed_ns: int) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not tell its version: {type(error).__name__}"
-    found = _VERSION.search(told.stdout[:65536])
-    if found is None:
+    match = _VERSION.search(finished.stdout[:65536])
+    if match is None:
         return "does not tell its version"
-    build = found[1].decode()
-    if "." in build or int(build) >= LEAST_BUILD:  # numbers with points came in September 2026
+    build = match[1].decode()
+    if "." in build or int(build) >= MIN_BUILD:  # numbers with points came in September 2026
         return None
-    return f"is build {build}; builds before {LEAST_BUILD} have CVE-2026-21869 or older holes"
+    return f"is build {build}; builds before {MIN_BUILD} have CVE-2026-21869 or older holes"
 
 
 class Backend:
@@ -270,10 +270,10 @@ class Backend:
         with contextlib.closing(self._open(path, body, timeout_s)) as connection:
             response = self._response(connection, path)
             with explained():
-                found = json.loads(response.read())
-                if not isinstance(found, dict):
-                    raise TypeError(f"a JSON {type(found).__name__}")
-                return found
+                document = json.loads(response.read())
+                if not isinstance(document, dict):
+                    raise TypeError(f"a JSON {type(document).__name__}")
+                return document
 
     def stop(self) -> None:
         """End the server and wait for it. Calling it twice is fine."""
@@ -343,14 +343,14 @@ def _peak_memory_bytes(process: psutil.Process) -> int:
 def _answer(document: Mapping[str, Any], seconds: float) -> Answer:
     with explained():
         choice, usage = document["choices"][0], document["usage"]
-        found = ((choice.get("logprobs") or {}).get("content")) or []
+        scored = ((choice.get("logprobs") or {}).get("content")) or []
         return Answer(
             text=choice["message"].get("content") or "",
             ended=choice["finish_reason"] != "length",
             prompt_tokens=usage["prompt_tokens"],
             new_tokens=usage["completion_tokens"],
             seconds=seconds,
-            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in found),
+            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in scored),
         )
 
 

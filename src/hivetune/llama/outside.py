@@ -28,7 +28,7 @@ TEMPLATE_MEMORY_BYTES = 2 << 30
 _BYTE_TYPE = 6  # in tokenizer.ggml.token_type
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _BESIDE = ("scores", "token_type")
-_PROBE = """
+_TRY_TEMPLATE = """
 import sys
 from hivetune.data.render.template import ChatTemplate, RenderError
 source = sys.stdin.buffer.read().decode("utf-8", "replace")
@@ -95,7 +95,7 @@ def template_problem(template: str) -> str | None:
     forbids, or takes more time or memory than any real one. A template that only wants other turns is taken."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
+            [sys.executable, "-c", _TRY_TEMPLATE],
             input=template.encode("utf-8", "replace"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

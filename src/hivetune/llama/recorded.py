@@ -14,7 +14,7 @@ from hivetune.llama.backend import Backend
 RECORDED_PROMPTS = 3
 NUM_TOKENS = 16
 # Nats. The same files on another processor or build differ by hundredths, another adapter by 0.5 and more.
-MOST_DIFFERENT = 0.25
+MAX_DIFFERENCE = 0.25
 
 Recorded = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def compare_answers(backend: Backend, recorded: Sequence[Recorded], adapter: int
             if token != known:
                 break
             differences.append(abs(logprob - known_logprob))
-    if recorded and (2 * others > len(recorded) or (differences and statistics.median(differences) > MOST_DIFFERENT)):
+    if recorded and (2 * others > len(recorded) or (differences and statistics.median(differences) > MAX_DIFFERENCE)):
         raise HivetuneError(
             f"{label} does not answer as it did when it was registered",
             hint="restore its files and its base from a backup, or register the run again",

@@ -21,8 +21,8 @@ from hivetune.models.targets import ALL_LINEAR, match_targets
 
 OUTPUT_EMBEDDING = "lm_head"
 # Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
-LARGEST_CONFIG_BYTES = 16 << 20
-MOST_LAYERS = 4096
+MAX_CONFIG_BYTES = 16 << 20
+MAX_LAYERS = 4096
 USUAL_HEAD = 64
 
 
@@ -177,7 +177,7 @@ def read_architecture(path: Path) -> Architecture:
             )
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(read_bounded(path, LARGEST_CONFIG_BYTES))
+        config = json.loads(read_bounded(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="prepare the model: hivetune fetch") from None
     except (ValueError, RecursionError) as error:
@@ -206,8 +206,8 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
 
     hidden, layers = number("hidden_size"), number("num_hidden_layers")
     heads = number("num_attention_heads", max(1, hidden // USUAL_HEAD) if guessed else None)
-    if layers > MOST_LAYERS:
-        raise UsageError(f"{where}: 'num_hidden_layers' is {layers}, at most {MOST_LAYERS} are supported")
+    if layers > MAX_LAYERS:
+        raise UsageError(f"{where}: 'num_hidden_layers' is {layers}, at most {MAX_LAYERS} are supported")
     head_size = number("head_dim", family.head_dim or hidden // heads)
     kv_heads = number("num_key_value_heads", heads)
     ffn = number("intermediate_size", 4 * hidden if guessed else None)

@@ -20,13 +20,13 @@ def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
     """Return `parameter_names` of each module. PEFT wraps the module that holds the tensors of experts once for each
     adapted one: the last of them has the module's own name, the one before `base_layer` below it."""
     last = {_holder(linear): linear.name for linear in linears if linear.experts > 1}
-    found = []
+    names = []
     for linear in linears:
         module = linear.name
         if linear.experts > 1:
             module = _holder(linear) if last[_holder(linear)] == linear.name else f"{_holder(linear)}.base_layer"
-        found.append(parameter_names(module))
-    return found
+        names.append(parameter_names(module))
+    return names
 
 
 def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str | Sequence[str]) -> dict[str, str]:
@@ -35,7 +35,7 @@ def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str 
     An adapter on experts has more rows than its rank. PEFT's names don't tell the tensors apart, their shapes do.
     """
     halves = {name.removeprefix(PREFIX).removesuffix(A_WEIGHT): a for name, a in shapes.items() if A_WEIGHT in name}
-    found = {}
+    tensors = {}
     for module, a_shape in halves.items():
         if a_shape[0] == rank:
             continue
@@ -43,14 +43,14 @@ def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str 
         inner = f"{holder}.base_layer"
         if inner not in halves:  # one tensor alone, by the words of the setting
             known = [f"{holder}.{part}" for part in EXPERT_TENSORS]
-            found[module] = find_targets(known, targets)[-1]
+            tensors[module] = find_targets(known, targets)[-1]
         elif module == holder:
-            found[module] = f"{holder}.down_proj"
+            tensors[module] = f"{holder}.down_proj"
         else:
             outputs = shapes[f"{PREFIX}{inner}.lora_B.weight"][0]
             gated = outputs == 2 * halves[holder][1]
-            found[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
-    return found
+            tensors[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
+    return tensors
 
 
 def _holder(linear: Linear) -> str:

@@ -106,9 +106,9 @@ def spoken_name(model: str | Path) -> str:
 
 def prepared_names() -> list[str]:
     """Return the models that were prepared on this machine, newest first, by the names that they were fetched with."""
-    found = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]
-    found.sort(key=lambda folder: (folder / DESCRIPTION).stat().st_mtime, reverse=True)
-    return [read_prepared(folder).name for folder in found]
+    folders = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]
+    folders.sort(key=lambda folder: (folder / DESCRIPTION).stat().st_mtime, reverse=True)
+    return [read_prepared(folder).name for folder in folders]
 
 
 def find_prepared(name: str) -> Prepared | None:

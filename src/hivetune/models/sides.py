@@ -48,11 +48,11 @@ class NamedSide:
 def parse_side(text: str, where: str = "") -> NamedSide:
     """Return the side that a text names. Raises UsageError for a text that can't be one; whether it exists is found
     later."""
-    said = f"{where}: " if where else ""
+    prefix = f"{where}: " if where else ""
     if text == BASELINE:
         return NamedSide("base", BASELINE)
     if text.startswith(("http://", "https://")):
-        return _endpoint(text, said)
+        return _endpoint(text, prefix)
     suffix = text.lower().rpartition(".")[2]
     if suffix == "gguf":
         return NamedSide("gguf", text)
@@ -60,7 +60,7 @@ def parse_side(text: str, where: str = "") -> NamedSide:
         return NamedSide("recorded", text)
     if not text or text.startswith("-"):
         raise UsageError(
-            f"{said}{text!r} is not something that can be compared",
+            f"{prefix}{text!r} is not something that can be compared",
             hint="give base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL or a .yaml file of figures",
         )
     if "@" in text and "/" not in text:
@@ -68,21 +68,21 @@ def parse_side(text: str, where: str = "") -> NamedSide:
     return NamedSide("run", text)
 
 
-def _endpoint(text: str, said: str) -> NamedSide:
+def _endpoint(text: str, prefix: str) -> NamedSide:
     url, _, model = text.partition("#")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"{said}{url} is not a URL: {error}") from None
+        raise UsageError(f"{prefix}{url} is not a URL: {error}") from None
     if not host or parts.query:
-        raise UsageError(f"{said}{url} is not the URL of a server", hint="for example http://localhost:8080/v1#MODEL")
+        raise UsageError(f"{prefix}{url} is not the URL of a server", hint="for example http://localhost:8080/v1#MODEL")
     if parts.username or parts.password:
         raise UsageError(
-            f"{said}the URL of {host} holds a password", hint="put the key into HIVETUNE_ENDPOINT_KEY instead"
+            f"{prefix}the URL of {host} holds a password", hint="put the key into HIVETUNE_ENDPOINT_KEY instead"
         )
     if not model:
-        raise UsageError(f"{said}{url} names no model", hint=f"put it behind '#': {url}#MODEL")
+        raise UsageError(f"{prefix}{url} names no model", hint=f"put it behind '#': {url}#MODEL")
     return NamedSide("endpoint", url.rstrip("/"), model)
 
 
@@ -90,7 +90,7 @@ def read_figures(document: Any, where: str) -> dict[str, float]:
     """Return the values of a file of recorded figures by metric. Raises UsageError naming the key that is wrong."""
     if not isinstance(document, Mapping) or not document:
         raise UsageError(f"{where} holds no figures", hint=f"one a line, such as 'latency_s: 20.1'; {_known_figures()}")
-    found = {}
+    figures = {}
     for key, value in document.items():
         if key not in FIGURES:
             near = difflib.get_close_matches(str(key), FIGURES, 1)
@@ -102,8 +102,8 @@ def read_figures(document: Any, where: str) -> dict[str, float]:
         if key in SHARES and value > 1:
             raise UsageError(f"{where}: {key} is {value:g}; it is a share between 0 and 1", hint="98 % is 0.98")
         metric, unit = FIGURES[key]
-        found[metric] = float(value) * unit
-    return found
+        figures[metric] = float(value) * unit
+    return figures
 
 
 def _known_figures() -> str:

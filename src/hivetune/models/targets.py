@@ -32,9 +32,9 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
         ends = [wanted] if isinstance(wanted, str) else list(wanted)
         unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
     if unknown or not chosen:
-        known = sorted({_last(name) for name in names if name != head})
+        existing = sorted({_last(name) for name in names if name != head})
         what = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
-        raise UsageError(f"lora.target_modules: {what}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(known)}")
+        raise UsageError(f"lora.target_modules: {what}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
     if head in chosen:
         raise UsageError(
             f"lora.target_modules: {head} is the output embedding; an adapter on it is unsupported",

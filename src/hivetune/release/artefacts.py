@@ -85,11 +85,11 @@ def remove(folder: Path) -> int:
 
 def exports_in(folder: Path) -> dict[str, list[str]]:
     """Return the main files of each kind of export, relative to `folder`."""
-    found = {}
+    exports = {}
     for kind in sorted(path for path in (folder / EXPORTED).glob("*") if path.is_dir()):
         names = sorted(str(path.relative_to(folder)) for path in kind.glob("*.gguf"))
-        found[kind.name] = names or [str(kind.relative_to(folder))]
-    return found
+        exports[kind.name] = names or [str(kind.relative_to(folder))]
+    return exports
 
 
 def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:

@@ -44,7 +44,7 @@ from hivetune.train.open import Run, load_run
 
 PASSAGES, PLACES = 8, 12
 TOP = 16  # likeliest tokens at each place
-LONGEST_PASSAGE = 2048  # tokens
+MAX_PASSAGE_TOKENS = 2048  # tokens
 CHECKED_PROMPTS = 50
 _HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
@@ -76,9 +76,9 @@ def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> li
     """Return the first tokens of the last answer of some rows, and the one that ends it; held-out rows come first.
 
     Rows that are longer than `context_tokens`, the context of the export, are left out. Raises DataRefused when every
-    row is longer than that, or than `LONGEST_PASSAGE`.
+    row is longer than that, or than `MAX_PASSAGE_TOKENS`.
     """
-    longest = min(LONGEST_PASSAGE, context_tokens or LONGEST_PASSAGE)
+    longest = min(MAX_PASSAGE_TOKENS, context_tokens or MAX_PASSAGE_TOKENS)
     rows = (row for split in _HELD_OUT_FIRST for row in snapshot.rows(split) if snapshot.length(row) <= longest)
     passages = []
     for row in itertools.islice(rows, PASSAGES):

@@ -43,7 +43,7 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
     """Return what can be deleted without losing a run, a release, or anything that can't be made again. Deletes
     nothing."""
     runs = list(known_runs(database))
-    found = [
+    everything = [
         *_checkpoints(runs),
         *_snapshots(database, runs),
         *(Unused("release", r.folder, size, f"no alias names {r.label}") for r, size in registry.unused(database)),
@@ -51,7 +51,7 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
         *_measured(),
         *_left_over(),
     ]
-    return [each for each in found if each.size_bytes]
+    return [each for each in everything if each.size_bytes]
 
 
 def delete(database: sqlite3.Connection, unused: Unused) -> None:

@@ -26,7 +26,7 @@ Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
 RELEASE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _VERSION = re.compile("[0-9]{1,18}")  # what SQLite holds; other scripts' digits and superscripts name none
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 RESERVED = ("base",)  # what a request names to get the model without an adapter
 
 
@@ -88,10 +88,10 @@ class Move:
 
 def check_release_name(name: str) -> str:
     """Return a name if a release can have it. Raises UsageError."""
-    if not RELEASE_NAME.fullmatch(name) or len(name) > LONGEST_NAME or name in RESERVED:
+    if not RELEASE_NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH or name in RESERVED:
         raise UsageError(
             f"{name!r} can't be the name of a release",
-            hint=f"use lower-case letters, digits and '-', at most {LONGEST_NAME} characters, not {RESERVED[0]!r}",
+            hint=f"use lower-case letters, digits and '-', at most {MAX_NAME_LENGTH} characters, not {RESERVED[0]!r}",
         )
     return name
 
@@ -140,17 +140,17 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
         hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune registry"
         raise UsageError(f"no release is called {name!r}", hint=hint)
     if _VERSION.fullmatch(which):
-        found = [release for release in known if release.version == int(which)]
+        matching = [release for release in known if release.version == int(which)]
     else:
         alias = which or "champion"
         if alias not in ALIASES:
             raise UsageError(f"{reference}: unknown alias {alias!r}", hint=f"use a version or {', '.join(ALIASES)}")
-        found = [release for release in known if alias in release.aliases]
-    if not found:
+        matching = [release for release in known if alias in release.aliases]
+    if not matching:
         there = ", ".join(" ".join((release.label, *(f"({alias})" for alias in release.aliases))) for release in known)
         hint = f"there is {there}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
         raise UsageError(f"{reference}: no such release" if which else f"{name} has no champion yet", hint=hint)
-    return found[0]
+    return matching[0]
 
 
 def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
@@ -162,12 +162,12 @@ def releases(database: sqlite3.Connection, name: str | None = None) -> list[Rele
     rows = database.execute(
         f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
     )
-    found = []
+    all_releases = []
     for row in rows:
         fields = dict(zip((*columns.split(", "), "pruned"), row, strict=True))
         fields |= {"proof": json.loads(fields["proof"]), "pruned": bool(fields["pruned"])}
-        found.append(Release(**fields, aliases=tuple(aliases.get((fields["name"], fields["version"]), ()))))
-    return found
+        all_releases.append(Release(**fields, aliases=tuple(aliases.get((fields["name"], fields["version"]), ()))))
+    return all_releases
 
 
 def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import transaction
 from hivetune.errors import UsageError
-from hivetune.release.registry import LONGEST_NAME, Release, check_release_name, desired, find, retire
+from hivetune.release.registry import MAX_NAME_LENGTH, Release, check_release_name, desired, find, retire
 from hivetune.routing.domains import RowDomain, one_key
 
 # too-small, nothing-left, not-born, not-enough-evidence: no expert now; another shared adapter or more rows ask anew.
@@ -40,7 +40,7 @@ class ExpertStep:
 
 def expert_name(shared: str, domain: RowDomain) -> str:
     """NAME-DOMAIN, as a release is called. Raises UsageError where that is no name."""
-    room = LONGEST_NAME - len(domain.slug) - 1
+    room = MAX_NAME_LENGTH - len(domain.slug) - 1
     return check_release_name(f"{shared[:room]}-{domain.slug}")
 
 

@@ -23,7 +23,7 @@ EXPONENTS = {
     "BF16": ("<u2", 0x7F80),
 }
 # Embeddings are padded by a fifth at most (data/render/vocabulary.py); a download that broke off leaves more.
-MOST_ZEROS_AT_END = 0.25
+MAX_ZEROS_AT_END = 0.25
 _CHUNK_BYTES = 16 << 20
 _HINT = "download or convert it again"
 
@@ -70,7 +70,7 @@ def _problem(tensor: Stored, *, quantized: bool) -> str:
         return ""
     if not ends_at:
         return "is all zeros"
-    if 1 - ends_at / tensor.size_bytes > MOST_ZEROS_AT_END:
+    if 1 - ends_at / tensor.size_bytes > MAX_ZEROS_AT_END:
         return "ends with zeros"
     first: Array = tensor.raw()[:_CHUNK_BYTES].view(integer)
     one_value = bool((first == first[0]).all()) and tensor.size_bytes <= _CHUNK_BYTES

@@ -56,7 +56,7 @@ def take_gguf(file: Path, work: Path) -> None:
         tokenizer = _tokenizer_class(config.model_type).from_pretrained(
             file.parent, gguf_file=file.name, local_files_only=True
         )
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent,
             config=config,
             gguf_file=file.name,
@@ -71,7 +71,7 @@ def take_gguf(file: Path, work: Path) -> None:
         ) from error
     from hivetune.models.worker.strict import refuse_invented
 
-    refuse_invented(found, str(file))
+    refuse_invented(loading_info, str(file))
     if settings.get("tokenizer.ggml.model") == "gpt2":
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
     elif settings.get("tokenizer.ggml.model") != "llama":

@@ -82,14 +82,16 @@ def take_text_part(work: Path, config: Any, name: str) -> None:
     prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in tensors)), None)
     if prefix is None:
         raise UsageError(f"model {name}: the tensors of its text part can't be told from the others")
-    kept = {f"model.{key.removeprefix(prefix)}": stored for key, stored in tensors.items() if key.startswith(prefix)}
+    text_tensors = {
+        f"model.{key.removeprefix(prefix)}": stored for key, stored in tensors.items() if key.startswith(prefix)
+    }
     for head in HEADS:
-        kept |= {f"lm_head.{key.removeprefix(head)}": at for key, at in tensors.items() if key.startswith(head)}
+        text_tensors |= {f"lm_head.{key.removeprefix(head)}": at for key, at in tensors.items() if key.startswith(head)}
     text.tie_word_embeddings = config.tie_word_embeddings
     for kind in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(text, kind, None) is None:
             setattr(text, kind, getattr(config, kind, None))
-    _write(work / f".{WEIGHTS}", kept)
+    _write(work / f".{WEIGHTS}", text_tensors)
     for file in {stored.file.path for stored in tensors.values()} | {work / WEIGHTS_INDEX}:
         file.unlink(missing_ok=True)
     os.rename(work / f".{WEIGHTS}", work / WEIGHTS)

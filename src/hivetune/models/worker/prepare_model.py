@@ -49,7 +49,7 @@ COPIED = (
     "special_tokens_map.json",
     TEMPLATE,
 )
-LARGEST_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
+MAX_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
 KERNELS = "hivetune.train.worker.model.fast.kernels.build"  # run in a process of its own: a worker below this one
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -245,8 +245,10 @@ def _settle_template(work: Path, name: str) -> str:
     """Write the chat template to a file of its own, from wherever the model keeps it; return its SHA-256."""
     path = work / TEMPLATE
     if not path.is_file():
-        kept = _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
-        template = named_templates(kept.get("chat_template")).get("default", "")
+        settings = (
+            _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
+        )
+        template = named_templates(settings.get("chat_template")).get("default", "")
         if not template.strip():
             raise UsageError(
                 f"model {name} has no chat template, so it was not trained to chat",
@@ -259,22 +261,22 @@ def _settle_template(work: Path, name: str) -> str:
 def _special_ids(work: Path, name: str) -> dict[str, Any]:
     """Return the ids that end an answer (all that any of the model's files names), and those of the padding and
     first tokens."""
-    found: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
+    ids_by_kind: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
         settings = _read_object(work / file, name) if (work / file).is_file() else {}
-        for kind, ids in found.items():
+        for kind, ids in ids_by_kind.items():
             ids += _token_ids(settings.get(f"{kind}_token_id"), f"model {name}: {file}: {kind}_token_id")
-    known = _added_tokens(work, name)
+    added = _added_tokens(work, name)
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         names = _read_object(work / file, name) if (work / file).is_file() else {}
-        for kind, ids in found.items():
+        for kind, ids in ids_by_kind.items():
             token = names.get(f"{kind}_token")
             token = token.get("content") if isinstance(token, dict) else token
-            ids += [known[token]] if isinstance(token, str) and token in known else []
+            ids += [added[token]] if isinstance(token, str) and token in added else []
     return {
-        "eos_ids": sorted(set(found["eos"])),
-        "pad_id": found["pad"][0] if found["pad"] else None,
-        "bos_id": found["bos"][0] if found["bos"] else None,
+        "eos_ids": sorted(set(ids_by_kind["eos"])),
+        "pad_id": ids_by_kind["pad"][0] if ids_by_kind["pad"] else None,
+        "bos_id": ids_by_kind["bos"][0] if ids_by_kind["bos"] else None,
     }
 
 
@@ -301,7 +303,7 @@ def _added_tokens(work: Path, name: str) -> dict[str, int]:
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:
     try:
-        value = json.loads(read_bounded(path, LARGEST_JSON_BYTES))
+        value = json.loads(read_bounded(path, MAX_JSON_BYTES))
     except OSError as error:
         raise UsageError(f"model {name}: {path.name}: {error.strerror}", hint="is it a model folder?") from None
     except (ValueError, RecursionError) as error:

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
-from hivetune.models.architecture import MOST_LAYERS
+from hivetune.models.architecture import MAX_LAYERS
 from hivetune.models.worker.linears import ACTIVE_EXPERTS, count_sizes, find_experts
 from hivetune.models.worker.weights import open_weights
 
@@ -51,7 +51,7 @@ def check_against_config(folder: Path, name: str) -> Checked:
     """Raise UsageError, naming tensors, for weights of another model than config.json describes, and for a config
     that describes none."""
     try:
-        module, found = AutoModelForCausalLM.from_pretrained(
+        module, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             device_map={"": "meta"},
             experts_implementation="eager",  # torch's grouped products have rules of their own on the meta device
@@ -70,7 +70,7 @@ def check_against_config(folder: Path, name: str) -> Checked:
         raise UsageError(f"model {name}: its tensors can't be put together: {what}", hint=_HINT) from None
     except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
         raise _unbuildable(name, error) from None
-    refuse_invented(found, name)
+    refuse_invented(loading_info, name)
     whole_numbers = {key for key, stored in open_weights(folder).items() if stored.kind == "I64"}
     if wrong := whole_numbers & {key for key, value in module.named_parameters() if value.is_floating_point()}:
         raise UsageError(
@@ -86,8 +86,8 @@ def check_against_config(folder: Path, name: str) -> Checked:
 def read_config(folder: Path, name: str) -> Any:
     """Return transformers' config of a folder. Raises UsageError for one that it can't read."""
     for setting, value in _numbers(read_json(folder / "config.json")):
-        if _COUNTS.fullmatch(setting) and value > MOST_LAYERS:
-            raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MOST_LAYERS} are supported")
+        if _COUNTS.fullmatch(setting) and value > MAX_LAYERS:
+            raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MAX_LAYERS} are supported")
         if setting in _POSITIVE and value <= 0:
             raise UsageError(f"model {name}: config.json says {setting} {value}; it has to be above 0", hint=_HINT)
     try:
@@ -115,15 +115,15 @@ def _check_routing(module: nn.Module, name: str) -> None:
             raise UsageError(f"model {name}: {what}", hint=_HINT)
 
 
-def refuse_invented(found: Mapping[str, Any], name: str) -> None:
+def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
     """Raise UsageError when transformers' `output_loading_info` says that weights were missing, unknown or of another
     shape."""
-    if found["missing_keys"]:
-        raise UsageError(f"model {name}: its weights lack {_some(found['missing_keys'])}", hint=_HINT)
-    if found["mismatched_keys"]:
-        key, stored, needed = min(found["mismatched_keys"])
+    if loading_info["missing_keys"]:
+        raise UsageError(f"model {name}: its weights lack {_some(loading_info['missing_keys'])}", hint=_HINT)
+    if loading_info["mismatched_keys"]:
+        key, stored, needed = min(loading_info["mismatched_keys"])
         raise UsageError(f"model {name}: {key} is {list(stored)}, by config.json it is {list(needed)}", hint=_HINT)
-    unknown = [key for key in found["unexpected_keys"] if not _LEGAL.search(key)]
+    unknown = [key for key in loading_info["unexpected_keys"] if not _LEGAL.search(key)]
     if unknown:
         raise UsageError(
             f"model {name}: its weights hold {_some(unknown)}, which the model of config.json does not have", hint=_HINT

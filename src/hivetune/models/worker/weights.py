@@ -25,7 +25,7 @@ NUMPY_KINDS = {
     **{"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1"},
 }
-LARGEST_HEADER_BYTES = 100 << 20
+MAX_HEADER_BYTES = 100 << 20
 NOT_WHOLE = "the folder is not whole: get the model again"
 
 
@@ -70,7 +70,7 @@ class SafetensorsFile:
         """Raise UsageError for a file that is cut or lies about its offsets."""
         length = struct.unpack_from("<Q", self.data)[0] if len(self.data) >= 8 else 0
         begin = 8 + length
-        if not 2 <= length <= LARGEST_HEADER_BYTES or begin > len(self.data):
+        if not 2 <= length <= MAX_HEADER_BYTES or begin > len(self.data):
             raise UsageError(f"{self.path} is not a safetensors file, or is truncated", hint=NOT_WHOLE)
         try:
             header = json.loads(self.data[8:begin])
