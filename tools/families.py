@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def serve_table(path: Path) -> None:
-    """Try again how far each family that trains is served; written after each."""
+    """Try again how far each family that trains is served; write the table after each."""
     warm_up()
     table = json.loads(path.read_text(encoding="utf-8"))
     for kind, row in table["families"].items():
@@ -53,7 +53,7 @@ def serve_table(path: Path) -> None:
 
 
 def fill_table(path: Path, wanted: Sequence[str] = ()) -> dict[str, Any]:
-    """The table in `path`, with rows of `wanted`, or of all families that it lacks; written after each row."""
+    """Fill the table in `path` with rows of `wanted`, or of all families that it lacks; write it after each row."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -70,7 +70,7 @@ def fill_table(path: Path, wanted: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Import what each child needs, once, before they fork: ten seconds of each otherwise."""
+    """Import what each child needs, once, before they fork. It would take ten seconds of each otherwise."""
     import peft.tuners.lora  # noqa: F401
     import torch
 
@@ -83,7 +83,7 @@ def warm_up() -> None:
 
 
 def try_apart(kind: str) -> dict[str, Any]:
-    """A row of the table, from a process of its own, which may crash or hang."""
+    """Return a row of the table from a process of its own, which may crash or hang."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     started = time.monotonic()
@@ -112,7 +112,7 @@ def _child(kind: str, sender: Any) -> None:
 
 
 def try_family(kind: str, folder: Path) -> dict[str, Any]:
-    """The row of one family: how far it came, and the reason why not further. Writes below `folder`."""
+    """Return the row of one family: how far it came, and the reason why not further. Writes below `folder`."""
     row: dict[str, Any] = {}
     for station in (_build, _prepare, _plan, _train, _compare, _export):
         try:
@@ -207,7 +207,7 @@ def documents() -> list[Any]:
 
 
 def _train(kind: str, folder: Path, row: dict[str, Any]) -> None:
-    """Two steps; and the second again from what was kept after the first."""
+    """Train two steps, and the second again from the state after the first."""
     import torch
 
     from hivetune.train.worker.model.adapter import initialise, write_adapter
@@ -243,7 +243,7 @@ def _train(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 
 def _compare(kind: str, folder: Path, row: dict[str, Any]) -> None:
-    """Loss and gradients of the same adapter in PEFT."""
+    """Compare loss and gradients with the same adapter in PEFT."""
     import peft
     import torch
     from transformers import AutoModelForCausalLM
@@ -299,14 +299,14 @@ def _export(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 
 def served_row(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a try of tools/served.py stands in the table."""
+    """Return the part of a try of tools/served.py that stands in the table."""
     return {key: found.get(key, False) for key in ("gguf", "lora", "served")} | (
         {"effect": found["effect"]} if "effect" in found else {}
     )
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """`trains` (gradients equal to PEFT's), `refused` (another kind of model), or what is wrong."""
+    """Return `trains` (gradients equal PEFT's), `refused` (another kind of model), or what is wrong."""
     if "refused" in row:
         return "refused"
     failed = next((row[key] for key in row if key.endswith("_failed")), "")
@@ -320,7 +320,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def page(table: Mapping[str, Any]) -> str:
-    """docs/families.md."""
+    """Return docs/families.md."""
     rows = table["families"]
     said = {kind: verdict(row) for kind, row in rows.items()}
     refused = [kind for kind, words in said.items() if words == "refused"]

@@ -69,7 +69,8 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def serve_family(kind: str, folder: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """{"gguf", "lora", "served": True, or why not; "effect", "typical"} of a family. Writes below `folder`."""
+    """Return how far a family's tiny model comes: "gguf", "lora" and "served" with "effect" and "typical", or
+    "failed" with the reason. Writes below `folder`."""
     row: dict[str, Any] = {}
     try:
         _write_model(kind, folder, changes or {})
@@ -204,7 +205,7 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
 
 
 def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
-    """The adapter merged, in q8_0, and its base."""
+    """Serve the adapter merged in q8_0, and its base, and compare both with what was trained."""
     from hivetune.llama.backend import ServerSettings, open_backend
     from hivetune.models.gguf_header import read_header
     from hivetune.release.prove import compare_scores, score_passages
@@ -243,7 +244,7 @@ def _check_ids(folder: Path, backend: Any) -> None:
 
 
 def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
-    """The adapter alone, beside the base in q8_0."""
+    """Serve the adapter alone, beside the base in q8_0, and compare it with what was trained."""
     from hivetune.llama.backend import ServerSettings, open_backend
     from hivetune.release.prove import compare_scores, score_passages
 
@@ -262,7 +263,7 @@ LIMIT_S = 300.0  # 3 seconds on a quiet machine
 
 
 def serve_apart(kind: str) -> dict[str, Any]:
-    """`serve_family` in a process of its own, which may crash; what it imports is imported before."""
+    """Return `serve_family` from a process of its own, which may crash. It inherits what this process has imported."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(kind, sender))

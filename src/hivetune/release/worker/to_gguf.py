@@ -69,8 +69,7 @@ def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, 
             # numpy's tofile reports a short write without its cause: "57920 requested and 7424 written".
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(task.file)) from error
     DISK.sync(task.file)
-    header = read_header(task.file)
-    return {"file": str(task.file), "size_bytes": task.file.stat().st_size, "tensors": len(header.tensors)}
+    return {"tensors": len(read_header(task.file).tensors)}
 
 
 @contextmanager
