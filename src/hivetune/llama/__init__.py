@@ -1,1 +1,1 @@
-"""llama.cpp: a server process, what it is asked, and whether it answers as it should."""
+"""llama.cpp: a server process, the requests to it, and the checks of its answers."""

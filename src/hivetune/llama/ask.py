@@ -1,4 +1,4 @@
-"""One chat request to any server that speaks OpenAI's API, its answer read as it is written, and timed."""
+"""One timed chat request to any server that speaks OpenAI's API, its answer read as it is written."""
 
 import contextlib
 import http.client

@@ -1,7 +1,7 @@
-"""Is the prompt that the server builds the prompt that was trained on? Token by token, on real conversations.
+"""The check that the server builds the prompt that was trained on, token by token, on real conversations.
 
-llama.cpp has its own Jinja, its own tokenizer and its own rules for first tokens; a model that is right in the trainer
-and talks nonsense when served has most often lost here (ggml-org/llama.cpp#7062, ollama/ollama#6823).
+llama.cpp has its own Jinja, its own tokenizer and its own rules for first tokens. A model that is right in the trainer
+and wrong when served has most often lost here (ggml-org/llama.cpp#7062, ollama/ollama#6823).
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """A few answers of a release as the served files give them, recorded at registration and compared before a swap.
 
-They tell a file that was exchanged, an adapter on another base, a broken build of llama.cpp. They do not say that the
-answers are good; the gate did.
+They find a file that was exchanged, an adapter on another base, and a broken build of llama.cpp. They do not prove that
+the answers are good; the gate did.
 """
 
 import statistics

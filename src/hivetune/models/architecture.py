@@ -1,9 +1,9 @@
-"""How large a model is: its linear layers, its parameters, and what a rank adds to them. Without torch and weights.
+"""The sizes of a model: its linear layers, its parameters, and what a rank adds to them. Needs no torch and no weights.
 
-Families that families.py lists are counted from config.json by formula. Of every other model, and of those with
+Families that families.py lists are counted from config.json by formula. For every other model, and for those with
 experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them into
-hivetune.json. Before that it is guessed as if it were Llama, by whatever name its family gives to each size, and says
-so (`exact` False).
+hivetune.json. Before that such a model is guessed as if it were Llama, by whatever names its family gives to the sizes,
+and `exact` is False.
 """
 
 import json

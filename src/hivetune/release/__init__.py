@@ -1,1 +1,1 @@
-"""Adapter, merged model and GGUF, and the proof that they are the model that was trained."""
+"""Release: exports of a trained adapter, the proof that they are what was trained, and the registry."""

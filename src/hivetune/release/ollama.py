@@ -1,8 +1,8 @@
 """A Modelfile for Ollama whose Go template writes the same prompt as the model's own Jinja template.
 
-Ollama does not run Jinja. The pieces around the turns are taken from what the Jinja template was seen to write, and
-the template that they make is checked on conversations before it is shipped. Turns must alternate, as in
-[system] (user assistant)* user; tools are not covered.
+Ollama does not run Jinja. The pieces around the turns are cut out of what the Jinja template writes, and the Go
+template made of them is checked on conversations. Turns must alternate, as in [system] (user assistant)* user; tools
+are not covered.
 """
 
 from collections.abc import Sequence

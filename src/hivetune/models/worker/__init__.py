@@ -1,1 +1,1 @@
-"""Models and adapters from one file format into another."""
+"""Prepares models, checks them, and converts them from one file format into another."""

@@ -1,7 +1,8 @@
-"""A GGUF file as a transformers folder: weights de-quantized to bf16, and a tokenizer with the right word splitting.
+"""Turns a GGUF file into a transformers folder: weights de-quantized to bf16, and a tokenizer with the right word
+splitting.
 
-transformers reads the tensors; it ignores how the file says that text is split into words (`tokenizer.ggml.pre`), so
-that is set here, and an unknown pre-tokenizer is refused: other token ids would be trained than served.
+transformers reads the tensors and ignores the file's rule for splitting text into words (`tokenizer.ggml.pre`). The
+rule is set here, and an unknown one is refused: other token ids would be trained than served.
 """
 
 import importlib.util

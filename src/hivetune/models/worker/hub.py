@@ -1,8 +1,9 @@
-"""A model's files from the Hugging Face Hub: the one place of the engine that uses a network, and only when fetching.
+"""Gets a model's files from the Hugging Face Hub: the one place of the engine that uses a network, and only when
+fetching.
 
-Honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE as huggingface_hub does. Of what that library adds of its own
-accord, all that can be switched off is: the versions and tools named in its user agent, and Xet, which asks further
-hosts for the parts of a file (HF_HUB_DISABLE_XET=0 brings it back).
+It honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE as huggingface_hub does. It switches off what that library
+adds by itself: the versions and tools named in its user agent, and Xet, which asks further hosts for the parts of a
+file (HF_HUB_DISABLE_XET=0 brings it back).
 """
 
 import os

@@ -1,8 +1,8 @@
-"""A model from the Hub, a folder, a GGUF file or a package as one prepared folder that every other part reads.
+"""Makes one prepared folder, which every other part reads, of a model from the Hub, a folder, a GGUF file or a package.
 
 Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. This module
-imports torch only for GGUF files and old tokenizers, so that a missing network is reported at once.
-The result of the task is the content of `hivetune.json`.
+imports torch only for GGUF files and old tokenizers, so that a missing network is reported at once. The result of the
+task is the content of `hivetune.json`.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
-"""Nothing is invented: the weights of a folder are exactly those of the causal model that its config.json describes.
+"""The check that nothing is invented: the weights of a folder are exactly those of the causal model in its config.json.
 
-transformers fills what a folder lacks with random numbers and leaves out what it does not know, with a warning. Here
-both are refused, by its own account of what it read. The check before a run builds the model on torch's meta device:
-names and shapes without memory, a second for any size.
+transformers fills missing weights with random numbers and leaves out unknown ones, with a warning. Here both are
+refused, by its own account of what it read. The check builds the model on torch's meta device: names and shapes without
+memory, a second for any size.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Tensors of a safetensors folder as numpy arrays, memory-mapped, without torch: an export needs no 900 MB of it.
+"""Tensors of a safetensors folder as numpy arrays, memory-mapped and without torch, which takes seconds to import.
 
 The format is a little-endian u64 header length, a JSON header, then the raw tensors
 (https://github.com/huggingface/safetensors#format). bfloat16, which numpy lacks, is widened to float32 exactly.
