@@ -12,13 +12,12 @@ from pathlib import Path
 import gguf
 import pytest
 from gguf_families import write_model
-from hivetune.release.quantize import RECIPES
 from train.worker.test_golden_runs import processor
 
 from hivetune.base.disk import sha256_bytes
 from hivetune.models.gguf_header import read_header
 from hivetune.records import silent
-from hivetune.release.gguf import write_gguf_model
+from hivetune.release.gguf import RECIPES, write_gguf_model
 
 NAMES = ("general.name", "general.finetune")  # of folders
 GOLDEN = Path(__file__).parent / "golden" / "gguf.json"
