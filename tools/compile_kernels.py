@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hivetune.train.worker.model.fast.gpu import attend, rows
+from hivetune.train.worker.model.fast.gpu import attend, row_kernels
 from hivetune.train.worker.model.fast.gpu.ops import BLOCK_THREADS, ROW_THREADS, tokens_at_once
 
 TARGETS = {
@@ -30,17 +30,17 @@ THIN = {"RANKS": 16, "ROWS": 64, "COLUMNS": 64}
 ATTENTION = {"SHARE": 2, "DIM": ATTENTION_CHANNELS, "CHANNELS": ATTENTION_CHANNELS, "CAPPED": True, "WINDOW": True}
 # Kernel: (module, constants, threads of a program, pointers to numbers in the dtype of the products).
 KERNELS = {
-    "add_norm": (rows, {"HAS_DELTA": True, "BLOCK": 1024}, ROW_THREADS, ("delta", "y")),
-    "norm_backward": (rows, {"HAS_Y": True, "BLOCK": 1024}, ROW_THREADS, ("dy", "y")),
-    "rope": (rows, {"HEAD_DIM": 128, "BLOCK": 64}, 32, ("x",)),
-    "glu": (rows, {"GELU": True, "BLOCK": 1024}, ROW_THREADS, ("gate_up", "h")),
-    "glu_backward": (rows, {"GELU": True, "BLOCK": 1024}, ROW_THREADS, ("dh", "gate_up", "dgate_up", "h")),
-    "drop": (rows, {"BLOCK": 1024}, ROW_THREADS, ("x", "out")),
-    "cross_entropy": (rows, {"CAPPED": True, "GRADIENT": True, "BLOCK": 4096}, ROW_THREADS, ("logits",)),
-    "adapt": (rows, THIN, BLOCK_THREADS, ("y", "up")),
-    "adapt_backward": (rows, THIN, BLOCK_THREADS, ("dy", "up")),
-    "sum_up": (rows, THIN, BLOCK_THREADS, ("dy", "s")),
-    "sum_down": (rows, {"RANKS": 16, "ROWS": 64, "INPUTS": 64}, BLOCK_THREADS, ("ds", "x")),
+    "add_norm": (row_kernels, {"HAS_DELTA": True, "BLOCK": 1024}, ROW_THREADS, ("delta", "y")),
+    "norm_backward": (row_kernels, {"HAS_Y": True, "BLOCK": 1024}, ROW_THREADS, ("dy", "y")),
+    "rope": (row_kernels, {"HEAD_DIM": 128, "BLOCK": 64}, 32, ("x",)),
+    "glu": (row_kernels, {"GELU": True, "BLOCK": 1024}, ROW_THREADS, ("gate_up", "h")),
+    "glu_backward": (row_kernels, {"GELU": True, "BLOCK": 1024}, ROW_THREADS, ("dh", "gate_up", "dgate_up", "h")),
+    "drop": (row_kernels, {"BLOCK": 1024}, ROW_THREADS, ("x", "out")),
+    "cross_entropy": (row_kernels, {"CAPPED": True, "GRADIENT": True, "BLOCK": 4096}, ROW_THREADS, ("logits",)),
+    "adapt": (row_kernels, THIN, BLOCK_THREADS, ("y", "up")),
+    "adapt_backward": (row_kernels, THIN, BLOCK_THREADS, ("dy", "up")),
+    "sum_up": (row_kernels, THIN, BLOCK_THREADS, ("dy", "s")),
+    "sum_down": (row_kernels, {"RANKS": 16, "ROWS": 64, "INPUTS": 64}, BLOCK_THREADS, ("ds", "x")),
     "forward": (attend, ATTENTION, BLOCK_THREADS, ("qkv", "out")),
     "output_sums": (attend, {"DIM": 128, "CHANNELS": 128}, 32, ("dout", "out")),
     "backward_queries": (attend, ATTENTION, BLOCK_THREADS, ("qkv", "dout", "dqkv")),

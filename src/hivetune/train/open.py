@@ -27,7 +27,7 @@ from hivetune.run.choices import Choices, read_resolved, write_resolved
 from hivetune.run.folder import RECORD
 from hivetune.run.record import read_record, write_record
 from hivetune.train.plan.steps import (
-    LEAST_VOUCHED,
+    MIN_VOUCHED,
     Plan,
     PlanRow,
     in_chunks,
@@ -175,7 +175,7 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
             )
         return make_stage2_plan(
             rows,
-            snapshot.good_rows("train", LEAST_VOUCHED),
+            snapshot.good_rows("train", MIN_VOUCHED),
             snapshot.bad_rows(),
             snapshot_hash=snapshot.hash,
             settings_hash=settings_hash,

@@ -82,8 +82,7 @@ def probe_run(
 
 
 def proof_is_due(run: Run) -> bool:
-    """Return whether this home's proof is of another driver, torch or card than there is now, and the run has not
-    begun.
+    """Return whether driver, torch or card changed since this home's proof, and the run has not begun.
 
     A user who never ran the doctor does not wait for it: each run compares its own first step with transformers.
     """

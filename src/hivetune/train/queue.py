@@ -68,8 +68,9 @@ def run_queue(
     on_look: Callable[[], None],
     options: Sequence[str] = (),
 ) -> dict[Path, int]:
-    """Run the queue, as many runs at once as there are places. Return the exit code of each, 0 for one that paused or
-    is done.
+    """Run the queue, as many runs at once as there are places.
+
+    Return the exit code of each, 0 for one that paused or is done.
 
     `options` are passed to `hivetune resume`, such as the cluster whose devices continue the runs; a place is then one
     of them. `on_look` is called twice a second. When it raises, the runs are asked to stop and waited for.
@@ -98,8 +99,10 @@ def run_queue(
 
 
 def _start(run: Path, environment: Mapping[str, str], options: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start a run. One that still trains, since this process was killed, is asked to end first. Raises Busy if it does
-    not."""
+    """Start a run. One that still trains, since this process was killed, is asked to end first.
+
+    Raises Busy if it does not.
+    """
     stop_run(run, PAUSE_TIMEOUT_S)
     with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         return subprocess.Popen(

@@ -40,8 +40,9 @@ REPORTED = (
 
 
 def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
-    """Train a run to its end under the supervisor. Return the document of `train --json`. A finished run is only
-    reported.
+    """Train a run to its end under the supervisor. Return the document of `train --json`.
+
+    A finished run is only reported.
 
     Raises Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
     """

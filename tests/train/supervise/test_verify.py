@@ -26,7 +26,7 @@ def verify(folder: Path, worker: str | None = None) -> Verification:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many small steps as leave time for one kill; no second, longer run."""
-    for name, value in (("STEPS", 150), ("LEAST_TRAINING_S", 0.0), ("KILLS", 1)):
+    for name, value in (("STEPS", 150), ("MIN_TRAINING_S", 0.0), ("KILLS", 1)):
         monkeypatch.setattr(f"hivetune.train.supervise.verify.{name}", value)
 
 

@@ -73,8 +73,7 @@ class Workload:
         return min(whole, self.max_steps) if self.max_steps else max(1, whole)
 
     def micro_batches(self, setup: TrainingSetup, budget_tokens: int) -> list[list[StepShape]]:
-        """Return the shapes of the micro-batches of each known step, or of the typical step where only lengths are
-        known."""
+        """Return the shapes of the micro-batches of each known step, or else of the typical step."""
         if self.documents:
             return [micro_batch_shapes(setup, rows, budget_tokens, share=self.share) for rows in self.documents]
         batches: list[StepShape] = []

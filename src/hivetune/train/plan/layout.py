@@ -32,7 +32,7 @@ NATIVE_MULTIPLE = 8
 # Packs of a usual step: two to four for each of a few workers, so that nobody waits long for the last one.
 PACKS_A_STEP = 8
 # Smaller micro-batches cost more than they share out. By whether it is a CPU: a card needs more to be busy.
-LEAST_PACK_TOKENS = {True: 256, False: 1024}
+MIN_PACK_TOKENS = {True: 256, False: 1024}
 # A prefix is computed once more for another worker if that is at most a quarter of the pack's work.
 WORTH_SHARING = 4
 
@@ -41,7 +41,7 @@ Padding = Callable[[int], int]
 """Maps a number of rows to the number that it is padded to."""
 # As `bucketed` pads: multiples of the first, and from 8 times as many on eight sizes for each doubling, so that at most
 # an eighth is padding and a run meets few sizes.
-LEAST_SIZE, SIZES_A_DOUBLING = 64, 8
+MIN_SIZE, SIZES_A_DOUBLING = 64, 8
 
 
 def unpadded(size: int) -> int:
@@ -56,7 +56,7 @@ def multiples_of(multiple: int) -> Padding:
 
 def bucketed(size: int) -> int:
     """Return the smallest of few sizes that holds `size`."""
-    step = max(LEAST_SIZE, (1 << max(1, size - 1).bit_length() - 1) // SIZES_A_DOUBLING)
+    step = max(MIN_SIZE, (1 << max(1, size - 1).bit_length() - 1) // SIZES_A_DOUBLING)
     return -(-size // step) * step
 
 
@@ -163,7 +163,7 @@ def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
     It does not depend on the number of workers, because the result must not.
     """
     aim = tokens * batch_size // max(1, rows) // PACKS_A_STEP
-    return max(LEAST_PACK_TOKENS[device == "cpu"], -(-aim // TOKEN_MULTIPLE) * TOKEN_MULTIPLE)
+    return max(MIN_PACK_TOKENS[device == "cpu"], -(-aim // TOKEN_MULTIPLE) * TOKEN_MULTIPLE)
 
 
 def split_documents(
@@ -274,10 +274,9 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class _Builder:
-    """A builder that grows the tree of shared prefixes over sorted documents, depth first: each tree is one token
-    range.
+    """A builder that grows the tree of shared prefixes over sorted documents, depth first.
 
-    flat: for each document the flat rows of its tokens, in its order.
+    Each tree is one range of tokens. flat: for each document the flat rows of its tokens, in its order.
     """
 
     def __init__(self, documents: Sequence[TrimmedDocument]):
@@ -289,8 +288,10 @@ class _Builder:
         self.trees = 0
 
     def grow(self, order: list[int], common: list[int], depth: int, path: tuple[int, ...]) -> None:
-        """Add the documents of `order`. `common[i]`: tokens that order[i] shares with order[i - 1]; all share at least
-        `depth`."""
+        """Add the documents of `order`.
+
+        `common[i]`: tokens that order[i] shares with order[i - 1]; all share at least `depth`.
+        """
         if len(order) == 1:
             self.leaf(order[0], depth, path)
             return

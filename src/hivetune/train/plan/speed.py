@@ -263,11 +263,11 @@ WORTH_STARTING = 1.3
 
 @dataclass(frozen=True)
 class Worth:
-    """What more workers are worth, before they are started: whole packs divided among them, against the bytes that
-    travel.
+    """What more workers are worth, before they are started.
 
-    `alone_s`, `together_s`: a step by one worker and by all. `exchange_s`: the part of `together_s` that is bytes.
-    `link`: what carries them, in words; "" inside one machine.
+    Whole packs are divided among them, against the bytes that travel. `alone_s`, `together_s`: a step by one worker and
+    by all. `exchange_s`: the part of `together_s` that is bytes. `link`: what carries them, in words; "" inside one
+    machine.
     """
 
     workers: int

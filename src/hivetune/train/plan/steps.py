@@ -93,8 +93,7 @@ class Plan:
 
     @property
     def sha256(self) -> str:
-        """Return the hash of plan.bin, without amendments: checkpoints made before an amendment still belong to the
-        plan."""
+        """Return the hash of plan.bin, without amendments, so that earlier checkpoints still belong to the plan."""
         return sha256_bytes(_encode(self))
 
     @property
@@ -367,7 +366,7 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
 # Bad rows in a step for each good one. Together they may push half as much as the good rows pull (train/worker).
 BAD_SHARE = 0.5
 # With fewer rows that people called good, all rows keep the model where it is.
-LEAST_VOUCHED = 32
+MIN_VOUCHED = 32
 
 
 def make_stage2_plan(

@@ -103,8 +103,10 @@ def watch(job: Job, child: Child, workers: Workers) -> Outcome:
 
 
 def _sample(job: Job, child: Child, workers: Workers, was_hot: bool) -> bool:
-    """Journal one line of telemetry. Warn once when a card begins to throttle: steps then take longer, which is no
-    hang."""
+    """Journal one line of telemetry.
+
+    Warn once when a card begins to throttle: steps then take longer, which is no hang.
+    """
     taken = sample(child.process.pid, job.run)
     hot = any_hot(taken.get("cards", ()))
     beside = workers.sample()

@@ -1,5 +1,7 @@
-"""The diagnosis of a child's end: its outcome and the machine's traces, matched with the fault catalogue. Pure
-functions."""
+"""The diagnosis of a child's end: its outcome and the machine's traces, matched with the fault catalogue.
+
+Pure functions.
+"""
 
 import itertools
 import re
@@ -39,8 +41,10 @@ SignKind = Literal["patterns", "own", "symptoms", "wrappers"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known about an end. `facts` as the catalogue names them; `kernel`: the kernel's lines since the
-    start."""
+    """All that is known about an end.
+
+    `facts` as the catalogue names them; `kernel`: the kernel's lines since the start.
+    """
 
     error: str = ""
     log: str = ""

@@ -33,14 +33,14 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
 from hivetune.run.folder import ADAPTER, EVENTS, METRICS
-from hivetune.train.plan.steps import LEAST_VOUCHED, PlanRow, make_plan, make_stage2_plan, write_plan
+from hivetune.train.plan.steps import MIN_VOUCHED, PlanRow, make_plan, make_stage2_plan, write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
 
 STEPS, BATCH, VALIDATION_ROWS = 6, 4, 4
 # Shorter runs are over before they can be killed in the middle.
-LEAST_TRAINING_S = 4.0
-MOST_STEPS = 400
+MIN_TRAINING_S = 4.0
+MAX_STEPS = 400
 KILLS = 2
 # Kernels of a card may add in another order each time; a wrong resume is off by the size of an update, far above this.
 ROUNDING = 1e-3
@@ -116,7 +116,7 @@ def verify_resume(
     Raises HivetuneError when a run does not come to its end, or was over before it could be killed.
     """
     started = time.monotonic()
-    train, validation = snapshot.rows("train")[: BATCH * MOST_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
+    train, validation = snapshot.rows("train")[: BATCH * MAX_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
     judged = _judged_rows(snapshot) if config.learn.stage == 2 else []
     excerpt = excerpt_of(snapshot, [*dict.fromkeys([*train, *validation, *judged])], folder / "snapshot")
     calm, killed = folder / "calm", folder / "killed"
@@ -135,8 +135,8 @@ def verify_resume(
     steps = STEPS
     train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
     step_s = _step_s(calm)
-    if step_s * steps < LEAST_TRAINING_S:
-        steps = min(MOST_STEPS, math.ceil(LEAST_TRAINING_S / max(step_s, 1e-3)))
+    if step_s * steps < MIN_TRAINING_S:
+        steps = min(MAX_STEPS, math.ceil(MIN_TRAINING_S / max(step_s, 1e-3)))
         shutil.rmtree(calm)
         train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
     killer = _Killer(killed, [max(1, steps * (i + 1) // (KILLS + 1)) for i in range(KILLS)], step_s)
@@ -221,7 +221,7 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
     if config.learn.stage == 2:
         plan = make_stage2_plan(
             rows,
-            snapshot.good_rows("train", LEAST_VOUCHED),
+            snapshot.good_rows("train", MIN_VOUCHED),
             snapshot.bad_rows(),
             snapshot_hash=snapshot.hash,
             settings_hash="verify-resume",

@@ -1,1 +1,1 @@
-"""The training loop and what it needs: an open run, its batches, its optimizer, its checkpoints."""
+"""The training worker: the loop (loop.py) and all that it needs. A module with a `main` is the entry of a child."""

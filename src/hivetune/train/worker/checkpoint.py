@@ -1,7 +1,8 @@
-"""The training state as two files, and back: safetensors by PEFT parameter name, and JSON. Never a pickle.
+"""The training state: what its two files hold, and when it is saved.
 
-run/checkpoints.py gets folders onto the disk whole. Here lies what is in them, and that nothing non-finite is ever
-saved.
+The files are safetensors by PEFT parameter name, and JSON; never a pickle. run/checkpoints.py gets folders onto the
+disk whole. Here is what they hold, that nothing non-finite is ever saved, and the thread that writes them beside the
+loop.
 """
 
 import base64
@@ -31,15 +32,15 @@ _KINDS = ("param", "exp_avg", "exp_avg_sq")
 
 
 class NotFinite(ArithmeticError):
-    """A state that must not be saved; names the tensors."""
+    """Raised for a state that must not be saved; names the tensors."""
 
 
 @dataclass(frozen=True)
 class TrainState:
     """All that must survive a death. Everything but the tensors is plain JSON.
 
-    step: optimizer steps done, so training goes on with `plan.steps[step]`. param, exp_avg, exp_avg_sq: fp32 by PEFT
-    name; saving copies nothing that is already on the CPU, so the caller passes tensors that stand still meanwhile.
+    step: optimizer steps done, so training continues with `plan.steps[step]`. param, exp_avg, exp_avg_sq: fp32 by PEFT
+    name. Saving copies nothing that is already on the CPU, so the caller passes tensors that stand still meanwhile.
     rng: `read_rng`. schedule, loop: whatever the loop needs. best: {"step", "loss"} of the best validation.
     """
 
@@ -57,7 +58,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class _Plain:
-    """What STATE holds, by the fields of TrainState."""
+    """The content of STATE, by the fields of TrainState."""
 
     schema: int
     step: int
@@ -70,7 +71,7 @@ class _Plain:
 
 
 def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, bytes | memoryview]:
-    """The two files of a checkpoint. Raises NotFinite naming the tensors that hold NaN or infinity.
+    """Return the two files of a checkpoint. Raises NotFinite naming the tensors that hold NaN or infinity.
 
     With `buffer` (kept by the caller between calls, grown here) the tensors' file is a view into it.
     """
@@ -90,8 +91,10 @@ def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, by
 
 
 def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
-    """The state that `to_files` wrote. Raises ValueError for anything else, such as a tensor that is not finite or not
-    of fp32, and for a `state.json` that is not the object which was written."""
+    """Return the state that `to_files` wrote.
+
+    Raises ValueError for anything else, such as a tensor that is not finite or not fp32, or another JSON object.
+    """
     try:
         plain = from_plain(_Plain, parse_json(bytes(files[STATE]), finite=True))
     except ValueError as error:
@@ -119,15 +122,15 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
 
 
 def save(run: Path, state: TrainState, *, disk: Disk = DISK) -> Path:
-    """Commit `state` as a checkpoint, keep the newest three and the best; a full disk is reclaimed from once.
+    """Commit `state` as a checkpoint and keep the newest three and the best. A full disk is reclaimed from once.
 
-    Returns its folder. Raises: OSError (training may go on; the checkpoints before are untouched), NotFinite.
+    Returns its folder. Raises OSError (training may go on; earlier checkpoints are untouched) and NotFinite.
     """
     return checkpoints.commit_within(run, state.step, to_files(state), disk=disk)
 
 
 def load(folder: Path) -> TrainState:
-    """The state in one checkpoint folder. Raises ValueError (with what is wrong) or OSError."""
+    """Return the state in one checkpoint folder. Raises ValueError (with what is wrong) or OSError."""
     problems = checkpoints.problems_of(folder)
     if problems:
         raise ValueError(f"{folder}: {'; '.join(problems)}")
@@ -138,7 +141,7 @@ def load(folder: Path) -> TrainState:
 
 
 def load_parameters(folder: Path) -> dict[str, Tensor]:
-    """The adapter in one checkpoint folder, without the optimizer's state. Raises as `load`."""
+    """Return the adapter in one checkpoint folder, without the optimizer's state. Raises as `load`."""
     if problems := checkpoints.problems_of(folder):
         raise ValueError(f"{folder}: {'; '.join(problems)}")
     prefix = "param/"
@@ -156,9 +159,9 @@ def load_parameters(folder: Path) -> dict[str, Tensor]:
 def load_newest_good(
     run: Path, *, check: Callable[[TrainState], object] = lambda state: None, disk: Disk = DISK
 ) -> tuple[TrainState | None, list[str]]:
-    """The newest state that can be read whole (None: start at step 0), and in words what was passed over.
+    """Return the newest state that can be read whole (None: start at step 0), and in words what was passed over.
 
-    A damaged checkpoint is set aside, never deleted, and the one before is used; so is one that `check` refuses with
+    A damaged checkpoint is set aside, never deleted, and the one before it is used. So is one that `check` refuses with
     ValueError.
     """
     problems: list[str] = []
@@ -188,18 +191,21 @@ def load_newest_good(
 
 
 def _newest_saved(run: Path) -> int:
-    """By the loop's own word in metrics.jsonl, so that a folder which vanished is not passed over in silence."""
+    """Return the newest step that metrics.jsonl reports as saved, so that a folder which vanished is reported."""
     saved = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "saved" and e["place"] == "disk"]
     return max(saved, default=0)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Without a temporary of the tensor's size: a finite sum has finite terms; one that is not may have overflowed."""
+    """Return whether all values are finite, without a temporary of the tensor's size.
+
+    A finite sum has finite terms; a sum that is not finite may have overflowed.
+    """
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def read_rng(device: torch.device | str = "cpu") -> dict[str, str]:
-    """State of torch's generators, as text: the CPU's, and the device's if it is another."""
+    """Return the state of torch's generators as text: the CPU's, and the device's if it is another."""
     states = {"cpu": torch.get_rng_state()}
     if torch.device(device).type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -207,7 +213,7 @@ def read_rng(device: torch.device | str = "cpu") -> dict[str, str]:
 
 
 def set_rng(states: Mapping[str, str], device: torch.device | str = "cpu") -> None:
-    """Go on where `read_rng` was; a state of a device that is not used now is left out."""
+    """Set torch's generators to `read_rng`'s states. A state of a device that is not used now is left out."""
     plain = {
         name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) for name, text in states.items()
     }
@@ -217,10 +223,10 @@ def set_rng(states: Mapping[str, str], device: torch.device | str = "cpu") -> No
 
 
 def _serialise(tensors: Mapping[str, Tensor], buffer: bytearray) -> memoryview:
-    """fp32 CPU tensors in the safetensors format, sorted by name, into `buffer`.
+    """Write fp32 CPU tensors in the safetensors format, sorted by name, into `buffer`.
 
-    The library's own `save` spends 0.4 s on 108 MB in fresh memory, this 0.02 s in used memory; the loop stands still
-    meanwhile. Equal tensors give equal bytes.
+    The library's own `save` spends 0.4 s on 108 MB in fresh memory, this 0.02 s in used memory, and the loop stands
+    still meanwhile. Equal tensors give equal bytes.
     """
     header: dict[str, Any] = {}
     end = 0
@@ -243,16 +249,15 @@ def _serialise(tensors: Mapping[str, Tensor], buffer: bytearray) -> memoryview:
 
 # When the state is saved, and by whom: the loop only copies it, a thread hashes and writes.
 #
-# Two places: the standby in memory (every few seconds, survives the worker) and a checkpoint on disk (by Young's
-# rule,
+# Two places: the standby in memory (every few seconds, survives the worker) and a checkpoint on disk (by Young's rule,
 # survives the machine). How each is written: hivetune/run/standby.py and hivetune/run/checkpoints.py.
 
 # The standby is written as often as it is cheap, so that even a card that dies every few seconds gets on; and so often
 # that at most max(30 s, one step) is lost: the waiting, the writing, and the step under way.
 STANDBY_AT_SOONEST_S = 1.0
 STANDBY_AT_LATEST_S = 25.0
-MOST_BLOCKING = 0.01
-MOST_WRITING = 0.02
+MAX_BLOCKING = 0.01
+MAX_WRITING = 0.02
 FIRST_SAVE_S = 10.0
 # After a save that failed (full disk), the next try; doubled each time.
 _RETRY_S = 30.0
@@ -273,7 +278,12 @@ class Saved:
 
 
 class Saver:
-    """`after_step` at every step; `save` when it must be on disk now (best validation, stop, end). One per run."""
+    """The thread that saves the state: the loop only copies it, the thread hashes and writes. One per run.
+
+    There are two places: the standby in memory (every few seconds, survives the worker) and a checkpoint on disk (by
+    Young's rule, survives the machine). Call `after_step` at every step, and `save` when the state must be on disk now
+    (best validation, stop, end).
+    """
 
     def __init__(
         self,
@@ -305,7 +315,7 @@ class Saver:
 
     @property
     def due(self) -> Place | None:
-        """What a write is due to, now."""
+        """Return which write is due now."""
         if self._thread is not None and self._thread.is_alive():
             return None  # a slow disk stretches the interval by itself
         now = self._clock()
@@ -315,7 +325,7 @@ class Saver:
         return "standby" if standby else None
 
     def save(self, state: TrainState) -> None:
-        """On disk when this returns. Raises OSError, NotFinite."""
+        """Save to disk before this returns. Raises OSError, NotFinite."""
         self.wait()
         self._begin("disk", state)
         self.wait()
@@ -324,29 +334,29 @@ class Saver:
             raise error
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         if self._thread is not None:
             self._thread.join()
 
     def release(self) -> None:
-        """Give back the memory of the copy, 12 bytes a trained parameter: nothing follows for now."""
+        """Free the memory of the copy, 12 bytes a trained parameter: no save follows for now."""
         self.wait()
         self._buffer = bytearray()
 
     def forget(self) -> None:
-        """What the standby holds is doubtful: nobody may go on from it."""
+        """Clear the standby: its state is doubtful, and nobody may go on from it."""
         self.wait()
         if self._standby is not None:
             self._standby.clear()
 
     def ended(self) -> list[Saved]:
-        """The writes that ended since the last call, for the run's metrics."""
+        """Return the writes that ended since the last call, for the run's metrics."""
         ended, self._ended = self._ended, []
         return ended
 
     @property
     def interval_s(self) -> float:
-        """Between two checkpoints on disk, as of now: the setting, else Young's rule from the measured cost."""
+        """Return the time between two checkpoints on disk: the setting, else Young's rule by the measured cost."""
         if self._retry_s:
             return self._retry_s
         if self._every_s is not None:
@@ -357,12 +367,12 @@ class Saver:
             self._disk_cost_s,
             self._mean_time_between_faults_s,
             blocking_s=self._blocking_s,
-            most_blocking=MOST_BLOCKING,
+            most_blocking=MAX_BLOCKING,
         )
 
     @property
     def _standby_interval_s(self) -> float:
-        cheap_s = max(self._blocking_s / MOST_BLOCKING, self._standby_cost_s / MOST_WRITING)
+        cheap_s = max(self._blocking_s / MAX_BLOCKING, self._standby_cost_s / MAX_WRITING)
         return min(max(STANDBY_AT_SOONEST_S, cheap_s), STANDBY_AT_LATEST_S)
 
     def _begin(self, place: Place, state: TrainState) -> None:

@@ -1,4 +1,4 @@
-"""Where and in which precision a run computes: chosen once by measurement, then read from the run's choices."""
+"""The device and precision of a run: chosen once by measurement, then read from the run's choices."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
 
 
 def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True) -> Choices:
-    """`choices` with device, dtype and threads in it; what was missing is measured and written before step 0."""
+    """Return `choices` with device, dtype and threads; what was missing is measured and written before step 0."""
     settled = complete(config.device, config.dtype, with_threads(config, choices))
     if settled != choices and write:
         write_resolved(run, config, settled)
@@ -35,15 +35,18 @@ def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True
 
 
 def with_threads(config: RunConfig, choices: Choices) -> Choices:
-    """Where workers share a CPU, the threads of each: a quarter of the cores, whatever the number of workers, since the
-    number of threads decides how some products are rounded. OMP_NUM_THREADS says otherwise."""
+    """Return `choices` with the threads of each worker, where workers share a CPU: a quarter of the cores.
+
+    It does not depend on the number of workers, since the number of threads decides how some products are rounded.
+    OMP_NUM_THREADS overrules it.
+    """
     if config.workers is None or choices.threads or os.environ.get("OMP_NUM_THREADS"):
         return choices
     return replace(choices, threads=max(1, default_threads() // CORES_A_WORKER))
 
 
 def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
-    """The settled choices with a recovery's changes over them (train/supervise/ladder.py); nothing is written.
+    """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
     Another device is measured anew.
     """
@@ -54,7 +57,7 @@ def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choic
 
 
 def complete(device: str, dtype: str, choices: Choices) -> Choices:
-    """`choices` with device, dtype and threads chosen where they are not; `device` and `dtype` as in the settings.
+    """Return `choices` with device, dtype and threads chosen where they are not. `device` and `dtype` are the settings.
 
     Raises MachineNotFit for a device that is not there, or that was proven to compute wrong.
     """
@@ -74,7 +77,7 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
 
 
 def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
-    """The kernels of a run that begins on a processor: it must not go on with others in silence."""
+    """Return the choices with the kernels of a run that begins on a CPU: it must not go on with others in silence."""
     if dtype not in KERNEL_SUFFIXES:
         return replace(choices, kernels="torch")
     why = why_no_kernels()
@@ -82,7 +85,7 @@ def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
 
 
 def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:
-    """The backends that computed right and fastest here; nothing where the doctor has not looked.
+    """Return the backends that computed right and fastest here; nothing where the doctor has not looked.
 
     Raises MachineNotFit for a precision in which none did.
     """
@@ -103,21 +106,21 @@ def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choice
 
 
 def chosen_dtype(device: torch.device, profile: Profile) -> str:
-    """`dtype: auto` by the rates of the profile, where the doctor or a probe has measured them; else measured now.
+    """Return `dtype: auto` by the profile's rates, where the doctor or a probe has measured them; else measure now.
 
-    Near a tie stands what was decided here before; the probe writes it down.
+    Near a tie the earlier decision on this machine stands; the probe writes it down.
     """
     name = device_name(device)
     return auto_dtype(profile.right_rates(name) or product_rates(device), profile.decided_dtype(name))
 
 
 def device_name(device: torch.device) -> str:
-    """As profiles name it: cpu, cuda:0."""
+    """Return the name that profiles use: cpu, cuda:0."""
     return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
 
 
 def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
-    """Device and precision of settled choices as torch names them; sets torch's number of threads."""
+    """Return device and precision of settled choices as torch names them; sets torch's number of threads."""
     if choices.device is None or choices.dtype is None or choices.threads is None:
         raise ValueError("device, dtype and threads must be settled first")
     torch.set_num_threads(choices.threads)
@@ -129,12 +132,12 @@ def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
 
 @functools.cache
 def _hold_card(card: str) -> int:
-    """The card's lease, until this process ends. Raises Busy when a server does not give it back."""
+    """Hold the card's lease until this process ends. Raises Busy when a server does not give it back."""
     return train_on(card)
 
 
 def check_device(name: str) -> torch.device:
-    """Raises MachineNotFit when torch can't use it."""
+    """Return the device. Raises MachineNotFit when torch can't use it."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -146,13 +149,13 @@ def check_device(name: str) -> torch.device:
 
 
 def cap_memory(device: torch.device, share: float) -> None:
-    """Beyond `share` of a card an allocation fails: a card that also draws the desktop keeps room for it."""
+    """Let allocations beyond `share` of a card fail: a card that also draws the desktop keeps room for it."""
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(share, device.index)
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS, else the cores that this process may use."""
+    """Return OMP_NUM_THREADS, else the cores that this process may use."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -160,12 +163,12 @@ def default_threads() -> int:
 
 
 def product_rates(device: torch.device) -> dict[str, float]:
-    """Products a second of a matrix product of a small model, by precision."""
+    """Return the products a second of a small model's matrix product, by precision."""
     return {name: 1 / _product_s(DTYPES[name], device) for name in ("float32", "bfloat16")}
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most this process held: on the card by torch's allocator, else resident memory."""
+    """Return the most memory this process held: on the card by torch's allocator, else resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     status = Path("/proc/self/status")
@@ -178,7 +181,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Count the peak anew from what is held now; where the system can't (not Linux), it stays that of the process."""
+    """Begin to count the peak anew. Where the system can't do that (not Linux), it stays the process's own."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -187,7 +190,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def _product_s(dtype: torch.dtype, device: torch.device) -> float:
-    """Least time of one product by the fastest library at hand: whatever disturbs makes it slower, nothing faster."""
+    """Return the least time of one product by the fastest library: a disturbance makes it slower, nothing faster."""
     x, w = (torch.ones(n, PROBE_WIDTH, dtype=dtype, device=device) for n in (PROBE_ROWS, PROBE_WIDTH))
     out = torch.empty(PROBE_ROWS, PROBE_WIDTH, dtype=dtype, device=device)
     seconds = []

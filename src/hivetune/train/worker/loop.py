@@ -451,8 +451,10 @@ class Updater:
 
 
 def loss_scale_of(dtype: torch.dtype) -> float:
-    """Return the factor of the loss. Gradients below 6e-8 are zero in float16; a power of two changes nothing else
-    (arXiv:1710.03740)."""
+    """Return the factor of the loss.
+
+    Gradients below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
+    """
     return 1024.0 if dtype == torch.float16 else 1.0
 
 

@@ -16,9 +16,9 @@ from hivetune.train.worker.model.memory import to_device, unwritten
 class AdamW:
     """Adam with decoupled weight decay (arXiv:1711.05101), in place. Equals torch.optim.AdamW up to rounding.
 
-    An update is two halves, so that a graph can hold the second one: `begin` brings what differs from update to update
-    to the device, `apply` reads it there. No step of `apply` waits for the device or allocates anything. `kernels`: as
-    the model names its own; with "native" ones an update is a single pass over the weights.
+    An update has two halves, so that a graph can hold the second one: `begin` brings what differs from update to update
+    to the device, `apply` reads it there. No operation of `apply` waits for the device or allocates anything.
+    `kernels`: as the model names its own; with "native" ones an update is a single pass over the weights.
     """
 
     beta1, beta2, epsilon = 0.9, 0.999, 1e-8
@@ -39,19 +39,19 @@ class AdamW:
         self._ok, self._bad = (torch.ones((), dtype=torch.bool, device=master_N.device) for _ in "12")
 
     def update(self, grad_N: Tensor, *, rate: float, number: int) -> None:
-        """One update; `number` counts updates from 1 and corrects the averages' bias."""
+        """Make one update. `number` counts updates from 1 and corrects the averages' bias."""
         self.begin(rate=rate, number=number)
         self.apply(grad_N)
 
     def begin(self, *, rate: float, number: int) -> None:
-        """What `apply` reads, without waiting for it: the update before this one may still be under way."""
+        """Copy what `apply` reads, without waiting for it: the update before this one may still be under way."""
         root, decay = math.sqrt(1 - self.beta2**number), 1 - rate * self.weight_decay
         given = (1 - self.beta1, self.beta2, root, decay, -rate / (1 - self.beta1**number))
         to_device(self._own, given)
 
     @torch.no_grad()
     def norm(self, grad_N: Tensor, out: Tensor) -> None:
-        """The gradient's norm into `out`, summed in fp64."""
+        """Write the gradient's norm into `out`, summed in fp64."""
         if self._native:
             native_norm(grad_N, out)
         else:
@@ -59,7 +59,7 @@ class AdamW:
 
     @torch.no_grad()
     def apply(self, grad_N: Tensor, ok: Tensor | None = None, shrink: Tensor | None = None) -> None:
-        """The update that `begin` told of, by `shrink` (fp64) times the gradient, which is left so.
+        """Make the update that `begin` announced, by `shrink` (fp64) times the gradient, which keeps that size.
 
         Where `ok` (a bool on the device) is false, nothing changes but the gradient, which becomes zero.
         """
@@ -85,7 +85,7 @@ class AdamW:
 
 
 def learning_rate(config: RunConfig, step: int, steps: int) -> float:
-    """Rate of `step` (from 0) of `steps`: linear warm-up to the peak, then the schedule, which ends at 0."""
+    """Return the rate of `step` (from 0) of `steps`: linear warm-up to the peak, then the schedule, which ends at 0."""
     warmup = warmup_steps(config.warmup, steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -98,5 +98,5 @@ def learning_rate(config: RunConfig, step: int, steps: int) -> float:
 
 
 def warmup_steps(warmup: float, steps: int) -> int:
-    """A share of the steps below 1, a number of steps from 1; never more than there are."""
+    """Return the steps of the warm-up: below 1 a share of the steps, from 1 their number; never more than there are."""
     return min(steps, math.ceil(warmup * steps) if warmup < 1 else round(warmup))

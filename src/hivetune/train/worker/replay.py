@@ -1,4 +1,4 @@
-"""The throw-away child of isolation: replays rows of a run one after the other, so that its death names one of them.
+"""The throw-away child of an isolation: it replays rows of a run one after the other, so that its death names one.
 
 Each finished item is one line of the task's journal, on its way to the disk before the next one begins.
 """
@@ -19,12 +19,13 @@ from hivetune.train.worker.watch import is_finite_step, padded
 
 
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Replay the items of `task` on the run's model."""
     heartbeat.beat(Beat.PREPARING)
     return replay(task, heartbeat, load_as_saved(task))
 
 
 def load_as_saved(task: Replay) -> LoraModel:
-    """The run's model with the weights of its newest good checkpoint, or those of the start."""
+    """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
     choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
     device, dtype = start_with(choices)
@@ -46,7 +47,10 @@ def load_as_saved(task: Replay) -> LoraModel:
 
 
 def replay(task: Replay, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
-    """Loss and gradient of each item alone. Waits for the device after each, so that a fault has its item's name."""
+    """Compute loss and gradient of each item alone.
+
+    It waits for the device after each, so that a fault has its item's name.
+    """
     snapshot = open_snapshot(task.snapshot)
     finished = 0
     with Journal(task.journal) as journal:

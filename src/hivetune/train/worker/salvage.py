@@ -1,6 +1,6 @@
-"""The adapter of a run that can't go on, from its checkpoints: the best by validation, else the last.
+"""The adapter of a run that can't go on, written from its checkpoints: the best by validation, else the last.
 
-Works without the base model's weights and without a device.
+It works without the base model's weights and without a device.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from hivetune.train.worker.session import base_name
 
 
 def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Write the adapter of `task`'s run. Raises HivetuneError without a good checkpoint."""
     run = task.run
     config, _ = read_resolved(run)
     state, problems = load_newest_good(run)

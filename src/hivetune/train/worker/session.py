@@ -1,6 +1,6 @@
-"""An open run: what its folder, plan, snapshot and model are, how it is restored, saved and finished.
+"""An open run: its folder, plan, snapshot and model, and how it is restored, saved and finished.
 
-The loop itself is in train.py.
+The loop is in loop.py.
 """
 
 import functools
@@ -40,7 +40,7 @@ from hivetune.train.worker.model.adapter import begin, fill, is_as_begun, same_v
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.stage2 import LEAST_GUARDS, Stage2, open_stage2
+from hivetune.train.worker.stage2 import MIN_GUARDS, Stage2, open_stage2
 from hivetune.train.worker.validation import Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
@@ -49,17 +49,19 @@ STAGE2_VALIDATIONS = 5
 
 
 class StepNotFinite(HivetuneError):
-    """A loss or gradient that is not finite and can't be put down to single rows. Nothing was updated."""
+    """Raised for a loss or gradient that is not finite and not the fault of single rows. Nothing was updated."""
 
 
 class BaseNotFinite(StepNotFinite):
-    """Before the first update, when the adapter is zero, more rows are not finite than can be bad: it is the base."""
+    """Raised before the first update, when the adapter is zero and too many rows fail: it is the base model."""
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """All that the loop knows after `step` optimizer steps; travels in every checkpoint. `grid`: of the next step's
-    integers, where workers add them."""
+    """All that the loop knows after `step` optimizer steps. It is part of every checkpoint.
+
+    `grid`: the exponent of the next step's integers, where workers add them.
+    """
 
     step: int = 0
     updates: int = 0
@@ -67,7 +69,7 @@ class LoopState:
     without_gain: int = 0
     stopped_early: bool = False
     start_loss: float | None = None
-    """Of the validation rows before the first step; measured in stage 2 only."""
+    """The loss of the validation rows before the first step; measured in stage 2 only."""
     history: LossHistory = field(default_factory=LossHistory)
     grid: int = FIRST_EXPONENT
 
@@ -78,8 +80,10 @@ _IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history
 
 @dataclass
 class Session:
-    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self; `stage2` is known once the
-    adapter that the run begins with is in the model."""
+    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self.
+
+    `stage2` is known once the adapter that the run begins with is in the model.
+    """
 
     folder: Path
     model_folder: Path
@@ -95,10 +99,12 @@ class Session:
     heartbeat: Heartbeat
     validation_rows: Sequence[int]
     sample_rows: Sequence[int]
-    """Those of the validation rows that are scored during the run."""
+    """The validation rows that are scored during the run."""
     runs_ahead: bool
-    """A step's answer is read when the next step was given to the device: on a card, and where work
-    is replayed, unless workers compute it."""
+    """Whether a step's answer is read after the next step was given to the device.
+
+    It is on a card, and where work is replayed, unless workers compute the step.
+    """
     stage2: Stage2 | None = None
     numbers_tested: float = -math.inf
     step_ended: float = -math.inf
@@ -110,7 +116,7 @@ class Session:
 
     @property
     def validate_every(self) -> int:
-        """Ten times a run, but no more often than costs about a tenth of the training between two of them.
+        """Return the steps between two validations: ten in a run, but at most about a tenth of the training's time.
 
         A row costs a third in validation of what it costs in training (no backward pass), so 0.1 is 10 / 3 of the rows
         that are validated.
@@ -124,7 +130,7 @@ class Session:
 
 
 def open_session(task: Train, heartbeat: Heartbeat) -> Session:
-    """Everything a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
+    """Open all that a run needs. Raises UsageError when plan, snapshot and checkpoints do not belong together."""
     folder = task.run
     config, choices = read_resolved(folder)
     heartbeat.beat(Beat.PREPARING)
@@ -144,7 +150,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         choices=choices,
     )
     stage2 = config.learn.stage == 2
-    held_out = snapshot.good_rows("validation", LEAST_GUARDS) if stage2 else snapshot.rows("validation")
+    held_out = snapshot.good_rows("validation", MIN_GUARDS) if stage2 else snapshot.rows("validation")
     metrics = Journal(folder / METRICS)
     optimizer = AdamW(model.master_N, weight_decay=config.weight_decay, kernels=model.kernels)
     return Session(
@@ -172,7 +178,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
 
 
 def restore(session: Session) -> LoopState:
-    """Weights, optimizer and progress of the newest good checkpoint, or of the start; later metrics are taken back."""
+    """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics."""
     begin(session.model.adapter, session.config.lora, session.config.seed)
     if session.config.learn.stage == 2 and session.stage2 is None:
         session.stage2 = open_stage2(
@@ -212,7 +218,7 @@ def restore(session: Session) -> LoopState:
 
 
 def _progress_of(state: TrainState) -> LoopState:
-    """What the loop knew. Raises ValueError where the checkpoint does not hold it."""
+    """Return what the loop knew. Raises ValueError where the checkpoint does not hold it."""
     missing = _IN_EVERY_LOOP - state.loop.keys()
     if missing:
         raise ValueError(f"{checkpoints.STATE}: its loop has no {min(missing)!r}")
@@ -220,7 +226,10 @@ def _progress_of(state: TrainState) -> LoopState:
 
 
 def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
-    """Validation rows by the adapter that the model has; journaled. Raises StepNotFinite when no loss is finite."""
+    """Score validation rows with the model's current adapter and journal it.
+
+    Raises StepNotFinite when no loss is finite.
+    """
     started, of = time.perf_counter(), len(session.validation_rows)
     beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
     score = functools.partial(session.exchange.nll, step=step)
@@ -233,9 +242,10 @@ def score_held_out(session: Session, step: int, rows: Sequence[int], event: str 
 
 
 def compare_products(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
-    """Test products at the run's own shapes, if the last were `every_s` ago. Raises CanaryFailed.
+    """Test products at the run's own shapes, if the last test was `every_s` ago. Raises CanaryFailed.
 
-    The supervisor reads which step they last passed at: checkpoints after it are doubtful when they fail.
+    The supervisor reads in the journal at which step they last passed: when they fail, checkpoints after it are
+    doubtful.
     """
     if time.monotonic() - session.numbers_tested < every_s:
         return
@@ -247,30 +257,30 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
 
 
 def save_when_due(session: Session, progress: LoopState) -> None:
-    """Begin a save if the time has come; what was written since is journaled."""
+    """Begin a save if it is due, and journal the saves that have ended."""
     session.saver.after_step(lambda: _state(session, progress))
     _journal_saves(session)
 
 
 def save_now(session: Session, progress: LoopState) -> None:
-    """On disk when this returns. Raises OSError: what must not be lost can't be kept."""
+    """Save to disk before this returns. Raises OSError: what must not be lost can't be kept."""
     session.heartbeat.beat(Beat.SAVING)
     session.saver.save(_state(session, progress))
     _journal_saves(session)
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
-    """One line of metrics.jsonl; `started` (of perf_counter) becomes `seconds`."""
+    """Append one line to metrics.jsonl. `started` (of perf_counter) becomes `seconds`."""
     if started is not None:
         fields["seconds"] = round(time.perf_counter() - started, 6)
     session.metrics.append(event, **fields)
 
 
 def finish(session: Session, progress: LoopState) -> dict[str, Any]:
-    """Save, write the adapter (best by validation, else last), and say what the run came to.
+    """Save, write the adapter (the best by validation, else the last), and return what the run came to.
 
-    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, DataRefused when
-    the plan ended and no row of it could be trained: neither is a success.
+    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, and DataRefused
+    when the plan ended and none of its rows could be trained: neither is a success.
     """
     compare_products(session, progress.step, every_s=0)
     save_now(session, progress)
@@ -329,7 +339,10 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
 
 
 def _state(session: Session, progress: LoopState) -> TrainState:
-    """Holds nothing that differs between two runs of one plan: no clock, no host, no speed."""
+    """Return the state for a checkpoint.
+
+    It holds nothing that differs between two runs of one plan: no clock, host or speed.
+    """
     flat = _flat_state(session)
     loop = asdict(progress)
     for key in ("step", "best"):
@@ -370,7 +383,7 @@ def _journal_saves(session: Session) -> None:
 
 
 def _take_back(journal: Journal, path: Path, step: int) -> None:
-    """Leave out what was measured after `step`: those steps are made again. Others hold the same journal (crew.py)."""
+    """Remove what was measured after `step`: those steps are made again. Others hold the same journal (crew.py)."""
     entries = list(read_journal(path))
     kept = [entry for entry in entries if entry.get("step", 0) <= step]
     if len(kept) < len(entries):
@@ -378,7 +391,7 @@ def _take_back(journal: Journal, path: Path, step: int) -> None:
 
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:
-    """What PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
+    """Return what PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
     described = read_json(model_folder / DESCRIPTION)
     if described["kind"] == "hub":
         return described["source"], described.get("revision")
@@ -386,7 +399,7 @@ def base_name(model_folder: Path) -> tuple[str, str | None]:
 
 
 def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums over all steps that count, whichever process made them."""
+    """Return sums over all steps that count, whichever process made them."""
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     seconds = sum(entry["seconds"] for entry in steps)
     tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)

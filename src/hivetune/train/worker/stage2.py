@@ -1,7 +1,7 @@
-"""What a run of stage 2 knows beside its plan: which rows are bad answers, and what the reference says of them.
+"""What a run of stage 2 knows besides its plan: which rows are bad answers, and the reference's loss of them.
 
-The reference is the adapter that the run begins with, the end of stage 1: one number a row, measured once and kept in
-the run folder, so that a resumed run compares with the same numbers.
+The reference is the adapter that the run begins with, the end of stage 1. It is one number a row, measured once and
+kept in the run folder, so that a resumed run compares with the same numbers.
 """
 
 import math
@@ -20,12 +20,12 @@ from hivetune.train.worker.model.protocol import Bad, Document, LoraModel, read_
 from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
 
 # All bad rows of a step push at most this share of what its good rows pull.
-MOST_PUSH = 0.5
+MAX_PUSH = 0.5
 # Nats per token by which the loss of the good validation rows may rise before the run stops.
 MAX_LOSS_RISE = 0.02
 
 # With fewer validation rows that were called good, all of them guard the run.
-LEAST_GUARDS = 20
+MIN_GUARDS = 20
 
 
 class _Beats(Protocol):
@@ -34,7 +34,10 @@ class _Beats(Protocol):
 
 @dataclass(frozen=True)
 class Stage2:
-    """`better`: bad row -> the row it is compared with, None for a bad answer alone. `reference`: row -> nll."""
+    """The bad rows of a run. `better`: bad row -> the row it is compared with, None for a bad answer alone.
+
+    `reference`: row -> nll.
+    """
 
     better: Mapping[int, int | None]
     reference: Mapping[int, float]
@@ -42,12 +45,14 @@ class Stage2:
     beta: float
 
     def judge(self, documents: Sequence[Document]) -> list[Document]:
-        """The documents of a step, the bad ones marked as that. The weight is capped by what the worst case could push,
-        a function of the plan alone."""
+        """Return the documents of a step with the bad ones marked.
+
+        Their weight is capped by what the worst case could push, a function of the plan alone.
+        """
         trained = {document.row: int(document.trained_L[1:].sum()) for document in documents}
         good = sum(tokens for row, tokens in trained.items() if row not in self.better)
         most = sum(self._most_push(row, trained) for row in trained if row in self.better)
-        weight = min(self.weight, MOST_PUSH * good / most) if most else self.weight
+        weight = min(self.weight, MAX_PUSH * good / most) if most else self.weight
         return [
             document._replace(
                 bad=Bad(weight, self.better[document.row]) if document.row in self.better else None,
@@ -57,7 +62,7 @@ class Stage2:
         ]
 
     def _most_push(self, row: int, trained: Mapping[int, int]) -> int:
-        """Tokens times the largest weight of a bad row, in units of lambda: 1 alone, at most 2 m / n in a pair."""
+        """Return tokens times the largest weight of a bad row, in units of lambda: alone 1, paired at most 2 m / n."""
         better = self.better[row]
         if better is None:
             return trained[row]
@@ -67,7 +72,10 @@ class Stage2:
 def open_stage2(
     folder: Path, config: RunConfig, plan: Plan, snapshot: Snapshot, model: LoraModel, heartbeat: _Beats
 ) -> Stage2:
-    """`model` holds the adapter that the run begins with. The reference is read where it was measured in this dtype."""
+    """Return the stage of a run whose `model` holds the adapter that it begins with.
+
+    The reference is read where it was measured in this dtype, else measured.
+    """
     better = {one.row: one.better for one in snapshot.bad_rows()}
     planned = set(plan.entry_rows)
     rows = sorted({row for one in planned & better.keys() for row in (one, better[one]) if row is not None})

@@ -18,8 +18,11 @@ KIND_TOKENS = 32
 
 @dataclass(frozen=True)
 class Scored:
-    """loss: nats per trained token. error: one standard error of it, as an estimate of the loss of `of` rows; 0 where
-    all of them were scored. not_finite: rows that are left out of it."""
+    """The loss of scored rows. loss: nats per trained token.
+
+    error: one standard error of the loss, as an estimate of the loss of `of` rows; 0 where all of them were scored.
+    not_finite: rows that are left out of it.
+    """
 
     loss: float
     error: float
@@ -30,7 +33,7 @@ class Scored:
 
 
 def choose_sample(snapshot: Snapshot, rows: Sequence[int], most: int) -> list[int]:
-    """By their beginnings, then by how much of them is trained."""
+    """Return a sample of `rows` by their beginnings, then by how many of their tokens are trained."""
     return spread_sample(
         rows, most, lambda row: (snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row))
     )
@@ -41,20 +44,20 @@ def score_rows(
     snapshot: Snapshot,
     rows: Sequence[int],
     of: int,
-    heard: Callable[[], None],
+    beat: Callable[[], None],
 ) -> tuple[Scored | None, dict[int, float]]:
-    """None where no loss is finite; and the nll of each row that has one.
+    """Score `rows`. Return the result, None where no loss is finite, and the nll of each row that has one.
 
-    `score`: nll of each document. `of`: how many rows these stand for; `heard` is called before each part.
-    The error is that of a ratio of two sums over a simple sample (Cochran, chapter 6), without replacement; that the
-    sample is spread over kinds makes it smaller than told.
+    `score` returns the nll of each document. `of`: how many rows these stand for. `beat` is called before each part.
+    The error is that of a ratio of two sums over a simple sample (Cochran, chapter 6), without replacement. The sample
+    is spread over kinds, which makes the true error smaller.
     """
     sums = torch.zeros(6, dtype=torch.float64)
     left_out: list[int] = []
     found: dict[int, float] = {}
     ordered = sorted(rows, key=lambda row: snapshot.tokens(row).tobytes())  # what shares a prefix is scored together
     for start in range(0, len(ordered), VALIDATION_DOCUMENTS):
-        heard()
+        beat()
         documents = read_documents(snapshot, ordered[start:][:VALIDATION_DOCUMENTS])
         for document, nll in zip(documents, score(documents), strict=True):
             tokens = float(document.trained_L.sum())

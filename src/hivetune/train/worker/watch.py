@@ -1,7 +1,7 @@
-"""Numbers that can't lie: what makes a step's loss and gradient norm unfit for an update, and which rows caused it.
+"""The watch over a step's numbers: what makes its loss and gradient norm unfit for an update, and which rows caused it.
 
-Pure functions on plain numbers first (the loop journals what they say), then the search for the rows of a batch that
-are not finite, by replay inside the worker. A missing number is a failure, never 0.
+First pure functions on plain numbers, which the loop journals; then the search for the rows of a batch that are not
+finite, by replay inside the worker. A missing number is a failure, never 0.
 
 Shapes: L positions of a document.
 """
@@ -26,7 +26,7 @@ MAD_TO_SIGMA = 1.4826
 # steps of normal, lognormal or bursty noise (tests/train/worker/test_watch.py).
 SINGLE_Z, SINGLE_TIMES = 20.0, 5.0
 LASTING_Z, LASTING_STEPS = 6.0, 3
-MOST_ROLLBACKS = 2
+MAX_ROLLBACKS = 2
 # Steps before the first high loss that are suspected too: the update that did the damage came earlier.
 STEPS_BEFORE = 1
 PADDING = 64
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 
 class LossDiverged(ArithmeticError):
-    """The loss rose for the third time; rolling back and skipping data did not help."""
+    """Raised when the loss rose for the third time: rolling back and skipping data did not help."""
 
 
 def step_problem(loss: float | None, grad_norm: float | None) -> str | None:
-    """Why this step must not reach the optimizer, in words; None: it may."""
+    """Return in words why this step must not reach the optimizer; None: it may."""
     for name, value in (("loss", loss), ("gradient norm", grad_norm)):
         if value is None:
             return f"no {name} was measured"
@@ -49,7 +49,7 @@ def step_problem(loss: float | None, grad_norm: float | None) -> str | None:
 
 
 def robust_z(value: float, window: Sequence[float]) -> float:
-    """Distance from the median in robust standard deviations; the deviation is taken as at least 1 % of the median."""
+    """Return the distance from the median in robust standard deviations, taken as at least 1 % of the median."""
     middle = statistics.median(window)
     sigma = MAD_TO_SIGMA * statistics.median(abs(x - middle) for x in window)
     return (value - middle) / max(sigma, 0.01 * abs(middle), 1e-6)
@@ -57,7 +57,7 @@ def robust_z(value: float, window: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Spike:
-    """A spike of the loss: return to a checkpoint of at most `first` steps and leave out the rows of first..last."""
+    """A spike of the loss: go back to a checkpoint of at most `first` steps and leave out the rows of first..last."""
 
     first: int
     last: int
@@ -66,14 +66,14 @@ class Spike:
 
 @dataclass(frozen=True)
 class LossHistory:
-    """What is usual; travels in every checkpoint."""
+    """The usual losses of a run. It is part of every checkpoint."""
 
     losses: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     start: float | None = None
 
     def after(self, step: int, loss: float) -> "tuple[LossHistory, Spike | None]":
-        """The history with the loss of `step`, and the spike that it completes, if it does."""
+        """Return the history with the loss of `step`, and the spike that this loss completes, if any."""
         start = self.start
         if start is None and len(self.losses) + 1 >= SETTLED:
             start = statistics.median((*self.losses, loss))
@@ -93,8 +93,8 @@ class LossHistory:
 
 
 def check_rollbacks(spike: Spike, rollbacks_before: int) -> None:
-    """Raises LossDiverged when this one comes after the last rollback that is allowed."""
-    if rollbacks_before >= MOST_ROLLBACKS:
+    """Raise LossDiverged when this spike comes after the last rollback that is allowed."""
+    if rollbacks_before >= MAX_ROLLBACKS:
         raise LossDiverged(
             f"{spike.reason}; {rollbacks_before} rollbacks with other data did not help: lower learning_rate"
         )
@@ -109,8 +109,11 @@ Cause = Literal["row", "kernel", "flaky"]
 
 @dataclass(frozen=True)
 class BadRows:
-    """What replay found. `rows`: not finite each time and at any length, so it is the row. `kernel`: finite at another
-    length, so it is arithmetic of this shape. `flaky`: finite when asked again, so it is the machine."""
+    """The rows that a replay found.
+
+    `rows`: not finite each time and at any length, so it is the row. `kernel`: finite at another length, so it is the
+    arithmetic of this shape. `flaky`: finite when computed again, so it is the machine.
+    """
 
     rows: tuple[int, ...] = ()
     kernel: tuple[int, ...] = ()
@@ -118,7 +121,7 @@ class BadRows:
 
 
 def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
-    """The items that are bad alone, by halving the bad parts; about k * log2(n) calls for k of n, in item order.
+    """Return the items that are bad alone, in order, by halving the bad parts: about k * log2(n) calls for k of n.
 
     What is bad only together is not found: the list is empty then.
     """
@@ -131,7 +134,7 @@ def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list
 
 
 def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
-    """Which of a step's documents give a loss or gradient that is not finite, and whether it is row or arithmetic.
+    """Return which documents of a step are not finite, and whether the rows or the arithmetic cause it.
 
     Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
     """
@@ -149,7 +152,7 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
 
 
 def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
-    """Loss and gradient of these documents alone, bad answers as any others. `grad_N` is zero afterwards."""
+    """Return whether loss and gradient of these documents alone are finite. `grad_N` is zero afterwards."""
     model.grad_N.zero_()
     nll = model.backward(documents, 1.0)
     finite = bool(torch.isfinite(nll)) and bool(torch.isfinite(model.grad_N).all())
@@ -158,8 +161,10 @@ def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
 
 
 def padded(document: Document) -> Document:
-    """The same document with untrained tokens behind it, up to the next but one multiple of 64: other shapes, and in a
-    causal model the same loss and gradient."""
+    """Return the document with untrained tokens behind it, up to the next but one multiple of 64.
+
+    Its shapes differ; in a causal model its loss and gradient do not.
+    """
     extra = 2 * PADDING - document.tokens_L.numel() % PADDING
     tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
     trained_L = torch.cat([document.trained_L, torch.zeros(extra, dtype=torch.bool, device=tokens_L.device)])

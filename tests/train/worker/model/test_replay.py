@@ -44,7 +44,7 @@ def made(folder: Path, family: str = "llama", *, replays: bool = True, **named: 
     choices = Choices(kernels="torch", graphs=True, **named)
     model = FastModel(folder, LoraConfig(r=4, dropout=dropout), dtype=dtype, device=CPU, choices=choices)
     if not replays:
-        model._often._uses = Uses(before=1 << 60)  # type: ignore[union-attr]
+        model._replayed._uses = Uses(before=1 << 60)  # type: ignore[union-attr]
     random_adapter(model)
     return model
 
@@ -103,7 +103,7 @@ def test_recorded_work_reads_and_writes_the_same_memory(tmp_path: Path, monkeypa
     """What a graph needs: after the first recording nothing is recorded anew and no table has another address; after a
     buffer has moved all is."""
     model = made(tmp_path)
-    often, recorded = model._often, []
+    often, recorded = model._replayed, []
     assert often is not None
     record = often._graphs._record
     monkeypatch.setattr(often._graphs, "_record", lambda work: recorded.append(1) or record(work))
@@ -242,7 +242,7 @@ def test_classes_are_few_and_hold_every_segment() -> None:
 
 def test_what_comes_often_gets_a_graph_and_no_more_than_there_is_room_for() -> None:
     uses = Uses(before=2, most=2)
-    assert [uses.is_often("a") for _ in range(4)] == [False, False, True, True]
-    assert not any(uses.is_often(shape) for shape in ("b", "c", "d", "b", "c"))
-    assert uses.is_often("b") and not any(uses.is_often("c") for _ in range(9))
-    assert uses.is_often("a") and uses.taken == 2
+    assert [uses.is_frequent("a") for _ in range(4)] == [False, False, True, True]
+    assert not any(uses.is_frequent(shape) for shape in ("b", "c", "d", "b", "c"))
+    assert uses.is_frequent("b") and not any(uses.is_frequent("c") for _ in range(9))
+    assert uses.is_frequent("a") and uses.taken == 2

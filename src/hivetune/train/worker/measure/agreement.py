@@ -1,8 +1,8 @@
-"""Before the hours: does the fast path compute what transformers computes, with this model, on this machine?
+"""The comparison before step 0: does the fast path compute what transformers computes, on this machine?
 
-A few rows of the run and adapters that are not zero go through both; the loss of each row and the whole gradient must
+A few rows of the run and adapters that are not zero go through both. The loss of each row and the whole gradient must
 agree as far as the precision goes. A config that the fast path misreads, a kernel that this compiler got wrong, a shape
-that a card computes wrongly: each shows here, before step 0, and the run takes a path that is right.
+that a card computes wrongly: each shows here, and the run takes a path that is right.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from hivetune.train.worker.model.protocol import Document, LoraModel, read_docum
 
 ROWS, TOKENS = 4, 1024
 # Of a model that is streamed: a whole turn of every family's pattern of windows (six layers in Gemma 3).
-MOST_LAYERS_COMPARED = 6
+MAX_LAYERS_COMPARED = 6
 # Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
 # float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
 LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
@@ -31,7 +31,10 @@ GENERAL, PLAIN_KERNELS, REPLAYED = Choices(path="general"), Choices(kernels="tor
 
 @dataclass(frozen=True)
 class Computed:
-    """Mean nll of each row [B], and the gradient of all by PEFT name in one vector [N], float64 on the CPU."""
+    """What a model computed: mean nll of each row [B], and the gradient of all by PEFT name in one vector [N].
+
+    Both are float64 on the CPU.
+    """
 
     nll_B: Tensor
     grad_N: Tensor
@@ -45,13 +48,13 @@ def right_choices(
     graphs: bool = False,
     truth_dtype: str | None = None,
 ) -> Choices:
-    """Choices under which the model computes what transformers does, with the evidence as `agreement`.
+    """Return choices under which the model computes what transformers does, with the evidence as `agreement`.
 
-    Nothing where no fast path is asked for. `load` makes a model without dropout under these choices over the run's;
-    no two are alive at the same time. `graphs`: whether replayed steps are a way to compute here; if they are right
-    too, they are chosen. `truth_dtype`: a wider precision that has room here. Two right results of a mixture of experts
-    lie further apart in bfloat16 than rounding explains (0.15 of the gradient, where each is 0.08 and 0.10 from
-    float64), so where they disagree, the fast path is compared with transformers in that precision.
+    Nothing is chosen where no fast path is asked for. `load` makes a model without dropout under these choices over the
+    run's; no two are alive at the same time. `graphs`: whether replayed steps are possible here; if they are right too,
+    they are chosen. `truth_dtype`: a wider precision that has room here. Two right results of a mixture of experts lie
+    further apart in bfloat16 than rounding explains (0.15 of the gradient, where each is 0.08 and 0.10 from float64).
+    So where they disagree, the fast path is compared with transformers in that precision.
     """
     model = load(Choices())
     if model.path == "general":
@@ -78,13 +81,13 @@ def right_choices(
 
 
 def layers_compared(setup: TrainingSetup) -> int | None:
-    """As many as stay on the device; None for all."""
+    """Return how many layers are compared: as many as stay on the device; None for all."""
     held = setup.architecture.layers - setup.streamed + STREAM_PLACES
-    return min(held, MOST_LAYERS_COMPARED) if setup.streamed else None
+    return min(held, MAX_LAYERS_COMPARED) if setup.streamed else None
 
 
 def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
-    """The shortest of `rows`: at least one, as many as are cheap."""
+    """Return the shortest of `rows`: at least one, as many as are cheap."""
     taken: list[int] = []
     for row in sorted(rows, key=lambda row: (snapshot.length(row), row))[:ROWS]:
         if not taken or sum(map(snapshot.length, [*taken, row])) <= TOKENS:
@@ -93,7 +96,7 @@ def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
 
 
 def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
-    """What `model` makes of them with adapters that depend on their names alone, and are not zero."""
+    """Compute loss and gradient with adapters that depend on their names alone and are not zero."""
     initialise(model.adapter, 0)
     for name, view in model.adapter.items():
         if ".lora_B." in name:
@@ -108,7 +111,7 @@ def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
 
 
 def replayed_answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
-    """`answer` by work that is replayed, of a model that does so; else of how it computes anyway."""
+    """Return `answer` by replayed work, of a model that replays; else as the model computes anyway."""
     for _ in range(USES_BEFORE if model.graphs is not None else 0):
         model.backward(documents, 1.0)
     model.grad_N.zero_()
@@ -117,7 +120,10 @@ def replayed_answer(model: LoraModel, documents: Sequence[Document]) -> Computed
 
 @dataclass(frozen=True)
 class Difference:
-    """`loss`: the largest of a row, nats a token; `gradient`: relative to the length of the other one."""
+    """How far two results are apart.
+
+    `loss`: the largest of a row, nats a token; `gradient`: relative to the other's length.
+    """
 
     loss: float
     gradient: float
@@ -125,11 +131,12 @@ class Difference:
 
     @property
     def is_rounding(self) -> bool:
-        """False for NaN too."""
+        """Return whether rounding explains the difference; NaN is never rounding."""
         return self.loss <= LOSS[self.dtype] and self.gradient <= GRADIENT[self.dtype]
 
 
 def difference(fast: Computed, plain: Computed) -> Difference:
+    """Return how far two results are apart."""
     return Difference(
         loss=float((fast.nll_B - plain.nll_B).abs().max()),
         gradient=float((fast.grad_N - plain.grad_N).norm() / plain.grad_N.norm()),

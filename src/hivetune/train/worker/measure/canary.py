@@ -1,8 +1,9 @@
 """Test products at a run's own shapes: does this device, in this precision, still compute right numbers?
 
-Whole numbers, so small that every sum is exact in the precision under test: the answer is known to the bit whatever
-the order of summation. It is checked with a random vector (Freivalds, MFCS 1979) in float64, which costs less than the
-product and uses none of the routines under test. A silent fault of this kind: ROCm/rocm-libraries#5706.
+The factors are whole numbers, so small that every sum is exact in the precision under test. So the answer is known to
+the bit, whatever the order of summation. It is checked with a random vector (Freivalds, MFCS 1979) in float64, which
+costs less than the product and uses none of the routines under test. A silent fault of this kind:
+ROCm/rocm-libraries#5706.
 
 Shapes: a product is [M, K] x [K, N].
 """
@@ -20,17 +21,19 @@ from hivetune.errors import HivetuneError
 # Whole numbers up to here are exact: 8, 11 and 24 bits of significand.
 EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
 # A weight of 16 M values takes 0.15 s to make and check; a larger one is cut in its outputs.
-MOST_VALUES = 1 << 24
+MAX_CANARY_VALUES = 1 << 24
 EVERY_S = 600.0
 # Of the products that a run is tested with: as in a micro-batch, but no more than takes half a second on two cores.
 TOKENS = 512
 
 
 class CanaryFailed(HivetuneError):
-    """The device computes wrong numbers at a shape of this run; all since the last good test is doubtful."""
+    """Raised when the device computes wrong numbers at a shape of this run; all since the last test is doubtful."""
 
 
 class Product(NamedTuple):
+    """The sizes of a product [m, k] x [k, n]."""
+
     m: int
     n: int
     k: int
@@ -45,7 +48,7 @@ class Wrong:
 
 
 def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Product]:
-    """The products of a step of `tokens` tokens: forward and backward of each adapted layer and of its two factors.
+    """Return the products of a step of `tokens` tokens: forward and backward of each adapted layer and of its factors.
 
     `adapter` is by PEFT name: `X.lora_A.weight` [r, in] and `X.lora_B.weight` [out, r].
     """
@@ -73,7 +76,7 @@ def wrong_products(
     device: torch.device | str,
     multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm,
 ) -> list[Wrong]:
-    """The products that come out wrong. torch's own generators are not touched."""
+    """Return the products that come out wrong. torch's own generators are not touched."""
     return [Wrong(product, what) for product in products if (what := _test(product, dtype, device, multiply))]
 
 
@@ -84,7 +87,7 @@ def must_pass(
     device: torch.device | str,
     multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm,
 ) -> float:
-    """Seconds that it took. Raises CanaryFailed naming the first wrong product."""
+    """Test the products and return the seconds that it took. Raises CanaryFailed naming the first wrong product."""
     started = time.perf_counter()
     wrong = wrong_products(products, dtype=dtype, device=device, multiply=multiply)
     if wrong:
@@ -110,8 +113,10 @@ def _test(
 
 
 def _factors(product: Product, exact: int) -> tuple[Tensor, Tensor, Tensor]:
-    """-1, 0 and 1, with at most `exact` of them different from 0 in a row of the left factor; and the check vector,
-    whose values are far enough below 2^53 / (K N) that its sums are exact too."""
+    """Return factors of -1, 0 and 1, at most `exact` of them nonzero in a row of the left one, and the check vector.
+
+    Its values are far enough below 2^53 / (K N) that its sums are exact too.
+    """
     m, n, k = product
     generator = torch.Generator().manual_seed((m << 40) ^ (n << 20) ^ k)
     a_MK = torch.randint(-1, 2, (m, k), generator=generator, dtype=torch.int8)
@@ -125,5 +130,5 @@ def _factors(product: Product, exact: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cut_outputs(outputs: int, inputs: int) -> int:
-    """So many of the outputs of a weight with these inputs are tested."""
-    return min(outputs, max(1, MOST_VALUES // inputs))
+    """Return how many outputs of a weight with these inputs are tested."""
+    return min(outputs, max(1, MAX_CANARY_VALUES // inputs))

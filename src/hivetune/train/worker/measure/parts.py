@@ -1,7 +1,7 @@
-"""The parts of a training step between and beside its matrix products, each forward and backward, at a job's sizes.
+"""The parts of a training step between and besides its matrix products, each forward and backward, at a job's sizes.
 
-One list of parts, computed twice: by the backends under test on their device, and in float64 on the CPU by the plain
-forms (fast/ops.py). Both begin with the same numbers, rounded to the precision under test.
+There is one list of parts, computed twice: by the backends under test on their device, and in float64 on the CPU by the
+plain forms (fast/ops.py). Both begin with the same numbers, rounded to the precision under test.
 
 Shapes: T tokens, D hidden, F MLP width, C rows of logits, V tokens of the vocabulary, W columns of a merged matrix.
 """
@@ -33,7 +33,7 @@ LOSS_ROWS = 128
 
 @dataclass(frozen=True)
 class Computing:
-    """What computes: a tested one, or the reference. `multiply`: torch.mm's form."""
+    """A set of backends: a tested one, or the reference. `multiply` has torch.mm's form."""
 
     device: torch.device
     dtype: torch.dtype
@@ -44,7 +44,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The job: model, rank, tokens of a micro-batch."""
+    """The sizes of a job: model, rank, tokens of a micro-batch."""
 
     spec: ModelSpec
     rank: int
@@ -52,14 +52,14 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Inputs:
     """The numbers that a part begins with: the same for every backend, rounded to `rounded`."""
 
     backend: Computing
     rounded: torch.dtype
 
     def __call__(self, name: str, *shape: int, wide: bool = False) -> Tensor:
-        """Normal numbers that depend on name and shape; `wide`: as the residual stream is kept."""
+        """Return normal numbers that depend on name and shape. `wide`: as the residual stream is kept."""
         seed = hashlib.blake2b(f"{name}/{shape}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
         numbers = torch.randn(shape, generator=generator)
@@ -67,12 +67,12 @@ class _Given:
         return numbers.to(self.backend.device, self._dtype(wide))
 
     def empty(self, *shape: int, wide: bool = False) -> Tensor:
-        """A buffer to write to, NaN before and behind it: nothing may come of what was not written."""
+        """Return a buffer to write to, NaN inside and behind it: nothing may come of what was not written."""
         rows = torch.full((shape[0] + 1, *shape[1:]), torch.nan, dtype=self._dtype(wide), device=self.backend.device)
         return rows[: shape[0]]
 
     def empty_like(self, tensor: Tensor) -> Tensor:
-        """As `empty`, in the dtype of products."""
+        """Return `empty` in the shape of `tensor`, in the dtype of products."""
         return self.empty(*tensor.shape)
 
     def _dtype(self, wide: bool) -> torch.dtype:
@@ -80,7 +80,10 @@ class _Given:
 
 
 def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
-    """The backends that these choices ask for, and the kernels' name. Raises MachineNotFit when they can't be built."""
+    """Return the backends that these choices ask for, and the kernels' name.
+
+    Raises MachineNotFit if they can't be built.
+    """
     ops, kernels = choose_ops(dtype, device, choices.kernels, choices.products)
     eager = choices.attention == "eager"
 
@@ -92,7 +95,7 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
 
 
 def reference() -> Computing:
-    """float64 on the CPU, in plain torch."""
+    """Return the reference: float64 on the CPU, in plain torch."""
     cpu = torch.device("cpu")
 
     def attend(layout: Layout, spec: ModelSpec) -> Attention:
@@ -102,16 +105,16 @@ def reference() -> Computing:
 
 
 def make(name: str, backend: Computing, sizes: Sizes, rounded: torch.dtype) -> Compute:
-    """The part `name` of PARTS, ready to be computed any number of times with the same result."""
-    return PARTS[name](_Given(backend, rounded), sizes)
+    """Return the part `name` of PARTS, ready to be computed any number of times with the same result."""
+    return PARTS[name](_Inputs(backend, rounded), sizes)
 
 
-def _norm(given: _Given, sizes: Sizes) -> Compute:
-    shape, ops = (sizes.tokens, sizes.spec.hidden), given.backend.ops
-    x_TD, dx_before_TD = given("x", *shape, wide=True), given("dx", *shape, wide=True)
-    delta_TD, dy_TD, w_D = given("delta", *shape), given("dy", *shape), given("w", shape[1], wide=True)
-    sum_TD, dx_TD = given.empty(*shape, wide=True), given.empty(*shape, wide=True)
-    y_TD, again_TD, rstd_T = given.empty(*shape), given.empty(*shape), given.empty(shape[0], wide=True)
+def _norm(inputs: _Inputs, sizes: Sizes) -> Compute:
+    shape, ops = (sizes.tokens, sizes.spec.hidden), inputs.backend.ops
+    x_TD, dx_before_TD = inputs("x", *shape, wide=True), inputs("dx", *shape, wide=True)
+    delta_TD, dy_TD, w_D = inputs("delta", *shape), inputs("dy", *shape), inputs("w", shape[1], wide=True)
+    sum_TD, dx_TD = inputs.empty(*shape, wide=True), inputs.empty(*shape, wide=True)
+    y_TD, again_TD, rstd_T = inputs.empty(*shape), inputs.empty(*shape), inputs.empty(shape[0], wide=True)
 
     def run() -> tuple[Tensor, ...]:
         ops.add_norm(x_TD, delta_TD, sum_TD, w_D, sizes.spec.eps, y_TD, rstd_T)
@@ -122,13 +125,13 @@ def _norm(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _rotation(given: _Given, sizes: Sizes) -> Compute:
-    spec, ops = sizes.spec, given.backend.ops
+def _rotation(inputs: _Inputs, sizes: Sizes) -> Compute:
+    spec, ops = sizes.spec, inputs.backend.ops
     half = max((len(rope) for rope in spec.ropes), default=spec.head_dim // 2)
-    angle_TH = given("angle", sizes.tokens, half, wide=True)
+    angle_TH = inputs("angle", sizes.tokens, half, wide=True)
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
-    before_TN = given("q", sizes.tokens, spec.q_width)
-    turned_TN, back_TN = given.empty_like(before_TN), given.empty_like(before_TN)
+    before_TN = inputs("q", sizes.tokens, spec.q_width)
+    turned_TN, back_TN = inputs.empty_like(before_TN), inputs.empty_like(before_TN)
 
     def run() -> tuple[Tensor, ...]:
         turned_TN.copy_(before_TN)
@@ -140,10 +143,10 @@ def _rotation(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _gate(given: _Given, sizes: Sizes) -> Compute:
-    spec, ops = sizes.spec, given.backend.ops
-    gate_up_TF, dh_TF = given("gate_up", sizes.tokens, 2 * spec.ffn), given("dh", sizes.tokens, spec.ffn)
-    h_TF, again_TF, dgate_up_TF = given.empty_like(dh_TF), given.empty_like(dh_TF), given.empty_like(gate_up_TF)
+def _gate(inputs: _Inputs, sizes: Sizes) -> Compute:
+    spec, ops = sizes.spec, inputs.backend.ops
+    gate_up_TF, dh_TF = inputs("gate_up", sizes.tokens, 2 * spec.ffn), inputs("dh", sizes.tokens, spec.ffn)
+    h_TF, again_TF, dgate_up_TF = inputs.empty_like(dh_TF), inputs.empty_like(dh_TF), inputs.empty_like(gate_up_TF)
 
     def run() -> tuple[Tensor, ...]:
         ops.glu(gate_up_TF, h_TF, spec.activation)
@@ -153,14 +156,17 @@ def _gate(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _loss(given: _Given, sizes: Sizes) -> Compute:
-    """Half as many rows as tokens, as in a step; no more than LOSS_ROWS, since the truth of each costs a vocabulary."""
-    spec, ops = sizes.spec, given.backend.ops
+def _loss(inputs: _Inputs, sizes: Sizes) -> Compute:
+    """Return the loss of half as many rows as tokens, as in a step.
+
+    There are no more than LOSS_ROWS, since the truth of each costs a pass over the vocabulary.
+    """
+    spec, ops = sizes.spec, inputs.backend.ops
     rows = _loss_rows(sizes)
-    before_CV = given("logits", rows, spec.vocab)
+    before_CV = inputs("logits", rows, spec.vocab)
     target_C = (torch.arange(rows) * 7919 % spec.vocab).to(before_CV.device)
     count_C = (torch.arange(rows) % 3).to(before_CV.device, wide_of(before_CV.dtype))
-    logits_CV, nll_C = given.empty_like(before_CV), given.empty(rows, wide=True)
+    logits_CV, nll_C = inputs.empty_like(before_CV), inputs.empty(rows, wide=True)
 
     def run() -> tuple[Tensor, ...]:
         logits_CV.copy_(before_CV)
@@ -170,15 +176,15 @@ def _loss(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _attention(given: _Given, sizes: Sizes) -> Compute:
-    """Rows with a common prefix, computed once, and one of its own."""
+def _attention(inputs: _Inputs, sizes: Sizes) -> Compute:
+    """Return attention of rows with a common prefix, computed once, and of one row without."""
     spec, layout = sizes.spec, layout_of(sizes.tokens)
-    attend = given.backend.attend(layout, spec)
-    qkv_TW, dout_TN = given("qkv", layout.size, spec.qkv_width), given("dout", layout.size, spec.q_width)
+    attend = inputs.backend.attend(layout, spec)
+    qkv_TW, dout_TN = inputs("qkv", layout.size, spec.qkv_width), inputs("dout", layout.size, spec.q_width)
     windows = sorted({layer.window for layer in spec.layers}, key=lambda window: window or 0)
     buffers = [
-        (given.empty(layout.size, spec.q_width), given.empty(layout.size, spec.heads, wide=True),
-         given.empty(layout.size, spec.qkv_width))
+        (inputs.empty(layout.size, spec.q_width), inputs.empty(layout.size, spec.heads, wide=True),
+         inputs.empty(layout.size, spec.qkv_width))
         for _ in windows
     ]  # fmt: skip
 
@@ -191,15 +197,15 @@ def _attention(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _adapter(given: _Given, sizes: Sizes) -> Compute:
-    """Both factors on one linear layer of the width of the stream: output, its gradients, and those of A and B."""
-    spec, rank, tokens, ops = sizes.spec, sizes.rank, sizes.tokens, given.backend.ops
+def _adapter(inputs: _Inputs, sizes: Sizes) -> Compute:
+    """Return both factors on a linear layer of the width of the stream: output, its gradients, those of A and B."""
+    spec, rank, tokens, ops = sizes.spec, sizes.rank, sizes.tokens, inputs.backend.ops
     hidden, columns = spec.hidden, -(-rank // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
-    d_down_RK, d_up_NR = given.empty(rank, hidden, wide=True), given.empty(hidden, rank, wide=True)
-    member = Member("one", 0, hidden, d_down_RK=d_down_RK, d_up_NR=d_up_NR, scaled_up_RN=given("up", rank, hidden))
-    group = Group(given.empty(hidden + columns, hidden), (member,), None, hidden, (member,), d_downs_RK=d_down_RK)
-    y_before_TW, dy_before_TN = given("y", tokens, hidden + columns), given("dy", tokens, hidden)
-    x_TK, y_TW, dy_TW = given("x", tokens, hidden), given.empty_like(y_before_TW), given.empty_like(y_before_TW)
+    d_down_RK, d_up_NR = inputs.empty(rank, hidden, wide=True), inputs.empty(hidden, rank, wide=True)
+    member = Member("one", 0, hidden, d_down_RK=d_down_RK, d_up_NR=d_up_NR, scaled_up_RN=inputs("up", rank, hidden))
+    group = Group(inputs.empty(hidden + columns, hidden), (member,), None, hidden, (member,), d_downs_RK=d_down_RK)
+    y_before_TW, dy_before_TN = inputs("y", tokens, hidden + columns), inputs("dy", tokens, hidden)
+    x_TK, y_TW, dy_TW = inputs("x", tokens, hidden), inputs.empty_like(y_before_TW), inputs.empty_like(y_before_TW)
 
     def run() -> tuple[Tensor, ...]:
         y_TW.copy_(y_before_TW)
@@ -216,12 +222,12 @@ def _adapter(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _optimizer(given: _Given, sizes: Sizes) -> Compute:
-    """Two updates of the adapters of a layer."""
+def _optimizer(inputs: _Inputs, sizes: Sizes) -> Compute:
+    """Return two updates of the adapters of a layer."""
     spec = sizes.spec
     count = sizes.rank * (4 * spec.hidden + spec.qkv_width + spec.q_width + 3 * spec.ffn)
-    before_N, grad_N = given("master", count, wide=True), given("grad", count, wide=True)
-    optimizer = AdamW(before_N.clone(), weight_decay=0.01, kernels=given.backend.ops.name)
+    before_N, grad_N = inputs("master", count, wide=True), inputs("grad", count, wide=True)
+    optimizer = AdamW(before_N.clone(), weight_decay=0.01, kernels=inputs.backend.ops.name)
 
     def run() -> tuple[Tensor, ...]:
         optimizer.master_N.copy_(before_N)
@@ -234,10 +240,10 @@ def _optimizer(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-def _copy(given: _Given, sizes: Sizes) -> Compute:
-    """From the host, on the device, and back."""
-    there_TD = given("copied", sizes.tokens, sizes.spec.hidden).cpu()
-    device = given.backend.device
+def _copy(inputs: _Inputs, sizes: Sizes) -> Compute:
+    """Return a copy from the host, on the device, and back."""
+    there_TD = inputs("copied", sizes.tokens, sizes.spec.hidden).cpu()
+    device = inputs.backend.device
 
     def run() -> tuple[Tensor, ...]:
         here_TD = there_TD.to(device)
@@ -246,7 +252,7 @@ def _copy(given: _Given, sizes: Sizes) -> Compute:
     return run
 
 
-PARTS: Mapping[str, Callable[[_Given, Sizes], Compute]] = {
+PARTS: Mapping[str, Callable[[_Inputs, Sizes], Compute]] = {
     "copy": _copy,
     "norm": _norm,
     "rotation": _rotation,
@@ -265,7 +271,7 @@ def _loss_rows(sizes: Sizes) -> int:
 
 
 def layout_of(tokens: int) -> Layout:
-    """Three rows behind a prefix of a quarter of the tokens, and one of their own with what is left."""
+    """Return a layout of three rows behind a prefix of a quarter of the tokens, and one row of what is left."""
     prefix = tuple(range(1, 1 + tokens // 4))
     own = tokens // 5
 

@@ -1,6 +1,8 @@
-"""A minute before the hours: GEMM rates, and two measured steps of the run itself, into the profile and its choices.
+"""The probe, a minute before the hours: GEMM rates and two measured steps of the run, into profile and choices.
 
-The formulas are in hivetune/plan; here is only what must be measured.
+The formulas are in train/plan; here is only what must be measured. A probe holds for later runs with the same weights,
+the same code of the engine, the same arithmetic settings and steps of like size; another driver, card or torch has
+another profile. A probe whose steps contradicted each other is never used again.
 """
 
 import hashlib
@@ -86,8 +88,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """`setup` as the loaded model does it; `canary_flops_per_s`: of the own canary, beside the steps. `changes`: under
-    which choices the model computes right (agreement.py)."""
+    """What a probe measured. `setup` as the loaded model does it; `canary_flops_per_s`: of the own canary.
+
+    `changes`: the choices under which the model computes right (agreement.py).
+    """
 
     setup: TrainingSetup
     points: list[Point]
@@ -95,11 +99,11 @@ class Measured:
     canary_flops_per_s: float
     changes: Choices = NO_CHOICES
     read_bytes_per_s: float | None = None
-    """At which streamed layers came."""
+    """The rate at which streamed layers came."""
 
 
 def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any] | None:
-    """What a probe depends on besides its key; None where the model is none that was prepared, and may change.
+    """Return what a probe depends on besides its key; None where the model was not prepared and may change.
 
     `begun`: the choices before the probe.
     """
@@ -119,7 +123,7 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
 
 
 def document_of(measured: Measured, held: Mapping[str, Any] | None) -> dict[str, Any]:
-    """For the profile: what the plan reads, and what a later probe needs to do without measuring."""
+    """Return the document for the profile: what the plan reads, and what a later probe needs to skip measuring."""
     points = [(point.shape, point.seconds, point.peak_bytes) for point in measured.points]
     more = {
         "load_peak_bytes": measured.load_peak_bytes,
@@ -133,7 +137,7 @@ def document_of(measured: Measured, held: Mapping[str, Any] | None) -> dict[str,
 def known_probe(
     probe: Mapping[str, Any] | None, setup: TrainingSetup, holds: Mapping[str, Any] | None, tokens: int
 ) -> Measured | None:
-    """The probe of the profile as if it were measured now; None where it does not hold for steps of `tokens` tokens."""
+    """Return the profile's probe as if measured now; None where it does not hold for steps of `tokens` tokens."""
     if probe is None or holds is None or probe.get("held") != to_plain(holds):
         return None
     largest = max(point["tokens"] for point in probe["points"])
@@ -156,6 +160,7 @@ def known_probe(
 
 
 def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Probe the run or config of `task`, and write profile and choices."""
     run = task.run
     config, choices = read_resolved(run) if run else (parse_config(dict(task.config), "task"), task.choices)
     snapshot = open_snapshot(task.snapshot)
@@ -211,12 +216,12 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     write_profile(profile.with_probe(probe_key(probed), probe))
     if run:
         write_resolved(run, config, settled)
-    told = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": known is not None}
-    return {"choices": settled.made(), **told, **probe_document(probed, [])}
+    about = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": known is not None}
+    return {"choices": settled.made(), **about, **probe_document(probed, [])}
 
 
 def is_measured(step: int) -> bool:
-    """Is the run's own canary product measured after this step? Only beside the steps that are compared."""
+    """Return whether the run's own canary is measured after this step: only beside steps that are compared."""
     return step <= STEPS_COMPARED and step % CANARY_STEPS == 0
 
 
@@ -228,7 +233,7 @@ def compare_with_prediction(
     snapshot: Snapshot,
     metrics: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any] | None:
-    """Predicted against actual over the first steps after the one that warms up; None for a run without a probe."""
+    """Compare prediction and result over the steps after the first, which warms up; None without a probe."""
     config, choices = read_resolved(run)
     if choices.prediction is None or choices.budget_tokens is None or choices.recompute is None:
         return None
@@ -257,7 +262,7 @@ def measure(
     steps: Sequence[Sequence[int]],
     heartbeat: Heartbeat,
 ) -> Measured:
-    """A step on each of these lists of rows, smallest first."""
+    """Measure a step on each of these lists of rows, smallest first."""
     setup = replace(setup, path=model.path, streamed=model.num_streamed)
     load_peak_bytes = peak_memory_bytes(model.device)
     optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)  # its buffers are part of the peak
@@ -300,17 +305,18 @@ def measure(
 
 
 def _agree(seconds: Sequence[Sequence[float]]) -> bool:
-    """Whether the last rounds tell the same of each step. A slow first one is common, and told apart by the median."""
+    """Return whether the last rounds took each step equally long. A slow first round is common and drops out."""
     last = [of_step[-TIMED_ROUNDS[0] :] for of_step in seconds]
     return all(len(s) == TIMED_ROUNDS[0] and max(s) <= (1 + AGREE) * min(s) for s in last)
 
 
 def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
+    """Return rows of the snapshot as trimmed documents."""
     return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
 
 
 def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> choose.Workload:
-    """The plan's first steps stand for all, the middle one of them as the typical one."""
+    """Return the workload of a plan: its first steps stand for all, the middle one of them is the typical one."""
     steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
     if not steps:
         raise UsageError("the plan has no steps: there is nothing to measure")
@@ -337,9 +343,12 @@ def _measure_right(
     timed: Callable[[LoraModel], Measured],
     truth: str | None,
 ) -> Measured:
-    """Steps of the model that computes right. Which one that is comes afterwards, so that a second model in this
-    process is in no measured peak. On a card steps are replayed where that is right, and faster here. A model that has
-    to be streamed is compared by as many of its layers as transformers can hold too, and not replayed."""
+    """Measure steps of the model that computes right.
+
+    Which one that is comes afterwards, so that a second model in this process is in no measured peak. On a card steps
+    are replayed where that is right, and faster here. A model that has to be streamed is compared by as many of its
+    layers as transformers can hold too, and not replayed.
+    """
     loaded = [_load(task, config, settled, first)]
     measured = timed(loaded[0])
     layers = layers_compared(first.setup)
@@ -367,8 +376,10 @@ def _measure_right(
 
 
 def truth_dtype(setup: TrainingSetup, limit_bytes: int) -> str | None:
-    """The widest precision in which the general path can compute the rows that are compared, within `limit_bytes`; None
-    for a base in four bits, or one that is streamed."""
+    """Return the widest precision in which the general path can compute the compared rows within `limit_bytes`.
+
+    None for a base in four bits, or one that is streamed.
+    """
     if setup.quantized or setup.streamed:
         return None
     plain = replace(setup, path="general", products=None)
@@ -383,7 +394,7 @@ def truth_dtype(setup: TrainingSetup, limit_bytes: int) -> str | None:
 
 
 def _seconds(measured: Measured) -> float:
-    """Of the largest step."""
+    """Return the seconds of the largest step."""
     return measured.points[-1].seconds
 
 
@@ -415,7 +426,7 @@ def _predict(
 
 
 def _predicted_peak(chosen: choose.Choice, work: choose.Workload, snapshot: Snapshot, correction: Affine) -> Peak:
-    """With the largest micro-batch of the steps that are looked at, and all row counts of those and of validation."""
+    """Return the peak with the largest micro-batch of the steps looked at, and all row counts, validation's too."""
     steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
     rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
     groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
@@ -429,7 +440,7 @@ def _predicted_peak(chosen: choose.Choice, work: choose.Workload, snapshot: Snap
 
 
 def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:
-    """Half of a large step and a whole one, or half a budget and a whole one where a step is larger."""
+    """Return half of a large step and a whole one, or half a budget and a whole one where a step is larger."""
     steps = plan.steps[:STEPS_LOOKED_AT]
     rows = list(max(steps, key=lambda step: sum(snapshot.length(row) for row in step.rows)).rows)
     while len(rows) > 1 and sum(snapshot.length(row) for row in rows) > budget_tokens:
@@ -440,7 +451,7 @@ def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list
 def _choose_before_loading(
     model: Path, config: RunConfig, setup: TrainingSetup, target: Device, work: choose.Workload
 ) -> choose.Choice:
-    """By formula. Raises DoesNotFit with what would fit, before a weight is read."""
+    """Choose by formula. Raises DoesNotFit with what would fit, before a weight is read."""
     share = config.supervise.memory_share
     try:
         chosen = choose.fastest_that_fits(setup, target, work, memory_share=share)
@@ -471,7 +482,7 @@ def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, k
 
 
 def _with(settled: Choices, chosen: choose.Choice) -> Choices:
-    """The device stays as it is written: `cuda` is not the plan's `cuda:0` to a person."""
+    """Return the choices made over the settled ones. The device stays as written: `cuda` is not a plan's `cuda:0`."""
     return replace(chosen.to_choices().over(settled), device=settled.device)
 
 

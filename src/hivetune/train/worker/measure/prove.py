@@ -1,6 +1,6 @@
-"""Does this set of backends compute right, each time, at a job's shapes, and how fast? One child for each set.
+"""The proof of one set of backends: does it compute right, each time, at a job's shapes, and how fast? One child a set.
 
-Matrix products of whole numbers must be exact (canary.py); every other part of a step must be as near to float64 as its
+Matrix products of whole numbers must be exact (canary.py). Every other part of a step must be as near to float64 as its
 precision allows (parts.py). Each is then repeated, as some faults come once in a thousand calls. A crash or a hang ends
 this process; its journal says in which part.
 """
@@ -49,7 +49,7 @@ class StepPart:
     truth: tuple[Tensor, ...]
 
     def problem(self, dtype: torch.dtype) -> str:
-        """What is wrong with the answer now; empty: nothing."""
+        """Compute the part and return what is wrong with the answer; empty: nothing."""
         found = self.run()
         for number, (tensor, truth) in enumerate(zip(found, self.truth, strict=True)):
             off = distance(tensor, truth)
@@ -61,7 +61,7 @@ class StepPart:
 
 @dataclass
 class Proving:
-    """What is under way. `wrong`: sentences, in the order in which they were found."""
+    """The state of a proof. `wrong`: sentences, in the order in which they were found."""
 
     task: Prove
     architecture: Architecture
@@ -79,7 +79,7 @@ class Proving:
         return Sizes(self.spec, self.task.rank, tokens)
 
     def note(self, name: str, tokens: int, work: Callable[[], str]) -> None:
-        """One check: told before it begins and when it ended, with what was wrong."""
+        """Make one check and journal it before it begins and when it ended, with what was wrong."""
         where = f"{name} of {tokens} tokens"
         self.journal.append("begin", part=name, tokens=tokens)
         self.heartbeat.beat(Beat.ITEM)
@@ -93,6 +93,7 @@ class Proving:
 
 
 def main(task: Prove, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Prove the backends of `task`."""
     return prove_set(task, heartbeat)
 
 
@@ -102,7 +103,7 @@ def prove_set(
     *,
     backend_for: Callable[[Choices, torch.device, torch.dtype], tuple[Computing, str]] = backend_of,
 ) -> dict[str, Any]:
-    """`backend_for`: tests put broken backends in."""
+    """Prove the backends of `task`. `backend_for`: tests put broken backends in."""
     settled = complete(task.choices.device or "auto", task.choices.dtype or "auto", task.choices)
     device, dtype = start_with(settled)
     cap_memory(device, MEMORY_SHARE)
@@ -129,7 +130,7 @@ def prove_set(
 
 
 def parts_at(proving: Proving, tokens: int) -> Iterator[StepPart]:
-    """Each part with its truth; one at a time, as both take memory."""
+    """Yield each part with its truth; one at a time, as both take memory."""
     sizes, rounded = proving.sizes(tokens), proving.backend.dtype
     for name in PARTS:
         truth = make(name, reference(), sizes, rounded)()
@@ -137,7 +138,7 @@ def parts_at(proving: Proving, tokens: int) -> Iterator[StepPart]:
 
 
 def check_products(proving: Proving, tokens: int) -> None:
-    """The job's products, each read as steps read it."""
+    """Check the job's products, each laid out as steps lay it out."""
     backend = proving.backend
     asked = [(layout, products, False) for layout, products in products_of(proving, tokens).items()]
     asked += [(layout, products, True) for layout, products in slices_of(proving, tokens).items()]
@@ -160,8 +161,10 @@ def check_products(proving: Proving, tokens: int) -> None:
 
 
 def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
-    """Of the linear layers, forward and backward, and of both factors of their adapters; of the vocabulary at the
-    smallest size only, where it costs less than a step."""
+    """Return the products of the linear layers, forward and backward, and of both factors of their adapters.
+
+    Those of the vocabulary are among them at the smallest size only, where they cost less than a step.
+    """
     architecture, rank = proving.architecture, proving.task.rank
     sizes = {(linear.inputs, linear.outputs) for linear in architecture.linears}
     whole = sizes | ({(architecture.hidden, architecture.vocabulary)} if tokens == proving.task.tokens[0] else set())
@@ -172,8 +175,10 @@ def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product
 
 
 def slices_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
-    """Those whose left factor is columns of a wider buffer, whatever lies in the others: the adapters' own, and with
-    dropout the base's backward (fast/linear.py)."""
+    """Return the products whose left factor is columns of a wider buffer, whatever lies in the other columns.
+
+    These are the adapters' own and, with dropout, the base's backward (fast/ops.py).
+    """
     rank = proving.task.rank
     sizes = {(linear.inputs, linear.outputs) for linear in proving.architecture.linears}
     inside = {(k, n) for k, n in sizes if n % INNER_BLOCK}  # the others read no further than their rows
@@ -184,7 +189,7 @@ def slices_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, 
 
 
 def repeat(proving: Proving) -> None:
-    """Every part, a thin product and a square one, again and again: nothing may ever change."""
+    """Compute every part, a thin product and a square one, again and again: nothing may ever change."""
     task, backend, hidden = proving.task, proving.backend, proving.architecture.hidden
     spec = replace(proving.spec, vocab=min(proving.spec.vocab, REPEATED_VOCABULARY))
     sizes = Sizes(spec, task.rank, REPEATED_TOKENS)
@@ -201,7 +206,7 @@ def repeat(proving: Proving) -> None:
 
 
 def soak(proving: Proving) -> None:
-    """All parts at all sizes in turn until the time is over."""
+    """Compute all parts at all sizes in turn until the time is over."""
     until = time.monotonic() + proving.task.soak_s
     dtype = proving.backend.dtype
     parts = [(tokens, part) for tokens in proving.task.tokens for part in parts_at(proving, tokens)]
@@ -215,7 +220,7 @@ def soak(proving: Proving) -> None:
 
 
 def time_step(proving: Proving) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of the largest size by the sum of its parts, and FLOP/s of each product by its sizes."""
+    """Return the seconds of a step of the largest size by its parts, and each product's FLOP/s by its sizes."""
     tokens, backend, architecture = proving.task.tokens[-1], proving.backend, proving.architecture
     sizes, layers = proving.sizes(tokens), architecture.layers
     total_s, gemm = 0.0, {}
@@ -243,14 +248,17 @@ def time_step(proving: Proving) -> tuple[float, dict[str, float]]:
 
 
 def distance(found: Tensor, truth: Tensor) -> float:
-    """Largest |found - truth| / (|truth| + root mean square of the truth); NaN or infinity where one is found."""
+    """Return the largest |found - truth| / (|truth| + root mean square of the truth); not finite where one is not."""
     found, truth = found.to("cpu", torch.float64), truth.to(torch.float64)
     scale = truth.abs() + truth.square().mean().sqrt().clamp_min(1e-30)
     return float(((found - truth).abs() / scale).max())
 
 
 def _again(proving: Proving, run: Compute) -> str:
-    """The same numbers each time, up to rounding where sums are made in any order; compared on the device."""
+    """Return what differed between calls: they give the same numbers each time, up to rounding of sums in any order.
+
+    They are compared on the device.
+    """
     results = run()
     first = [tensor.clone() for tensor in results]
     _spoil(results)
@@ -270,15 +278,20 @@ def _again(proving: Proving, run: Compute) -> str:
 
 
 def _spoil(results: Sequence[Tensor]) -> None:
-    """NaN over results that were compared: a kernel that succeeds and writes nothing must not find the right answer
-    there, left by the call before (unslothai/unsloth#11614)."""
+    """Write NaN over results that were compared.
+
+    A kernel that succeeds and writes nothing must not find the right answer there, left by the call before
+    (unslothai/unsloth#11614).
+    """
     for tensor in results:
         tensor.fill_(torch.nan)
 
 
 def _laid_out(a_MK: Tensor, b_KN: Tensor, layout: Transposed, *, sliced: bool = False) -> tuple[Tensor, Tensor]:
-    """The same factors, with the second ("nt") or the first ("tn") stored transposed; `sliced`: the first as columns of
-    a wider buffer that holds NaN everywhere else."""
+    """Return the same factors, with the second ("nt") or the first ("tn") stored transposed.
+
+    `sliced`: the first as columns of a wider buffer that holds NaN everywhere else.
+    """
     if layout == "nt":
         b_KN = b_KN.t().contiguous().t()
     if layout == "tn":

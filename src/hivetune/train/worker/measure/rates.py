@@ -1,6 +1,6 @@
-"""What a device does at all, whatever is trained: products a second by precision, memory, launches, the host's link.
+"""The rates of a device, whatever is trained: products a second by precision, memory, launches, the host's link.
 
-The plan reckons with these rates; they are measured once a machine and kept in its profile.
+The plan uses these rates; they are measured once a machine and kept in its profile.
 """
 
 import math
@@ -28,6 +28,7 @@ LAUNCHES = 500
 
 
 def main(task: MeasureRates, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Measure the rates of the device of `task`."""
     device = check_device(task.device)
     torch.set_num_threads(default_threads())
     heartbeat.beat(Beat.PREPARING)
@@ -37,8 +38,7 @@ def main(task: MeasureRates, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def canary_rates(device: torch.device) -> dict[str, float]:
-    """FLOP/s of a large GEMM for each dtype that the device multiplies natively enough to finish it, by the fastest
-    library at hand."""
+    """Return the FLOP/s of a large GEMM for each dtype that the device multiplies natively, by the fastest library."""
     rows, inner, columns = CANARY_SHAPE[device.type]
     found: dict[str, float] = {}
     for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
@@ -52,14 +52,20 @@ def canary_rates(device: torch.device) -> dict[str, float]:
 
 
 def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
-    """FLOP/s of the run's own largest product; measured again in the run, it tells whether the machine changed."""
+    """Return the FLOP/s of the run's own largest product.
+
+    Measured again in the run, it shows whether the machine changed.
+    """
     shape = (512, architecture.hidden, architecture.ffn)
     return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
 
 
 def other_rates(device: torch.device) -> dict[str, float]:
-    """`bandwidth`: bytes a second that a copy in the device's memory reads and writes. `launch_s`: seconds of an
-    operation on one value. On a card `to_device` and `from_device`: bytes a second from and to pinned host memory."""
+    """Return the other rates of a device.
+
+    `bandwidth`: bytes a second that a copy in the device's memory reads and writes. `launch_s`: seconds of an operation
+    on one value. On a card `to_device` and `from_device`: bytes a second from and to pinned host memory.
+    """
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     found = {"bandwidth": 2 * source.numel() / best_s(lambda: target.copy_(source), device)}
@@ -78,12 +84,12 @@ def other_rates(device: torch.device) -> dict[str, float]:
 
 
 def best_s(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
-    """Least seconds of `work`, after one to warm up: whatever disturbs makes it slower, nothing faster."""
+    """Return the least seconds of `work`, after one to warm up: a disturbance makes it slower, nothing faster."""
     return min(timed(work, device, rounds))
 
 
 def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
-    """Seconds of each of `rounds`, after one to warm up; each waits for the device."""
+    """Return the seconds of each of `rounds`, after one to warm up; each waits for the device."""
     seconds = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
@@ -97,7 +103,7 @@ def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list
 def _product_s(
     shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
 ) -> list[float]:
-    """Seconds of x W^T by the fastest library at hand, some times after a warm-up."""
+    """Return the seconds of x W^T by the fastest library, some times after a warm-up."""
     rows, inner, columns = shape
     x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
     out = torch.empty(rows, columns, dtype=dtype, device=device)

@@ -22,18 +22,22 @@ from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 
 def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def scaling(lora: LoraConfig) -> float:
-    """What B A is multiplied by: alpha / r (LoRA, arXiv 2106.09685), or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)."""
+    """Return what B A is multiplied by.
+
+    It is alpha / r (LoRA, arXiv 2106.09685), or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732).
+    """
     return lora.alpha / math.sqrt(lora.r) if lora.rslora else lora.alpha / lora.r
 
 
 def allocate(
     linears: Sequence[Linear], rank: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A flat buffer of zeros and its views by PEFT name: A and B of each module (full names) one after the other."""
+    """Return a flat buffer of zeros and its views by PEFT name: A and B of each module, one after the other."""
     shapes: dict[str, tuple[int, int]] = {}
     for linear, (name_a, name_b) in zip(linears, names_of(linears), strict=True):
         shapes[name_a], shapes[name_b] = linear.adapter_shapes(rank)
@@ -47,7 +51,7 @@ def allocate(
 
 
 def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Views into `flat_N` that lie there as those of `adapter` lie in the master buffer."""
+    """Return views into `flat_N` that lie there as those of `adapter` lie in the master buffer."""
     return {
         name: flat_N.as_strided(view.size(), view.stride(), view.storage_offset()) for name, view in adapter.items()
     }
@@ -55,7 +59,7 @@ def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tenso
 
 @torch.no_grad()
 def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
-    """A uniform in +-1/sqrt(I) as PEFT and the LoRA authors do, B zero; each tensor from its own name and `seed`.
+    """Draw A uniform in +-1/sqrt(I) as PEFT and the LoRA authors do, B zero; each tensor from its own name and `seed`.
 
     PEFT's kaiming_uniform_(a=sqrt(5)) has the bound sqrt(6 / ((1 + 5) I)) = 1 / sqrt(I). The values do not depend on
     the order of the modules, on the path or on which others have an adapter.
@@ -71,9 +75,9 @@ def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
 
 
 def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
-    """The values before the first step: drawn (`initialise`), or those of the adapter at `lora.start`.
+    """Set the values before the first step: drawn (`initialise`), or those of the adapter at `lora.start`.
 
-    Raises UsageError for one of another base, rank or scale.
+    Raises UsageError for an adapter of another base, rank or scale.
     """
     if lora.start is None:
         initialise(adapter, seed)
@@ -88,7 +92,7 @@ def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
 
 
 def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
-    """Whether it computes what it did before the first step."""
+    """Return whether the adapter computes what it did before the first step."""
     if lora.start is None:
         return not any(bool(view.any()) for name, view in adapter.items() if ".lora_B." in name)
     tensors = read_adapter(Path(lora.start))[1]
@@ -98,7 +102,7 @@ def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
 def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:
-    """PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
+    """Write PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
     experts = expert_tensors(tensor_shapes(adapter), lora.r, lora.target_modules)
     modules = [name.removeprefix(PREFIX).removesuffix(A_WEIGHT) for name in adapter if name.endswith(A_WEIGHT)]
     names = [name for name in modules if name not in experts]
@@ -124,7 +128,7 @@ def write_adapter(
 
 
 def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
-    """Settings and fp32 tensors of a PEFT LoRA folder. Raises UsageError for anything else or what we can't apply."""
+    """Read settings and fp32 tensors of a PEFT LoRA folder. Raises UsageError for anything that can't be applied."""
     try:
         config = read_json(folder / ADAPTER_CONFIG)
         tensors = safetensors.torch.load_file(folder / ADAPTER)

@@ -1,9 +1,10 @@
 """The general path: low-rank adapters on any causal model of transformers. Correct first, with no model's name in it.
 
-Documents are padded on the right to micro-batches; a causal model's outputs never depend on what comes later, so no
+Documents are padded on the right to micro-batches. A causal model's outputs never depend on what comes later, so no
 mask is needed. Logits are computed at trained positions only, in chunks that are recomputed in the backward pass.
 
-Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights.
+Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights. In LoraExperts:
+T tokens, K experts a token, E experts, n rows of one expert, I inputs, O outputs.
 """
 
 import functools
@@ -44,8 +45,10 @@ CAPPED = "hivetune_capped"
 
 
 class Switch:
-    """What all adapters of a model share: whether they count, and whether dropout does. Ranks are padded with zeros to
-    a multiple of `rank_multiple` inside the product."""
+    """What all adapters of a model share: whether they count, and whether dropout does.
+
+    Ranks are padded with zeros to a multiple of `rank_multiple` inside the product.
+    """
 
     def __init__(self, scale: float, dropout: float, rank_multiple: int):
         self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
@@ -53,7 +56,13 @@ class Switch:
 
 
 class LoraExperts(nn.Module):
-    """Frozen experts plus scale * B A of their inputs. `parameters_by_name`: parameter of `base` -> (A, B)."""
+    """Frozen experts plus scale * B A of their inputs: tokens sorted by expert, one product a group.
+
+    Which experts a token meets, and how much each counts, is decided by the router, which stays frozen. The adapter of
+    expert e is A[e] [R, I] and B[e] [O, R]. They lie as PEFT's `target_parameters` keeps them: A as [E * R, I], the
+    experts one after the other; B as [O, R * E], the experts next to each other within each rank. `parameters_by_name`:
+    parameter of `base` -> (A, B).
+    """
 
     def __init__(
         self, base: nn.Module, parameters_by_name: Mapping[str, tuple[nn.Parameter, nn.Parameter]], switch: Switch
@@ -97,7 +106,7 @@ class LoraExperts(nn.Module):
         return y_nO + F.linear(F.linear(dropped_nI, a_RI), b_OR).to(y_nO.dtype)
 
     def _adapters(self, dtype: torch.dtype) -> dict[str, list[tuple[Tensor, Tensor]]]:
-        """By parameter, A [R, I] and scale * B [O, R] of each expert; in one go, so that one gradient comes back."""
+        """Return by parameter A [R, I] and scale * B [O, R] of each expert, at once: one gradient comes back."""
         found = {}
         for place, name in enumerate(self.names):
             a, b = self.halves[2 * place], self.halves[2 * place + 1]
@@ -129,7 +138,7 @@ class LoraLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """For parents that read it themselves (Mamba's dt_proj): such a product goes without the adapter."""
+        """Return the base's weight, for parents that multiply by it themselves (Mamba's dt_proj), without adapter."""
         return self.base.weight
 
     @property
@@ -190,7 +199,7 @@ class GeneralModel:
             self.switch.training = False
 
     def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
-        """Nothing: transformers makes its tables as it computes."""
+        """Do nothing: transformers makes its tables as it computes."""
 
     def repeat(self, name: str, work: Callable[[], None]) -> None:
         work()
@@ -213,7 +222,7 @@ class GeneralModel:
         return total
 
     def _batches_of_units(self, documents: Sequence[Document]) -> list[list[list[int]]]:
-        """Units of documents for each micro-batch, longest first, as many as fit the budget when padded."""
+        """Return units of documents for each micro-batch, longest first, as many as fit the budget when padded."""
 
         def length(unit: list[int]) -> int:
             return max(len(documents[number].tokens_L) for number in unit)
@@ -252,7 +261,7 @@ class GeneralModel:
             self.switch.on = True
 
     def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
-        """nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
+        """Return nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
         length = self._padded(max(len(document.tokens_L) for document in documents))
         tokens_BL = torch.stack([F.pad(d.tokens_L, (0, length - len(d.tokens_L))) for d in documents])
         trained_BL = torch.stack([F.pad(d.trained_L, (0, length - len(d.trained_L))) for d in documents])
@@ -285,12 +294,12 @@ class GeneralModel:
         return torch.cat(nll)[:trained]
 
     def _padded(self, length: int) -> int:
-        """Padded length of a micro-batch: its inputs (one token less) are a multiple, within the model's positions."""
+        """Return the padded length of a micro-batch: its inputs are a multiple, within the model's positions."""
         inputs = -(-(length - 1) // self.multiple) * self.multiple
         return 1 + max(length - 1, min(inputs, self._most_positions))
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """Document numbers, longest first, as many as fit the budget when padded; a longer document alone."""
+        """Return document numbers, longest first, as many as fit the budget when padded; a longer document alone."""
         order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
         batches: list[list[int]] = []
         start = 0
@@ -330,7 +339,7 @@ def load_general(
     why: str,
     first_layers: int | None = None,
 ) -> GeneralModel:
-    """The model of a prepared folder with adapters of zeros; `method` qlora keeps its linear weights as NF4."""
+    """Load the model of a prepared folder with adapters of zeros; `method` qlora keeps linear weights as NF4."""
     module = load_module(folder, dtype=dtype, device=device, choices=choices, method=method, first_layers=first_layers)
     _check_causal(module)
     return GeneralModel(module, lora, choices, why)
@@ -345,7 +354,7 @@ def load_module(
     method: str = "lora",
     first_layers: int | None = None,
 ) -> nn.Module:
-    """The bare model, frozen, each tensor read straight into `dtype` on `device`; only the first layers if said."""
+    """Load the bare model, frozen, each tensor read straight into `dtype` on `device`; the first layers if given."""
     quantization = None
     if method == "qlora":
         require_bitsandbytes()
@@ -404,8 +413,11 @@ AttentionMaskInterface.register(CAPPED, eager_mask)
 
 
 def _check_blocks(name: str, columns: int, device: torch.device) -> None:
-    """bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
-    rows of 48 columns came back with the scales of other rows. Raises UsageError."""
+    """Raise UsageError for a width that bitsandbytes unpacks wrongly on a processor.
+
+    bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
+    rows of 48 columns came back with the scales of other rows.
+    """
     if device.type == "cpu" and columns % BLOCK:
         raise UsageError(
             f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
@@ -414,7 +426,7 @@ def _check_blocks(name: str, columns: int, device: torch.device) -> None:
 
 
 def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
-    """The same model with fewer layers: their number, and what config.json lists for each of them."""
+    """Cut the model to fewer layers: their number, and what config.json lists for each of them."""
     every = config.num_hidden_layers
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == every:
@@ -428,14 +440,14 @@ def _is_beyond(tensor: str, first_layers: int) -> bool:
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:
-    """nll [M] in nats, in fp32 at least."""
+    """Return nll [M] in nats, in fp32 at least."""
     wide = torch.float64 if logits_MV.dtype == torch.float64 else torch.float32
     return F.cross_entropy(logits_MV.to(wide), target_M, reduction="none")
 
 
 @torch.no_grad()
 def _check_causal(module: nn.Module) -> None:
-    """Raises UsageError when an output depends on a later token: such a model would learn to copy what it predicts."""
+    """Raise UsageError when an output depends on a later token: such a model would learn to copy what it predicts."""
     tokens_BL = torch.arange(8, device=next(module.parameters()).device)[None]
     changed_BL = tokens_BL.clone()
     changed_BL[0, 5:] = 1
@@ -452,7 +464,7 @@ def _check_causal(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _head_is_plain(module: nn.Module) -> bool:
-    """Whether logits are the output embedding of the last hidden state and nothing else (no soft cap, no scale)."""
+    """Return whether logits are the output embedding of the last hidden state and nothing else (no cap, no scale)."""
     tokens_BL = torch.arange(4, device=next(module.parameters()).device)[None]
     output = module.base_model(input_ids=tokens_BL, use_cache=False)
     hidden_BLD = getattr(output, "last_hidden_state", None)
@@ -476,13 +488,3 @@ def _recompute_layers(module: nn.Module, count: int) -> None:
     for child in layers[:count]:
         child.gradient_checkpointing = child.training = True
         child._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
-
-
-# Adapters on routed experts that transformers keeps in one tensor: tokens sorted by expert, one product a group.
-#
-# Which experts a token meets, and how much each counts, is the router's business, which stays frozen. The adapter of
-# expert e is A[e] [R, I] and B[e] [O, R]; they lie as PEFT's `target_parameters` keeps them: A as [E * R, I], the
-# experts
-# one after the other, B as [O, R * E], the experts next to each other within each rank.
-#
-# Shapes: T tokens, D width, K experts a token, E experts, n rows of one expert, I inputs, O outputs, R rank.

@@ -1,4 +1,4 @@
-"""Which implementation a prepared model gets: the fast path if it knows the architecture, else the general one."""
+"""The implementation that a prepared model gets: the fast path if it knows the architecture, else the general one."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hivetune.train.worker.model.protocol import LoraModel
 
 
 def is_known(folder: Path) -> bool:
-    """Whether the fast path computes the model that config.json describes; nothing is loaded."""
+    """Return whether the fast path computes the model that config.json describes; nothing is loaded."""
     try:
         read_spec(folder)
     except NotFast:
@@ -32,11 +32,11 @@ def load_model(
     choices: Choices = NO_CHOICES,
     first_layers: int | None = None,
 ) -> LoraModel:
-    """The model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
+    """Load the model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
 
     `choices`: of the run; path "general" forces the general path. `first_layers`: without the others, to compare paths.
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package,
-    DoesNotFit for one whose layers have to be streamed and that the fast path does not know.
+    DoesNotFit for a model whose layers have to be streamed and that the fast path does not know.
     """
     why = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
     quantized = method == "qlora"

@@ -1,4 +1,4 @@
-"""Memory that operands of products lie in: what is in it before it is written, and what lies behind it.
+"""The memory that operands of products lie in: what is in it before it is written, and what lies behind it.
 
 Libraries read past operands. On processors with AMX, torch 2.13 reads past each row of a bfloat16 left factor that is a
 slice and multiplies what lies there by zero: NaN beside the slice becomes NaN in the result (oneDNN issue 5717).
@@ -27,12 +27,12 @@ POISONED = os.environ.get(POISON_VARIABLE) == "1"
 
 
 def unwritten(*shape: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Memory to write to, as torch.empty; NaN with HIVETUNE_POISON=1."""
+    """Return memory to write to, as torch.empty; NaN with HIVETUNE_POISON=1."""
     return poison(torch.empty(shape, dtype=dtype, device=device))
 
 
 def poison(memory: Tensor) -> Tensor:
-    """`memory`, filled with NaN where HIVETUNE_POISON=1. Bytes become 255: NaN in each floating type."""
+    """Return `memory`, filled with NaN where HIVETUNE_POISON=1. Bytes become 255: NaN in each floating type."""
     if POISONED and memory.is_floating_point():
         memory.fill_(torch.nan)
     elif POISONED and memory.dtype == torch.uint8:
@@ -41,7 +41,7 @@ def poison(memory: Tensor) -> Tensor:
 
 
 def memory_for(size_bytes: int, device: torch.device) -> Tensor:
-    """Bytes that are not written yet; zero where kernels may read behind what will be written."""
+    """Return bytes that are not written yet; zero where kernels may read behind what will be written."""
     memory_n = allocate(size_bytes, device)
     if device.type in PADDED_DEVICES:
         memory_n.zero_()
@@ -49,12 +49,12 @@ def memory_for(size_bytes: int, device: torch.device) -> Tensor:
 
 
 def allocate(size_bytes: int, device: torch.device) -> Tensor:
-    """Bytes of the device. A test puts memory in its place that ends where nothing is mapped."""
+    """Return bytes of the device. A test puts memory in its place that ends where nothing is mapped."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
 
 def slack_values(shape: Sequence[int], device: torch.device) -> int:
-    """Values to keep behind a matrix of this shape: up to the end of the tiles that its last row lies in."""
+    """Return how many values to keep behind a matrix of this shape: to the end of its last row's tiles."""
     if device.type not in PADDED_DEVICES:
         return 0
     row_values: int = math.prod(shape[1:])
@@ -62,14 +62,14 @@ def slack_values(shape: Sequence[int], device: torch.device) -> int:
 
 
 def padded_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An operand of zeros, with its slack behind it."""
+    """Return an operand of zeros, with its slack behind it."""
     values = math.prod(shape)
     size = (values + slack_values(shape, device)) * dtype.itemsize
     return memory_for(size, device)[: values * dtype.itemsize].view(dtype).view(shape).zero_()
 
 
 def left_factor(a_MK: Tensor) -> Tensor:
-    """`a_MK`, or a copy with zeros behind each row of a slice whose rows end inside a block of AMX."""
+    """Return `a_MK`, or a copy with zeros behind each row of a slice whose rows end inside a block of AMX."""
     rows, inner = a_MK.shape
     missing = -inner % INNER_BLOCK
     whole = a_MK.dtype.itemsize != 2 or not missing or a_MK.device.type != "cpu"
@@ -79,19 +79,22 @@ def left_factor(a_MK: Tensor) -> Tensor:
 
 
 def mm(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """out = a b, for factors that may be slices."""
+    """Compute out = a b, for factors that may be slices."""
     torch.mm(left_factor(a_MK), b_KN, out=out_MN)
 
 
-# Buffers by name that live as long as the model: what a step writes, the next one writes over.
-#
-# Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
-# product, docs/log.md), and on a GPU fixed addresses are what graphs need.
-
-
 class Workspace:
+    """Buffers by name that live as long as the model: what a step writes, the next one writes over.
+
+    Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
+    product, docs/log.md), and on a GPU fixed addresses are what graphs need.
+    """
+
     def __init__(self, device: torch.device, forget: Callable[[], None] = lambda: None):
-        """`forget`: called before a buffer gets another address; who knows the old one must not keep it."""
+        """Make an empty workspace.
+
+        `forget` is called before a buffer gets another address, which kept calls must not use.
+        """
         self.device, self._forget = device, forget
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[str, Tensor] = {}
@@ -99,7 +102,7 @@ class Workspace:
         """How often a buffer has got another address, or its first one."""
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A view of the buffer `name`, grown if need be. What is in it is undefined."""
+        """Return a view of the buffer `name`, grown if need be. What is in it is undefined."""
         view = self._views.get(name)  # mostly what it was the last time
         if view is not None and view.shape == shape and view.dtype == dtype:
             return poison(view)
@@ -123,6 +126,6 @@ class Workspace:
 
 
 def to_device(there: Tensor, values: Sequence[float]) -> None:
-    """Copy a few numbers to a buffer of the device; the host goes on meanwhile."""
+    """Copy a few numbers to a buffer of the device; the host does not wait."""
     here = torch.tensor(values, dtype=there.dtype)
     there.copy_(here if there.device.type == "cpu" else here.pin_memory(), non_blocking=True)

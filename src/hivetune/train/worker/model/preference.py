@@ -25,7 +25,7 @@ from hivetune.train.worker.model.protocol import Document
 
 
 class JudgedDocuments(NamedTuple):
-    """Of the documents of one micro-batch, on the device: what their loss needs beside their nll.
+    """What the loss of a micro-batch's documents needs besides their nll, on the device.
 
     good_B: 1 for a good row, 0 for a bad one. alone_K, worse_P, better_P: numbers of documents. least_P: m.
     """
@@ -41,7 +41,7 @@ class JudgedDocuments(NamedTuple):
 
 
 def judged_documents(documents: Sequence[Document], device: torch.device, dtype: torch.dtype) -> JudgedDocuments:
-    """`dtype`: that of the nll."""
+    """Return the tables of these documents. `dtype`: that of the nll."""
     place = {document.row: number for number, document in enumerate(documents)}
     tokens = [max(1, int(document.trained_L[1:].sum())) for document in documents]
     alone, pairs = [], []
@@ -70,7 +70,7 @@ def judged_documents(documents: Sequence[Document], device: torch.device, dtype:
 
 
 def preference_loss(about: JudgedDocuments, nll_B: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """(weight [B], loss [2]): the derivative of the loss by each document's nll; nll of good rows and loss of bad ones.
+    """Return (weight [B], loss [2]): the derivative of the loss by each nll; nll of good rows and loss of bad ones.
 
     Waits for no device.
     """
@@ -90,7 +90,7 @@ def preference_loss(about: JudgedDocuments, nll_B: Tensor, beta: float) -> tuple
 
 
 def units(documents: Sequence[Document]) -> list[list[int]]:
-    """Numbers of documents that one micro-batch must hold: a good answer with the bad ones it is compared with."""
+    """Return numbers of documents that one micro-batch must hold: a good answer with the bad ones compared with it."""
     found: dict[int, list[int]] = {}
     rows = {document.row for document in documents}
     for number, document in enumerate(documents):

@@ -1,9 +1,9 @@
-"""What computes the large products of a CPU: torch, oneDNN for float32, or our own kernel, as measured on the machine.
+"""The library of a CPU's large products: torch, oneDNN for float32, or our own kernel, as measured on the machine.
 
 torch multiplies float32 with MKL, which takes its AVX2 path on other vendors' processors that have AVX-512: 84 GFLOP/s
 a core for [512, 576] x [576, 1632] on a Zen 5, where oneDNN reaches 175. In bfloat16 torch's product is oneDNN's, which
-packs the weights in every call, and what belongs to a product takes passes of its own; our kernel
-(kernels/products.cpp) does both on the way. All sum in float32, each in another order.
+packs the weights in every call, and the adapter's share takes passes of its own. Our kernel (kernels/products.cpp) does
+both on the way. All sum in float32, each in another order.
 """
 
 import time
@@ -30,16 +30,17 @@ SAVED_BESIDE = 0.05
 
 
 def by_torch(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    """Multiply by torch."""
     mm(a_MK, b_KN, out_MN)
 
 
 def by_torch_anew(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """To a tensor of its own."""
+    """Multiply by torch into a new tensor."""
     return torch.mm(left_factor(a_MK), b_KN)
 
 
 def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """In blocks of rows: each result is a tensor of its own, and oneDNN keeps code for each number of rows."""
+    """Multiply by oneDNN in blocks of rows, because it keeps code for each row count and returns a new tensor."""
     b_NK = b_KN.t()
     for first in range(0, len(a_MK), ROWS):
         rows = slice(first, first + ROWS)
@@ -47,19 +48,25 @@ def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """Our own kernel; where there is none, `fastest_products` never calls it."""
+    """Multiply by our own kernel; where there is none, `fastest_products` never calls it."""
     kernels_for(a_MK.dtype)["multiply"].call(*product_arguments(a_MK, b_KN, out_MN))
 
 
 def multiply_with(products: str | None, dtype: torch.dtype, device: torch.device) -> Multiply:
-    """The library; `products`: as chosen for the run (run/choices.py). oneDNN holds for float32 on a CPU; our own
-    kernel is none, and torch is what takes its place without the kernels."""
+    """Return the library of the run's choice `products` (run/choices.py).
+
+    oneDNN is used for float32 on a CPU only. Our own kernel is no library, and torch takes its place without the
+    kernels.
+    """
     return by_onednn if products == "onednn" and dtype == torch.float32 and device.type == "cpu" else by_torch
 
 
 def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """What test products go through, in torch.mm's form: what a step multiplies with. Where rows of the left factor are
-    not whole in memory, as in gradients of weights, which our product never computes, it is torch."""
+    """Return what a step multiplies with, in torch.mm's form, for test products.
+
+    Where rows of the left factor are not whole in memory, as in gradients of weights, which our product never computes,
+    it is torch.
+    """
 
     def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
         if a_MK.stride(1) != 1:
@@ -72,19 +79,19 @@ def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor
 
 
 def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:
-    """The libraries that could be chosen."""
+    """Return the libraries that could be chosen."""
     both = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()
     return (by_torch, by_onednn) if both else (by_torch,)
 
 
 def chosen_products(decided: str | None, dtype: torch.dtype) -> Products:
-    """What the profile says was decided on this machine before, else the fastest on this CPU."""
+    """Return what was decided on this machine before, by its profile, else the fastest on this CPU."""
     known: tuple[Products, ...] = ("torch", "onednn", "native")
     return next((name for name in known if name == decided), None) or fastest_products(dtype)
 
 
 def fastest_products(dtype: torch.dtype) -> Products:
-    """The fastest for this dtype on this CPU, all timed in turns."""
+    """Return the fastest library for this dtype on this CPU, all timed in turns."""
     x, out = torch.ones(TIMED_ROWS, WIDTH, dtype=dtype), torch.empty(TIMED_ROWS, WIDTH, dtype=dtype)
     weights = [torch.ones(WIDTH, WIDTH, dtype=dtype) for _ in range(WEIGHTS)]
     candidates = _candidates(dtype)

@@ -1,8 +1,8 @@
-"""What training and scoring know of a model: one small Protocol with two implementations.
+"""What training and scoring know of a model: one small Protocol with two implementations, and the documents it takes.
 
 fast/ holds the step for the architectures that it knows; general.py runs any causal model of transformers; load.py
-chooses between them. Both keep every adapter weight in one flat fp32 buffer and return sums, never means: dividing is
-the caller's business.
+chooses between them. Both keep every adapter weight in one flat fp32 buffer. They return sums, never means: the caller
+divides.
 
 Shapes: L positions of a document, N adapter weights.
 """
@@ -13,10 +13,14 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from hivetune.data.snapshot import Snapshot
+
 
 class Bad(NamedTuple):
-    """What makes a document a bad answer. `weight`: lambda of the loss, capped for the step; `better`: the row of the
-    good answer to the same question, which is in the same step, None for a bad answer alone."""
+    """What makes a document a bad answer. `weight`: lambda of the loss, capped for the step.
+
+    `better`: the row of the good answer to the same question, which is in the same step; None for a bad answer alone.
+    """
 
     weight: float
     better: int | None = None
@@ -32,12 +36,11 @@ class Document(NamedTuple):
     """bool: this token is a target."""
     bad: Bad | None = None
     reference: float = 0.0
-    """Sum of nll by the reference adapter: of a bad answer, and of the good one that it is compared with."""
+    """The reference adapter's sum of nll: of a bad answer, and of the good one that it is compared with."""
 
 
 class Streamed(NamedTuple):
-    """What streaming frozen layers took: seconds that computing waited for weights, seconds in which they were read or
-    copied, and their bytes."""
+    """What streaming frozen layers took: seconds that computing waited, seconds of reading or copying, and bytes."""
 
     waited_s: float = 0.0
     read_s: float = 0.0
@@ -51,9 +54,9 @@ class LoraModel(Protocol):
     why: str
     """Why the general path runs; empty on the fast path."""
     kernels: str
-    """Which ones compute: their roundings differ."""
+    """The kernels that compute: their roundings differ."""
     product: Callable[[Tensor, Tensor], Tensor]
-    """What multiplies its large matrices, for tests; torch.mm's form."""
+    """The product of its large matrices, for tests, in torch.mm's form."""
     device: torch.device
     dtype: torch.dtype
     master_N: Tensor
@@ -63,56 +66,61 @@ class LoraModel(Protocol):
 
     @property
     def graphs(self) -> int | None:
-        """Shapes of steps whose work is replayed by now; None where none ever is."""
+        """Return how many shapes of steps are replayed by now; None where none ever is."""
         ...
 
     @property
     def adapter(self) -> Mapping[str, Tensor]:
-        """PEFT parameter name -> fp32 view into `master_N`, such as
-        `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`. All zero after `load_model`."""
+        """Return PEFT parameter name -> fp32 view into `master_N`. All zero after `load_model`.
+
+        A name is such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
+        """
         ...
 
     def streamed(self) -> Streamed:
-        """Since the last call."""
+        """Return what streaming took since the last call."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
-        """Add d(scale * sum of nll) / d master to `grad_N`; the sum of nll over trained tokens, in nats, unscaled.
+        """Add d(scale * sum of nll) / d master to `grad_N`. Return the unscaled sum of nll in nats.
 
-        Makes its own micro-batches. Returns a float scalar on `device` without waiting for it.
+        The sum is over trained tokens. Makes its own micro-batches. Returns a float scalar on `device` without waiting
+        for it.
         """
         ...
 
     def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
-        """What the host can do of `backward` of these very documents before their turn, in any thread; maybe nothing.
-        `seed`: of torch's generator when their turn comes."""
+        """Do what the host can do of `backward` of these very documents before their turn, in any thread.
+
+        It may be nothing. `seed`: of torch's generator when their turn comes.
+        """
         ...
 
     def repeat(self, name: str, work: Callable[[], None]) -> None:
-        """Do `work` of the device, which is the same each time, on the same memory; where work is replayed, with it."""
+        """Do `work` of the device, which is the same each time on the same memory, or replay it."""
         ...
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
-        """As `backward`, with bad answers among the documents: preference.py says what their loss is.
+        """Compute `backward` with bad answers among the documents: preference.py defines their loss.
 
         Returns [2] on `device`: the sum of nll over the trained tokens of good rows, and the loss of the bad ones.
         """
         ...
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """The micro-batches of `backward` as numbers of documents: a function of their contents and the choices."""
+        """Return the micro-batches of `backward` as numbers of documents: a function of contents and choices."""
         ...
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        """`backward` of these as one micro-batch, whatever the budget."""
+        """Compute `backward` of these as one micro-batch, whatever the budget."""
         ...
 
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
-        """Float [len(documents)]: sum over the trained tokens of each; `adapter` False: of the base model."""
+        """Return float [len(documents)]: the sum over the trained tokens of each; `adapter` False: of the base."""
         ...
 
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
-        """[len(tokens), V] of one document, in the dtype of the model; `adapter` False: of the base model."""
+        """Return [len(tokens), V] of one document, in the dtype of the model; `adapter` False: of the base model."""
         ...
 
 
@@ -120,7 +128,7 @@ _Part = TypeVar("_Part")
 
 
 def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
-    """Each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: what a recovery does about memory.
+    """Return each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: a recovery's answer to memory.
 
     By what a step really holds, not by the budget: half a budget that no step fills would change nothing.
     """
@@ -131,18 +139,8 @@ def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
     return parts
 
 
-# From rows of a snapshot to documents as tensors, the next step's while this one computes.
-
-
-class _Rows(Protocol):
-    """What is needed of a snapshot (data/snapshot.py)."""
-
-    def tokens(self, row: int) -> memoryview: ...
-    def trained(self, row: int) -> memoryview: ...
-
-
-def read_documents(snapshot: _Rows, rows: Sequence[int]) -> list[Document]:
-    """Copies, so that nothing points into the file while a step runs."""
+def read_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
+    """Read rows of a snapshot as tensors. They are copies, so that nothing points into the file while a step runs."""
     documents = []
     for row in rows:
         tokens = torch.frombuffer(bytearray(snapshot.tokens(row).cast("B")), dtype=torch.int32)

@@ -1,6 +1,16 @@
 """The fast path: one hand-written LoRA step for decoder models of the Llama kind, without an autograd graph.
 
-spec.py what a model is made of; weights/ its matrices, merged, and its adapters; state.py what a micro-batch carries;
-ops.py and kernels/native.py the elementwise work, twice; attention.py; norms.py; layer.py forward and backward of a
-layer; experts.py of routed experts; loss.py; model.py the whole. docs/engine.md tells why it is built so.
+Read it in this order:
+
+    spec.py        what a model is made of, by its config.json
+    weights/       its matrices, merged; their adapters; layers that are streamed or packed
+    tables.py      what the host prepares of a micro-batch
+    model.py       the whole: documents in, gradients out
+    passes.py      a micro-batch through all layers, the loss, and back
+    layer.py       forward and backward of a layer, by hand; experts.py its routed experts
+    ops.py         the work between the products in plain torch; kernels/ in C++; gpu/ in Triton
+    attention.py   attention in plain torch
+    state.py       what a micro-batch carries; graphs.py what is replayed
+
+docs/engine.md explains why it is built so.
 """

@@ -1,7 +1,7 @@
 """Causal attention over segments in plain torch: each query sees its parents' keys and its own segment's before it.
 
-Segments of similar size form a batch for torch's SDPA; their keys are gathered along their paths, so nothing crosses
-documents. Backward recomputes the scores. native.py does the same faster on CPUs.
+Segments of similar size form a batch for torch's SDPA. Their keys are gathered along their paths, so nothing crosses
+documents. Backward recomputes the scores. kernels/native.py does the same faster on CPUs.
 
 Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
 """
@@ -21,7 +21,7 @@ from hivetune.train.worker.model.fast.tables import SIZE_STEP, SegmentClass, cla
 
 @dataclass(frozen=True)
 class SegmentBatch:
-    """Segments of like size. query_SQ, key_SK: flat token numbers, padding repeats token 0.
+    """Segments of similar size. query_SQ, key_SK: flat token numbers; padding repeats token 0.
 
     place_N: where the real queries stand among the S * Q; row_N: which flat row each of them is.
     """
@@ -29,7 +29,7 @@ class SegmentBatch:
     query_SQ: Tensor
     key_SK: Tensor
     ago_SQK: Tensor
-    """How many positions a key lies before a query; negative for those it must not see."""
+    """How many positions a key lies before a query; negative for keys that it must not see."""
     place_N: Tensor
     row_N: Tensor
 
@@ -38,8 +38,10 @@ TABLES = len(fields(SegmentBatch))
 
 
 class TorchAttention:
-    """Attention of one layout by its `segment_tables`, on the device. The qkv buffer holds [q | k | v | ...] in each
-    row, rotary already applied."""
+    """Attention of one layout by its `segment_tables`, on the device.
+
+    The qkv buffer holds [q | k | v | ...] in each row, rotary already applied.
+    """
 
     def __init__(self, tables: Sequence[Tensor], spec: ModelSpec, *, eager: bool = False):
         self._spec, self._eager = spec, eager
@@ -47,7 +49,10 @@ class TorchAttention:
         self._batches = [SegmentBatch(*tables[at : at + TABLES]) for at in range(0, len(tables), TABLES)]
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
-        """Attention's output [T, heads * head_dim] into `out_TN`. `lse_TH` is for kernels that keep it: unused here."""
+        """Write attention's output [T, heads * head_dim] into `out_TN`.
+
+        Other kernels keep `lse_TH`; here it is unused.
+        """
         for number, batch in enumerate(self._batches):
             bias_S1QK = self._bias(number, window, qkv_TW.dtype)
             out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec, self._eager)
@@ -56,7 +61,7 @@ class TorchAttention:
     def backward(
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
-        """Gradients of q, k and v into the first columns of `dqkv_TW`, by torch's autograd over this call alone.
+        """Write the gradients of q, k and v into the first columns of `dqkv_TW`, by torch's autograd.
 
         Keys of a shared prefix get gradients from every segment after it, so they are summed, in the wide dtype.
         """
@@ -79,7 +84,7 @@ class TorchAttention:
         dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
 
     def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """0 where a query sees a key, -inf elsewhere; made once for all layers with this window."""
+        """Return 0 where a query sees a key, -inf elsewhere; made once for all layers with this window."""
         key = (number, window)
         if key not in self._biases:
             ago_SQK = self._batches[number].ago_SQK
@@ -88,7 +93,7 @@ class TorchAttention:
         return self._biases[key]
 
     def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """q [S, H, Q, E], k and v [S, H, K, E]: key-value heads repeated for the queries that share them."""
+        """Return q [S, H, Q, E], k and v [S, H, K, E]: key-value heads repeated for the queries that share them."""
         spec, share = self._spec, self._spec.heads // self._spec.kv_heads
         k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
         q_SHQE = self._heads(qkv_TW[:, :k_at][batch.query_SQ])
@@ -101,7 +106,7 @@ class TorchAttention:
 
 
 def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """On a GPU: why attention runs on torch's slow path there, found by asking for a fused one; else empty.
+    """Return why attention runs on torch's slow path on this GPU, found by asking for a fused one; else empty.
 
     torch falls back in silence: 3.6 times slower at 1,024 tokens, 12 times and 16 times the memory at 4,096
     (unslothai/unsloth#8821, on a card that needs TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1).
@@ -121,7 +126,7 @@ def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) ->
 
 
 def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec, eager: bool) -> Tensor:
-    """By torch's SDPA where that can express it; `eager`: two products and a softmax, without any fused kernel.
+    """Attend by torch's SDPA where that can express it; `eager`: by two products and a softmax, without a fused kernel.
 
     Gemma 2 caps its scores (cap * tanh(score / cap)), which SDPA has no argument for.
     """
@@ -136,15 +141,20 @@ def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, s
 
 
 def segment_tables(layout: Layout, *, few: bool = False) -> tuple[Tensor, ...]:
-    """Index tables of a layout, on the host: those of a SegmentBatch for each class of like segments. `few`: padded to
-    shapes that come again and again."""
+    """Return the index tables of a layout, on the host: a SegmentBatch's for each class of similar segments.
+
+    `few`: padded to shapes that come again and again.
+    """
     sizes = [(segment.size, segment.depth + segment.size) for segment in layout.segments]
     return tuple(table for like in classes_of(sizes, few=few) for table in _class_tables(layout, like))
 
 
 def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
-    """Segments that pad see token 0, and nothing comes back from them; places that pad repeat the last one, which is
-    written with the same value twice."""
+    """Return the tables of one class.
+
+    Padding segments see token 0, and nothing comes back from them. Padding places repeat the last one, which is written
+    with the same value twice.
+    """
     queries, numbers = like.queries, like.numbers
     query_SQ = torch.zeros(like.count, queries, dtype=torch.int64)
     key_SK = torch.zeros(like.count, like.keys, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Which kernels compute what lies between the products: ours in C++ or in Triton, or the plain forms of torch."""
+"""The choice of kernels between the products: ours in C++ or in Triton, or the plain forms of torch."""
 
 from collections.abc import Sequence
 
@@ -20,11 +20,11 @@ from hivetune.train.worker.model.products import multiply_with
 def choose_ops(
     dtype: torch.dtype, device: torch.device, wanted: str | None, products: str | None = None
 ) -> tuple[Ops, str]:
-    """The kernels to use, and their name or why they are the plain ones; `products` as in products.py.
+    """Return the kernels to use, and their name or why they are the plain ones; `products` as in products.py.
 
-    Those in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
-    with them. Raises MachineNotFit when `wanted` ones can't be had: a run that began with them must not go on with
-    other roundings in silence.
+    Kernels in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
+    with them. Raises MachineNotFit when the `wanted` kernels can't be had: a run that began with them must not go on
+    with other roundings in silence.
     """
     if wanted == "triton":
         return _triton_ops(dtype, device), "triton"
@@ -44,8 +44,10 @@ def choose_ops(
 def attention_tables(
     ops: Ops, layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, eager: bool, few: bool = False
 ) -> tuple[Tensor, ...]:
-    """What `attention_of` reads of a layout, on the host. `few`: padded to few shapes. The kernels in C++ make their
-    own."""
+    """Return what `attention_of` reads of a layout, on the host. `few`: padded to few shapes.
+
+    The kernels in C++ make their own.
+    """
     if not eager and isinstance(ops, NativeOps):
         return ()
     if not eager and not isinstance(ops, TorchOps):
@@ -65,8 +67,10 @@ def attention_of(
     *,
     eager: bool,
 ) -> Attention:
-    """Attention of one layout by the same kernels as `ops`, its tables on the device; `eager`: by two plain products
-    and a softmax."""
+    """Return attention of one layout by the same kernels as `ops`, its tables on the device.
+
+    `eager`: by two plain products and a softmax.
+    """
     if not eager and isinstance(ops, NativeOps):
         return NativeAttention(layout, spec, ops, workspace)
     if not eager and not isinstance(ops, TorchOps):

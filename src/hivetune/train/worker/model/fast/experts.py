@@ -1,9 +1,9 @@
 """The MLP of routed experts: rows sorted by expert, one product a group, forward and backward by hand.
 
 The router's softmax says how much each of the K chosen experts of a row counts (Mixtral, arXiv 2401.04088; Qwen 3). Its
-weights are frozen, but what it reads is not, so a gradient passes through it. A row's share of an expert is multiplied
-into the expert's inner activation h, because the down projection is linear: then all products are those of linear.py,
-on a slice of rows, and the gradient of the share is dh . h.
+weights are frozen, but its input is not, so a gradient passes through it. A row's share of an expert is multiplied into
+the expert's inner activation h, because the down projection is linear. Then all products are those of ops.py, on a
+slice of rows, and the gradient of the share is dh . h.
 
 How many rows an expert gets is known after the router only: on a GPU each layer waits for that.
 
@@ -20,7 +20,7 @@ from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps
 
 
 def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
-    """Sum of what each row's experts give, [S, D], and what backward needs."""
+    """Return the sum of what each row's experts give, [S, D], and what backward needs."""
     first, ops = mlp.each[0], walk.ops
     route = _route(walk, mlp, y_SD)
     drop_n = None if drop is None else drop.of(route.row_n)
@@ -46,9 +46,9 @@ def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: 
 def experts_backward(
     walk: Walk, mlp: ExpertMlps, kept: KeptMlp, ddown_SD: Tensor, dy_SD: Tensor, drop: Drop | None
 ) -> Tensor:
-    """Gradient of the rows that came in, into `dy_SD`; adds dB of both tensors and dA of the second.
+    """Write the gradient of the input rows into `dy_SD`; add dB of both tensors and dA of the second.
 
-    Returns [dgate | dup | dS], which `experts_down_gradient` reads once the rows are there again.
+    Returns [dgate | dup | dS], which `experts_down_gradient` reads once the input rows are there again.
     """
     route, first, ops = _known(kept), mlp.each[0], walk.ops
     n, drop_n = len(route.row_n), None if drop is None else drop.of(route.row_n)
@@ -84,7 +84,7 @@ def experts_backward(
 def experts_down_gradient(
     walk: Walk, mlp: ExpertMlps, kept: KeptMlp, dgate_up_nW: Tensor, y_SD: Tensor, drop: Drop | None
 ) -> None:
-    """dA of the first tensor, from the recomputed rows that came in."""
+    """Add dA of the first tensor, from the recomputed input rows."""
     route = _known(kept)
     drop_n = None if drop is None else drop.of(route.row_n)
     x_nD = torch.index_select(y_SD, 0, route.row_n, out=walk.buffer("sent", len(route.row_n), y_SD.shape[1]))
@@ -94,7 +94,7 @@ def experts_down_gradient(
 
 
 def _route(walk: Walk, mlp: ExpertMlps, y_SD: Tensor) -> Dispatch:
-    """Softmax over all experts in the wide dtype, of logits in the model's own, as the model was trained."""
+    """Route rows by a softmax over all experts in the wide dtype, of logits in the model's own, as it was trained."""
     routing = _routing(walk)
     share_SE = torch.softmax(y_SD @ mlp.router_ED.t(), 1, dtype=wide_of(walk.dtype))
     weight_SK, index_SK = torch.topk(share_SE, routing.active, 1)
@@ -113,7 +113,7 @@ def _route(walk: Walk, mlp: ExpertMlps, y_SD: Tensor) -> Dispatch:
 
 
 def _router_gradient(walk: Walk, route: Dispatch, dweight_n: Tensor) -> Tensor:
-    """Gradient [S, E] of the router's logits from that of the weights."""
+    """Return the gradient [S, E] of the router's logits from that of the weights."""
     dweight_SK = dweight_n[route.place_n].view(route.index_SK.shape)
     chosen_SK = route.share_SE.gather(1, route.index_SK)
     if _routing(walk).normalised:
@@ -124,7 +124,7 @@ def _router_gradient(walk: Walk, route: Dispatch, dweight_n: Tensor) -> Tensor:
 
 
 def _gather(walk: Walk, x_nD: Tensor, route: Dispatch, out_SD: Tensor) -> None:
-    """Sum of the K rows of each row, always in the same order."""
+    """Write the sum of the K rows of each row, always in the same order."""
     back_nD = torch.index_select(x_nD, 0, route.place_n, out=walk.buffer("back", *x_nD.shape))
     out_SD.copy_(back_nD.view(len(out_SD), -1, x_nD.shape[1]).sum(1, dtype=wide_of(walk.dtype)))
 

@@ -1,4 +1,9 @@
-"""A step in pieces that are replayed where they come often: its begin, each shape of a micro-batch, its end."""
+"""Replayed steps: a step's begin, each shape of a micro-batch and its end are recorded where they come often.
+
+A graph holds addresses. So its inputs are written by copy into the same memory each time, its buffers are the
+workspace's, and when one of those has moved it is recorded anew. On a processor there is nothing to record: the same
+work is done on the same memory, which is how tests know what a card will do.
+"""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -11,24 +16,20 @@ from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables, Uses
 from hivetune.train.worker.model.memory import Workspace
 
-# Work of the device that is given out again and again as one: recorded once as a graph, then replayed.
-#
-# A graph holds addresses. So its inputs are written by copy into the same memory each time, its buffers are the
-# workspace's, and when one of those has moved it is recorded anew. On a processor there is nothing to record: the
-# same
-# work is done on the same memory, which is how tests know what a card will do.
-
 
 @dataclass(frozen=True)
 class _Recorded:
     replay: Callable[[], None]
     moves: int
-    """Of the workspace's buffers, when it was recorded."""
+    """Moves of the workspace's buffers when it was recorded."""
 
 
 class Graphs:
-    """`work` of `run` must have been done once without a graph, so that its buffers have their size and its kernels are
-    chosen: neither may happen while it is recorded."""
+    """Recorded work by name.
+
+    `work` of `run` must have been done once without a graph, so that its buffers have their size and its kernels are
+    chosen: neither may happen while it is recorded.
+    """
 
     def __init__(self, device: torch.device, workspace: Workspace):
         self._device, self._workspace = device, workspace
@@ -36,7 +37,10 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def run(self, name: Hashable, work: Callable[[], None]) -> None:
-        """`work`, which allocates nothing that outlives it and asks the device for nothing."""
+        """Replay `work`, recorded first if need be.
+
+        It allocates nothing that outlives it and asks the device for nothing.
+        """
         recorded = self._recorded.get(name)
         if recorded is None or recorded.moves != self._workspace.moves:
             self._recorded.pop(name, None)
@@ -49,7 +53,7 @@ class Graphs:
         return len(self._recorded)
 
     def _record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """All graphs take their temporaries from one pool: they run one after the other, and none outlives its own."""
+        """Record `work`. All graphs take their temporaries from one pool: they run one after the other."""
         if self._device.type != "cuda":
             return work
         graph = torch.cuda.CUDAGraph()
@@ -67,13 +71,19 @@ class Graphs:
 
 
 def can_replay(spec: ModelSpec, ops: Ops, num_streamed: int) -> bool:
-    """Not where the host has to know how many rows an expert gets, or which layer is brought next; not the kernels in
-    C++, which read tables of their own."""
+    """Return whether steps can be replayed.
+
+    Not where the host has to know how many rows an expert gets, or which layer is streamed next; and not the kernels in
+    C++, which read tables of their own.
+    """
     return not isinstance(ops, NativeOps) and not num_streamed and not any(layer.experts for layer in spec.layers)
 
 
-class Often:
-    """The arithmetic is the same whether a piece is replayed or not, so resumed runs may count anew."""
+class ReplayedStep:
+    """A step whose pieces are replayed where they come often.
+
+    The arithmetic is the same whether a piece is replayed or not, so resumed runs may count anew.
+    """
 
     def __init__(self, device: torch.device, workspace: Workspace):
         self._device, self._uses, self._graphs = device, Uses(), Graphs(device, workspace)
@@ -87,11 +97,11 @@ class Often:
         each: Callable[[BatchTables], None],
         end: Callable[[], None],
     ) -> None:
-        """`micro_batches` on the host, one by one while the device computes the one before."""
+        """Compute a step from `micro_batches` on the host, one by one while the device computes the one before."""
         self.piece("begin", begin)
         for tables in micro_batches:
             shape = tables.shape
-            if not self._uses.is_often(shape):
+            if not self._uses.is_frequent(shape):
                 each(tables.on(self._device))
                 continue
             if shape not in self._inputs:
@@ -102,8 +112,8 @@ class Often:
         self.piece("end", end)
 
     def piece(self, name: str, work: Callable[[], None]) -> None:
-        """Work without tables."""
-        if self._uses.is_often(name):
+        """Do or replay a piece of work without tables."""
+        if self._uses.is_frequent(name):
             self._graphs.run(name, work)
         else:
             work()

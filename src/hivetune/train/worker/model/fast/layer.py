@@ -51,7 +51,9 @@ from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group,
 
 
 def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Kept:
-    """The layer's output is `kept.mid_SD + kept.delta_SD`; `slot` names its buffers, see the head of this file.
+    """Compute a layer.
+
+    Its output is `kept.mid_SD + kept.delta_SD`; `slot` names its buffers, see the head of this file.
 
     The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
     """
@@ -91,7 +93,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
 
 
 def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
-    """down(act(gate) * up) with its rank columns, and what backward needs."""
+    """Return down(act(gate) * up) with its rank columns, and what backward needs."""
     spec, rows = walk.spec, len(y_SD)
     gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, mlp.gate_up.width)
     project(walk.ops, mlp.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
@@ -103,7 +105,7 @@ def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | Non
 
 
 def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor | None:
-    """Gradient of the layer's input from that of its output; adds the adapters' gradients. None for layer 0.
+    """Return the gradient of the layer's input from its output's, and add the adapters' gradients. None for layer 0.
 
     `dx_SD` (wide) is written over: the residual gradient passes through it.
     """
@@ -131,10 +133,10 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
 
 
 def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
-    """`dx_SD`, the gradient of the layer's output, becomes that of the stream after attention, in place.
+    """Turn `dx_SD`, the gradient of the layer's output, into that of the stream after attention, in place.
 
-    Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into
-    "h" or "y".
+    Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into "h"
+    or "y".
     """
     spec, layer, ops, rows = walk.spec, walk.layers[index], walk.ops, len(dx_SD)
     mlp, drop = layer.mlp, walk.drop_of(index, after_attention=True)
@@ -164,7 +166,7 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
 
 
 def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of attention's output and of the stream, both for all T rows."""
+    """Return the gradients of attention's output and of the stream, both for all T rows."""
     spec, layer, ops = walk.spec, walk.layers[index], walk.ops
     rows = len(dx_SD)
     do_SW = walk.buffer("do", rows, layer.o.width)
@@ -189,9 +191,9 @@ def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tens
 
 
 def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
-    """Stream and attention's output at the rows that go on: in the last layer those that predict something.
+    """Return stream and attention's output at the rows that go on: in the last layer those that predict something.
 
-    Keys and values are needed everywhere, the rest is not: of a chat with short answers most rows end here.
+    Keys and values are needed everywhere, the rest is not: in a chat with short answers most rows end here.
     """
     rows_R = walk.batch.rows_R
     if not walk.is_last(index) or rows_R is None:
@@ -201,22 +203,20 @@ def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tenso
 
 
 def _rows_of(walk: Walk, out_TN: Tensor) -> Tensor:
-    """Attention's output at the rows that predict something."""
+    """Return attention's output at the rows that predict something."""
     rows_R = walk.batch.rows_R
     assert rows_R is not None
     return torch.index_select(out_TN, 0, rows_R, out=walk.buffer("out_rows", len(rows_R), out_TN.shape[1]))
 
 
 def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
-    """S = x A^T out of a buffer that is about to be used again."""
+    """Copy S = x A^T out of a buffer that is about to be used again."""
     s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
     walk.ops.rowwise(Tensor.copy_, s_SR, y_SW[:, group.outputs :])
     return s_SR
 
 
-# Norms around the products of a layer, and the rotation of queries and keys, forward and backward.
-#
-# Shapes as at the head of layer.py.
+# Norms around the products of a layer, and the rotation of queries and keys.
 
 
 def enter(
@@ -228,7 +228,10 @@ def enter(
     y_TD: Tensor,
     rstd_T: Tensor,
 ) -> None:
-    """The stream and what attention or the MLP reads of it: its norm; itself where norms stand behind (OLMo 2)."""
+    """Write the stream, and its norm, which attention or the MLP reads; the stream itself where norms stand behind.
+
+    Norms stand behind in OLMo 2.
+    """
     if w_D is not None:
         walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
         return
@@ -240,6 +243,7 @@ def enter(
 def enter_backward(
     walk: Walk, w_D: Tensor | None, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, dx_TD: Tensor, y_TD: Tensor
 ) -> None:
+    """Add the gradient of `enter` to the stream's, and recompute what attention or the MLP read."""
     if w_D is not None:
         walk.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
         return
@@ -248,7 +252,7 @@ def enter_backward(
 
 
 def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Norms of the heads of q and k where the model has them, then their rotation, in place."""
+    """Norm the heads of q and k where the model does so, then rotate them, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     inner = {}
     if "q" in spec.family.norms:
@@ -263,7 +267,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
 
 
 def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
-    """A rotation's gradient is the rotation back; then the norms of the heads, in place."""
+    """Rotate gradients back, then go back through the norms of the heads, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     if rope is not None:
         both = dqkv_TW[:, : spec.q_width + spec.kv_width]
@@ -277,8 +281,10 @@ def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
 def sandwich(
     walk: Walk, index: int, name: str, y_SW: Tensor, inner: dict[str, tuple[Tensor, Tensor]], slot: str
 ) -> Tensor:
-    """The delta of the stream: the product's output without rank columns, normed once more in Gemma 2 and 3,
-    multiplied in Granite."""
+    """Return the delta of the stream: the product's output without rank columns.
+
+    It is normed once more in Gemma 2 and 3, and multiplied in Granite.
+    """
     delta_SD = y_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale != 1.0:
         walk.ops.rowwise(Tensor.mul_, delta_SD, other=walk.spec.delta_scale)
@@ -289,7 +295,7 @@ def sandwich(
 
 
 def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
-    """Gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
+    """Write the gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale == 1.0:
         walk.ops.rowwise(Tensor.copy_, dy_SD, dx_SD)  # which torch rounds four times as fast as a product
@@ -310,8 +316,7 @@ def _multiply(x: Tensor, out: Tensor, factor: float) -> None:
 def _inner_norm(
     walk: Walk, index: int, name: str, x_TN: Tensor, size: int, slot: str
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Norm of each `size` columns of x: its input and rstd, kept for backward, and the result in the buffer "normed"
-    in the shape of x."""
+    """Norm each `size` columns of x. Return its input and rstd, kept for backward, and the result in the shape of x."""
     rows = x_TN.numel() // size
     x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
     walk.ops.rowwise(Tensor.copy_, x_nE.view(x_TN.shape), x_TN)

@@ -27,7 +27,7 @@ from hivetune.train.plan.layout import (
 from hivetune.train.worker.model.adapter import scaling
 from hivetune.train.worker.model.fast.attention import says_math_path
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
-from hivetune.train.worker.model.fast.graphs import Often, can_replay
+from hivetune.train.worker.model.fast.graphs import ReplayedStep, can_replay
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps
 from hivetune.train.worker.model.fast.passes import Passes, loss_only
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
@@ -43,7 +43,7 @@ from hivetune.train.worker.model.protocol import Document, Streamed, halved
 
 FAST_BUDGET_TOKENS = 4096
 # Steps that are laid out before their turn: the next one, and one that was given up.
-MOST_AHEAD = 2
+MAX_AHEAD = 2
 
 
 class JudgedBatch(NamedTuple):
@@ -64,16 +64,18 @@ class _Laid(NamedTuple):
 
 
 class FastModel:
-    """A `LoraModel` (train/worker/model/protocol.py).
+    """A `LoraModel` (worker/model/protocol.py) computed by hand.
 
     Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (of a micro-batch),
-    pack_tokens (what it aims at where there are workers), halvings (of each), recompute (layers whose inner state is
-    recomputed in the backward pass), share_prefixes, token_multiple, graphs (few shapes, and what comes often is
-    replayed), chunk_rows (logit rows of a chunk), products (of float32 on a CPU), kernels (native or torch), attention
-    (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native
-    ones call no library for them). The attribute `kernels` says which run, and why if it is the plain ones; `attention`
-    says why attention is on a slow path, or is empty. `quantized`: the layers' matrices are kept as NF4. Raises NotFast
-    for a model that the fast path does not compute exactly.
+    pack_tokens (its aim where there are workers), halvings (of each), recompute (layers whose inner state is recomputed
+    in the backward pass), share_prefixes, token_multiple, graphs (few shapes, and frequent ones are replayed),
+    chunk_rows (logit rows of a chunk), products (of float32 on a CPU), kernels (native or torch), attention (eager: no
+    fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no
+    library for them).
+
+    The attribute `kernels` says which run, and why if they are the plain ones; `attention` says why attention is on a
+    slow path, or is empty. `quantized`: the layers' matrices are kept as NF4. Raises NotFast for a model that the fast
+    path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -117,14 +119,14 @@ class FastModel:
             keep_calls=not self._eager and not any(layer.experts for layer in self.spec.layers),
         )
         self._workspace = Workspace(device, forget=self._passes.forget)
-        self._often = None
+        self._replayed = None
         if choices.graphs and can_replay(self.spec, self._ops, self.num_streamed):
-            self._often = Often(device, self._workspace)
+            self._replayed = ReplayedStep(device, self._workspace)
         precision = str(dtype).removeprefix("torch.")
         multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)
-        self._pad = bucketed if self._often else multiples_of(multiple)
+        self._pad = bucketed if self._replayed else multiples_of(multiple)
         # Where work is replayed, its gradients are summed unscaled in a buffer of their own: a scale is no part of it.
-        self.grad_N = torch.zeros_like(self._sum_N) if self._often else self._sum_N
+        self.grad_N = torch.zeros_like(self._sum_N) if self._replayed else self._sum_N
         self._total, self._part = (torch.zeros((), dtype=self.master_N.dtype, device=device) for _ in "12")
         self._scale = torch.zeros(1, dtype=self.master_N.dtype, device=device)
         self.logit_rows = choices.logit_rows
@@ -135,48 +137,54 @@ class FastModel:
 
     @property
     def graphs(self) -> int | None:
-        return None if self._often is None else self._often.shapes
+        return None if self._replayed is None else self._replayed.shapes
 
     def streamed(self) -> Streamed:
-        return self.weights.stream.told() if self.weights.stream else Streamed()
+        return self.weights.stream.report() if self.weights.stream else Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
-        if self._often is None:
+        if self._replayed is None:
             return self.compute(self.prepare(documents), scale)
         return self.replay(self.lay_out(documents), scale)
 
     def repeat(self, name: str, work: Callable[[], None]) -> None:
-        if self._often is None:
+        if self._replayed is None:
             work()
         else:
-            self._often.piece(name, work)
+            self._replayed.piece(name, work)
 
     def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
         draw = self._draw(torch.Generator().manual_seed(seed))
         laid = _Laid(documents, draw, list(self._all_tables(documents, draw)))
-        while len(self._ahead) >= MOST_AHEAD:
+        while len(self._ahead) >= MAX_AHEAD:
             self._ahead.pop(next(iter(self._ahead)))
         self._ahead[id(documents)] = laid
 
     def lay_out(self, documents: Sequence[Document]) -> Iterable[BatchTables]:
-        """The tables of the micro-batches of a step, on the host: those that were laid ahead, else one by one."""
+        """Return the tables of the micro-batches of a step, on the host: those laid ahead, else made one by one."""
         draw, laid = self._draw(), self._ahead.pop(id(documents), None)
         if laid is not None and laid.documents is documents and laid.draw == draw:
             return laid.tables
         return self._all_tables(documents, draw)
 
     def prepare(self, documents: Sequence[Document]) -> Iterator[LayerBatch]:
-        """The micro-batches of a step, copied to the device one by one: with `lay_out` all that the host does of it."""
+        """Yield the micro-batches of a step, copied to the device one by one.
+
+        With `lay_out` this is the host's whole work.
+        """
         for tables in self.lay_out(documents):
             yield self._batch(tables.on(self.device))
 
     @torch.no_grad()
     def replay(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
-        """`backward` by work that is replayed. As in `compute`, nothing here waits for the device; work that has come
-        often enough is one call, however many kernels it has."""
-        assert self._often is not None
+        """Compute `backward` by replayed work.
+
+        As in `compute`, nothing here waits for the device. Work that has come often enough is one call, however many
+        kernels it has.
+        """
+        assert self._replayed is not None
         to_device(self._scale, (scale,))
-        self._often.run(micro_batches, begin=self._begin, each=self._add, end=self._end)
+        self._replayed.run(micro_batches, begin=self._begin, each=self._add, end=self._end)
         return self._total.clone()
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
@@ -187,8 +195,11 @@ class FastModel:
 
     @torch.no_grad()
     def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
-        """`backward` of prepared micro-batches. Nothing here waits for the device, copies from it, or has a shape that
-        depends on what it computed (tests/train/worker/model/test_host.py), but the routing of experts."""
+        """Compute `backward` of prepared micro-batches.
+
+        Nothing here waits for the device, copies from it, or has a shape that depends on what it computed
+        (tests/train/worker/model/test_host.py), except for the routing of experts.
+        """
         self._total.zero_()
         self._passes.refresh()
         for batch in batches:
@@ -196,7 +207,7 @@ class FastModel:
         return self._total.clone()
 
     def _add_up(self, batch: LayerBatch, scale: float) -> None:
-        """Forward and backward of one micro-batch, into the gradient and the total."""
+        """Add forward and backward of one micro-batch to the gradient and the total."""
         nll_E = self._passes.forward_backward(self._walk(batch, scale=scale, keep=True), self.logit_rows)
         self._total.add_(torch.dot(nll_E, batch.count_E, out=self._part))
 
@@ -215,7 +226,7 @@ class FastModel:
         return self.compute_judged(self.prepare_judged(documents), scale, beta)
 
     def prepare_judged(self, documents: Sequence[Document]) -> Iterator[JudgedBatch]:
-        """As `prepare`; an answer and those that it is compared with are in one micro-batch."""
+        """Yield micro-batches as `prepare` does; answers that are compared are in one micro-batch."""
         rows, parts, draw = _rows(documents), units(documents), self._draw()
         for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
             numbers = [number for unit in batch for number in unit]
@@ -227,10 +238,10 @@ class FastModel:
 
     @torch.no_grad()
     def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
-        """`backward_judged` of prepared micro-batches; as `compute`, nothing here waits for the device."""
+        """Compute `backward_judged` of prepared micro-batches; as in `compute`, nothing here waits for the device."""
         losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
         self._passes.refresh()
-        if self._often:
+        if self._replayed:
             self._sum_N.zero_()
         for part in batches:
 
@@ -241,7 +252,7 @@ class FastModel:
                 return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
 
             self._passes.forward_backward(self._walk(part.batch, scale=scale, keep=True), self.logit_rows, weigh)
-        if self._often:
+        if self._replayed:
             self.grad_N.add_(self._sum_N)
         return torch.stack(losses).sum(0)
 
@@ -261,7 +272,7 @@ class FastModel:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
-        """[len(tokens), V] of one document, in the dtype of the model."""
+        """Return the logits [len(tokens), V] of one document, in the dtype of the model."""
         self._passes.refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
         walk = self._walk(self._ready(make_layout([everything], share=False)), adapter=adapter)
@@ -283,7 +294,7 @@ class FastModel:
         return make_layout(rows, share=self.share_prefixes, pad=self._pad)
 
     def _draw(self, generator: torch.Generator | None = None) -> int | None:
-        """What the masks of a step follow from besides its rows, from the generator that the loop seeds."""
+        """Return what the masks of a step follow from besides its rows, from the generator that the loop seeds."""
         return int(torch.randint(2**62, (), generator=generator)) if self._lora.dropout else None
 
     def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
@@ -307,15 +318,18 @@ class FastModel:
             yield self._tables(self._layout([rows[index] for index in batch]), draw)
 
     def _tables(self, layout: Layout, draw: int | None = None) -> BatchTables:
-        """`draw`: what dropout's masks follow from besides the rows; None without dropout."""
-        few = self._often is not None
+        """Return the tables of a layout.
+
+        `draw`: what dropout's masks follow from besides the rows; None without dropout.
+        """
+        few = self._replayed is not None
         attention = attention_tables(self._ops, layout, self.spec, self.dtype, eager=self._eager, few=few)
         keys = None if draw is None else drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))
         tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
         return tables if self.device.type == "cpu" else tables.pinned()
 
     def _batch(self, tables: BatchTables) -> LayerBatch:
-        """Of tables on the device."""
+        """Return the micro-batch of tables on the device."""
         angles = tables.angles
         return LayerBatch(
             tokens_T=tables.tokens_T,

@@ -3,8 +3,8 @@
 Every result goes to a buffer of the caller. "Wide" is the dtype of the residual stream, of norms and of every
 reduction: fp32, or fp64 when computing in fp64. Matrices may be columns of a wider buffer (strided rows).
 
-Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W = N + R, K its inputs, F MLP width,
-H rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
+Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W = N + R, K its inputs, F MLP width, H
+rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ LOW = 0xFFFFFFFF
 
 
 def wide_of(dtype: torch.dtype) -> torch.dtype:
+    """Return the wide dtype of a dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -30,8 +31,8 @@ def wide_of(dtype: torch.dtype) -> torch.dtype:
 class Drop:
     """Dropout of the rows of a product. `rate`: the share of inputs that is left out; key_T: int64, one for each row.
 
-    A mask is no draw but a function: of the row's key, which follows from the step and from the tokens up to this one,
-    of the module and of the column. So it is the same in the backward pass, after a resume, in any order of the rows.
+    A mask is a function, no draw: of the row's key, which follows from the step and from the tokens up to this one, of
+    the module and of the column. So it is the same in the backward pass, after a resume, and in any order of the rows.
     """
 
     key_T: Tensor
@@ -43,7 +44,7 @@ class Drop:
 
 
 class Ops(Protocol):
-    """What layer.py asks for; TorchOps says what each does."""
+    """The operations that layer.py asks for; TorchOps says what each does."""
 
     name: str
 
@@ -103,8 +104,11 @@ class Ops(Protocol):
 
 
 class TorchOps:
-    """`wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
-    `multiply`: the large products."""
+    """The operations in plain torch.
+
+    `wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
+    `multiply`: the large products.
+    """
 
     name = "torch"
 
@@ -115,21 +119,23 @@ class TorchOps:
         self._multiply(a_MK, b_KN, out_MN)
 
     def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
-        """y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
+        """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
         self.multiply(x_TK, group.weight_NRK.t(), y_TW)
         self.adapt(y_TW, group, adapter=True)
 
     def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        """`call`, which is torch's own and writes to a buffer that it is given."""
+        """Make `call`, which is torch's own and writes to a buffer that it is given."""
         call(*arguments)
 
     def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
-        """As `do`, of tensors that have as many rows as the micro-batch has tokens, or a multiple of that; `named` is
-        the same for all micro-batches."""
+        """Make `call` of tensors that have as many rows as the micro-batch has tokens, or a multiple of that.
+
+        `named` is the same for all micro-batches.
+        """
         call(*tensors, **named)
 
     def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
-        """total += scale * product."""
+        """Add scale * product to the total."""
         total.add_(product, alpha=scale)
 
     def add_norm(
@@ -142,7 +148,7 @@ class TorchOps:
         y_TD: Tensor,
         rstd_T: Tensor,
     ) -> None:
-        """sum = x + delta; y = RMSNorm(sum) * w. x, sum, w, rstd wide. Without delta, `sum` is x itself."""
+        """Compute sum = x + delta; y = RMSNorm(sum) * w. x, sum, w, rstd are wide. Without delta, `sum` is x itself."""
         if delta_TD is not None:
             torch.add(x_TD, delta_TD, out=sum_TD)
         rstd_T.copy_(torch.rsqrt(sum_TD.square().mean(1) + eps))
@@ -151,7 +157,7 @@ class TorchOps:
     def norm_backward(
         self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
     ) -> None:
-        """dx += the gradient of y = x * rstd * w; y itself is recomputed on request. dx wide.
+        """Add the gradient of y = x * rstd * w to dx, which is wide; y itself is recomputed on request.
 
         With u = x * rstd and du = dy * w, RMSNorm's gradient is rstd * (du - u * mean(du * u)).
         """
@@ -175,14 +181,14 @@ class TorchOps:
         first.copy_(turned)
 
     def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
-        """h = act(gate) * up (arXiv 2002.05202), with act SiLU or the tanh form of GELU."""
+        """Compute h = act(gate) * up (arXiv 2002.05202), with act SiLU or the tanh form of GELU."""
         gate, up = gate_up_TN.to(wide_of(h_TF.dtype)).chunk(2, 1)
         h_TF.copy_((F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up)
 
     def glu_backward(
         self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
     ) -> None:
-        """Gradients of gate and up from that of h; h is recomputed, because dA of the down projection reads it."""
+        """Compute the gradients of gate and up from h's; h is recomputed, for dA of the down projection."""
         dh = dh_TF.to(wide_of(dh_TF.dtype))
         gate, up = gate_up_TN.to(dh.dtype).chunk(2, 1)
         if activation == "silu":
@@ -194,7 +200,7 @@ class TorchOps:
         h_TF.copy_(act * up)
 
     def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None:
-        """y += bias, and each member's columns += S B'^T; S lies in the rank columns of y itself."""
+        """Add the bias to y, and S B'^T to each member's columns; S lies in the rank columns of y itself."""
         if group.bias_N is not None:
             y_TW[:, : group.outputs] += group.bias_N
         for member in group.adapted if adapter else ():
@@ -203,7 +209,7 @@ class TorchOps:
             y_TW[:, member.start : member.stop].addmm_(left_factor(y_TW[:, start : start + len(up_RN)]), up_RN)
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
-        """The rank columns of dy become dS = dY B', the padding zero: the next product reads all columns."""
+        """Write dS = dY B' to the rank columns of dy, and zeros to its padding: the next product reads all columns."""
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
             start = group.outputs + member.rank_at
@@ -211,7 +217,7 @@ class TorchOps:
             mm(dy_TW[:, member.start : member.stop], up_RN.t(), dy_TW[:, start : start + len(up_RN)])
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
-        """dB += scale * dY^T S for each member."""
+        """Add scale * dY^T S to dB of each member."""
         for member in group.adapted:
             d_up_NR = _up(member.d_up_NR)
             s = s_TR[:, member.rank_at : member.rank_at + len(_up(member.scaled_up_RN))]
@@ -219,7 +225,7 @@ class TorchOps:
             d_up_NR.add_(product_NR[:, : d_up_NR.shape[1]], alpha=scale)
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
-        """dA += scale * dS^T X, all members at once."""
+        """Add scale * dS^T X to dA of all members at once."""
         if group.d_downs_RK is not None:
             product_RK = self._wide_product(ds_TR[:, : group.ranks].t(), x_TK)
             d_downs_mRK, product_mRK = (
@@ -228,7 +234,7 @@ class TorchOps:
             d_downs_mRK.add_(product_mRK[:, : d_downs_mRK.shape[1]], alpha=scale)
 
     def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
-        """out = x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0.
+        """Write x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0.
 
         Two rounds of a 32-bit mixing function (Chris Wellons, "Prospecting for hash functions", 2018: lowbias32) over
         the column, the first with one half of the key and the salt, the second with the other.
@@ -249,7 +255,7 @@ class TorchOps:
         *,
         gradient: bool,
     ) -> None:
-        """nll [C] of each row, in nats; with `gradient`, the logits become count * d nll / d logits in place.
+        """Write nll [C] of each row, in nats; with `gradient`, the logits become count * d nll / d logits in place.
 
         d nll / d logits = softmax - one-hot, times 1 - (z / cap)^2 where logits are capped.
         """
@@ -273,19 +279,19 @@ class TorchOps:
 
 
 def drop_below(rate: float) -> int:
-    """Numbers of 32 bits below it are `rate` of all."""
+    """Return the number below which lie `rate` of all 32-bit numbers."""
     return round(rate * 2**32)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """lowbias32 of numbers of 32 bits in int64: a product's high half is cut off, sign and all."""
+    """Return lowbias32 of 32-bit numbers in int64: a product's high half is cut off, sign and all."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & LOW
     x = ((x ^ (x >> 15)) * 0x846CA68B) & LOW
     return x ^ (x >> 16)
 
 
 def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch.mm takes two matrices of `dtype` to an fp32 result here (torch 2.8 and later, on GPUs)."""
+    """Return whether torch.mm takes two matrices of `dtype` to an fp32 result here (torch 2.8 and later, on GPUs)."""
     if dtype.itemsize != 2:
         return False
     square = torch.zeros(16, 16, dtype=dtype, device=device)
@@ -297,7 +303,7 @@ def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _up(tensor: Tensor | None) -> Tensor:
-    """Members in `Group.adapted` are bound (weights.bind_adapter)."""
+    """Return the tensor of a bound member: those in `Group.adapted` are (matrices.bind_adapter)."""
     assert tensor is not None
     return tensor
 
@@ -314,7 +320,7 @@ def _up(tensor: Tensor | None) -> Tensor:
 
 
 def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
-    """y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns are left as they were."""
+    """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns stay as they were."""
     if adapter and drop is None:
         ops.project(x_TK, group, y_TW)
         return
@@ -327,7 +333,7 @@ def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | Non
 
 
 def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: Drop | None) -> None:
-    """dX = dY W + dS A, from dy = [dY | dS]."""
+    """Compute dX = dY W + dS A, from dy = [dY | dS]."""
     if drop is None:
         ops.multiply(dy_TW, group.weight_NRK, dx_TK)
         return
@@ -339,7 +345,7 @@ def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: D
 
 
 def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, drop: Drop | None) -> None:
-    """dA += scale * dS^T (dropped x)."""
+    """Add scale * dS^T (dropped x) to dA."""
     if drop is None:
         ops.down_gradient(dy_TW[:, group.outputs :], x_TK, group, scale)
         return
@@ -360,7 +366,7 @@ def _across(a_TR: Tensor, b_TK: Tensor, out: Tensor) -> None:
 
 
 def _dropped(ops: Ops, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
-    """x with the member's mask, in a buffer that the next call writes over."""
+    """Return x with the member's mask, in a buffer that the next call writes over."""
     dropped_TK = drop.workspace.take("dropped", *x_TK.shape, dtype=x_TK.dtype)
     ops.drop(x_TK, drop, member.salt, dropped_TK)
     return dropped_TK

@@ -1,6 +1,11 @@
-"""A micro-batch through all layers and back. With the kernels in C++ a layer's calls are kept and made again.
+"""A micro-batch through all layers, the loss and back. With the kernels in C++ a layer's calls are kept and made again.
 
-Shapes as at the head of layer.py.
+The loss is computed at the positions that predict something, in chunks, and its gradient is made in the forward pass.
+So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry instead of 6 with recomputed logits), and
+only one chunk of logits exists at a time, as in Liger-Kernel's fused linear cross entropy (arXiv 2410.10989).
+
+Shapes as at the head of layer.py; R rows of the stream, E entries (a row and the token it must predict), C entries of a
+chunk, D hidden, V tokens.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,12 +24,14 @@ from hivetune.train.worker.model.fast.state import Kept, Walk
 from hivetune.train.worker.model.fast.weights.matrices import Weights, refresh_downs, refresh_ups
 
 CHUNK_LOGITS = 16 << 20
-"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k. More is not faster: 410 GFLOP/s a core
-at 192 entries, 411 at 320, 426 at 512 (docs/log.md)."""
+"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k.
+
+More is not faster: 410 GFLOP/s a core at 192 entries, 411 at 320, 426 at 512 (docs/log.md).
+"""
 
 
 def chunk_rows(vocab: int, wanted: int | None) -> int:
-    """Entries of a chunk, a multiple of 64 where there are that many."""
+    """Return the entries of a chunk, a multiple of 64 where there are that many."""
     return wanted or max(64, CHUNK_LOGITS // vocab // 64 * 64)
 
 
@@ -34,11 +41,11 @@ Weigh = Callable[[Tensor], Tensor]
 def loss_and_gradient(
     walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None, weigh: Weigh | None = None
 ) -> tuple[Tensor, Tensor]:
-    """nll [E] of each entry in nats, and the gradient [R, D] of sum(weight * nll) by the last layer's output, wide.
+    """Return nll [E] of each entry in nats, and the gradient of sum(weight * nll) by the last layer's output.
 
-    x_RD + delta_RD is that output; `chunk`: entries of a chunk, None for the default. The weight of an entry is its
-    count, or what `weigh` makes of the nll of all entries: then each entry's gradient is kept until all are known, so
-    that the vocabulary's matrix is used no more often.
+    x_RD + delta_RD is that output; the gradient [R, D] is wide. `chunk`: entries of a chunk, None for the default. The
+    weight of an entry is its count, or what `weigh` makes of the nll of all entries. Then each entry's gradient is kept
+    until all are known, so that the vocabulary's matrix is used no more often.
     """
     spec, ops, batch = walk.spec, walk.ops, walk.batch
     rows = len(x_RD)
@@ -60,7 +67,7 @@ def loss_and_gradient(
 
 
 def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None) -> Tensor:
-    """nll [E] of each entry in nats."""
+    """Return nll [E] of each entry in nats."""
     spec = walk.spec
     rows = len(x_RD)
     sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
@@ -72,10 +79,10 @@ def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chun
 def _entry_nll(
     walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None, *, each: bool = False
 ) -> Tensor:
-    """nll of all entries, until the next micro-batch; the gradient of the normed rows is written to `dy_RD` if it is
-    given.
+    """Return nll of all entries, valid until the next micro-batch.
 
-    `each`: of each entry with the weight 1 instead, [E, D]; padding has 0 as ever.
+    The gradient of the normed rows is written to `dy_RD` if it is given. `each`: the gradient of each entry with the
+    weight 1 instead, [E, D]; padding has 0 as ever.
     """
     spec, batch = walk.spec, walk.batch
     count_E = batch.count_E.clamp(max=1) if each else batch.count_E
@@ -109,8 +116,11 @@ def _entry_nll(
 
 
 class Passes:
-    """`recompute`: the first layers, whose inner state is recomputed in the backward pass. `keep_calls`: of the native
-    kernels; not where torch computes something between them that answers in memory of its own."""
+    """The passes of a model.
+
+    `recompute`: the first layers, whose inner state is recomputed in the backward pass. `keep_calls`: of the native
+    kernels; not where torch computes something between them that answers in memory of its own.
+    """
 
     def __init__(
         self, spec: ModelSpec, weights: Weights, ops: Ops, *, scaling: float, recompute: int, keep_calls: bool
@@ -124,7 +134,7 @@ class Passes:
             self._embed_scale = torch.tensor(spec.embed_scale, dtype=weights.embedding_VD.dtype).item()
 
     def forget(self) -> None:
-        """A buffer is about to move."""
+        """Drop kept calls: a buffer is about to move."""
         if self.calls is not None:
             self.calls.forget()
 
@@ -140,7 +150,7 @@ class Passes:
             self.calls.again("refresh", self._refresh)
 
     def forward_backward(self, walk: Walk, logit_rows: int | None, weigh: Weigh | None = None) -> Tensor:
-        """nll [E] of each entry; the adapters' gradients are added up. `logit_rows`, `weigh`: of the loss."""
+        """Return nll [E] of each entry and add up the adapters' gradients. `logit_rows`, `weigh`: of the loss."""
         walk = self._bring(walk)
         x_TD, delta_TD = self._embed(walk), None
         all_kept: list[Kept] = []
@@ -163,7 +173,7 @@ class Passes:
         return nll_E
 
     def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
-        """The stream after the last layer and the delta still to be added, at the rows that predict something."""
+        """Return the stream after the last layer and the delta still to be added, at the rows that predict."""
         x_TD, delta_TD = self._embed(walk), None
         layers = len(self._weights.layers)
         for index in range(layers):
@@ -173,20 +183,23 @@ class Passes:
         assert delta_TD is not None
         return x_TD, delta_TD
 
-    def _again(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *given: Any) -> Result:
-        """`layer` forward or backward, by kept calls if there are any; not the last one, whose rows are those that
-        predict something. `given` may be what was kept for more tokens."""
+    def _again(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *arguments: Any) -> Result:
+        """Compute `layer` forward or backward, by kept calls if there are any.
+
+        Not the last layer, whose rows are those that predict something. `arguments` may be what was kept for more
+        tokens.
+        """
         if self.calls is None:
-            return layer(walk, index, *given)
+            return layer(walk, index, *arguments)
 
         def work() -> Result:
             rows = len(walk.batch.tokens_T)
-            return layer(walk, index, *(_first(part, rows) for part in given))
+            return layer(walk, index, *(_first(part, rows) for part in arguments))
 
         return work() if walk.is_last(index) else self.calls.again((name, index, _kind(walk)), work)
 
     def _bring(self, walk: Walk) -> Walk:
-        """What differs from one micro-batch to the next, to where kept calls read it."""
+        """Copy what differs from one micro-batch to the next to where kept calls read it."""
         if self.calls is None:
             return walk
         assert isinstance(walk.ops, NativeOps) and isinstance(walk.batch.attention, NativeAttention)
@@ -217,14 +230,14 @@ class Passes:
                 refresh_downs(layer, self._ops.do)
 
     def _enter(self, index: int, *following: int) -> None:
-        """What is computed next reads layer `index`; then, in this order, `following`."""
+        """Bring the matrices of layer `index`, which is computed next; then, in this order, `following`."""
         self._weights.enter(index, following)
         if index < self._weights.num_replaced:
             refresh_downs(self._weights.layers[index], self._ops.do)
 
 
 def _kind(walk: Walk) -> Hashable:
-    """Equal where a layer's calls are the same, on other numbers."""
+    """Return a key that is equal where a layer's calls are the same, on other numbers."""
     assert isinstance(walk.batch.attention, NativeAttention)
     return walk.batch.attention.parts, walk.batch.rows_R is None, walk.drop is None
 
@@ -237,12 +250,3 @@ def _first(part: Any, rows: int) -> Any:
 
 def _brought(walk: Walk, name: str, table: Tensor) -> Tensor:
     return walk.workspace.take(name, *table.shape, dtype=table.dtype).copy_(table)
-
-
-# Logits and loss at the positions that predict something, in chunks; the gradient is made in the forward pass.
-#
-# So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry instead of 6 with recomputed logits), and
-# only one chunk of logits exists at a time, as in Liger-Kernel's fused linear cross entropy (arXiv 2410.10989).
-#
-# Shapes: R rows of the stream, E entries (a row and the token it must predict), C entries of a chunk, D hidden, V
-# tokens.

@@ -1,6 +1,7 @@
-"""What the fast path computes for a config.json: activation, windows, rotations, scales. Sizes and differences between
-families come from models/; anything that is not understood to the letter is refused with a reason, and the general
-path runs instead.
+"""What the fast path computes for a config.json: activation, windows, rotations, scales.
+
+Sizes and differences between families come from models/. Anything that is not understood to the letter is refused with
+a reason, and the general path runs instead.
 """
 
 import json
@@ -17,7 +18,7 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "ge
 
 
 class NotFast(Exception):
-    """Why the fast path does not know this model."""
+    """Raised with the reason why the fast path does not know a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """So many experts of the width `ffn`, of which each row meets `active`; normalised: their shares add up to 1."""
+    """The routing of a row to `active` of the experts, which have the width `ffn`; normalised: shares add up to 1."""
 
     experts: int
     active: int
@@ -44,12 +45,14 @@ class Routing:
 
 
 Frequencies = tuple[float, ...]
-"""Of a rotation: radians per position, one for each pair of channels."""
+"""Frequencies of a rotation: radians per position, one for each pair of channels."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes are in elements; `family` says the rest (models/families.py). rms norms add `eps` to the mean square.
+    """A model. Sizes are in elements; `family` says the rest (models/families.py).
+
+    RMS norms add `eps` to the mean square.
 
     delta_scale: what each part of a layer is multiplied by before it is added to the stream; logit_scale: the logits.
     """
@@ -88,13 +91,13 @@ class ModelSpec:
 
 
 def read_spec(folder: Path, first_layers: int | None = None) -> ModelSpec:
-    """The spec of a model folder, without its other layers if said. Raises NotFast with the reason."""
+    """Return the spec of a model folder, with its first layers only if given. Raises NotFast with the reason."""
     spec = spec_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     return replace(spec, layers=spec.layers[:first_layers])
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of a config.json of transformers 4 or 5. Raises NotFast with the reason."""
+    """Return the spec of a config.json of transformers 4 or 5. Raises NotFast with the reason."""
     family = _known_family(config)
     sizes = parse_architecture(config, "config.json")
     routing = _routing(config, family)
@@ -147,7 +150,7 @@ def _activation(config: Mapping[str, Any], family: Family) -> str:
 
 
 def _known_family(config: Mapping[str, Any]) -> Family:
-    """The family if the fast path computes this config exactly. Raises NotFast with the reason."""
+    """Return the family if the fast path computes this config exactly. Raises NotFast with the reason."""
     name = config.get("model_type", "")
     family = FAMILIES.get(name)
     if family is None or not family.fast:
@@ -191,7 +194,7 @@ def _layers(
 
 
 def _sliding(config: Mapping[str, Any], family: Family, count: int) -> list[bool]:
-    """For each layer, whether it looks back only `sliding_window` positions, with each family's default."""
+    """Return for each layer whether it looks back only `sliding_window` positions, with each family's default."""
     if config.get("sliding_window") is None:
         return [False] * count
     if family.sliding == "always":
@@ -212,7 +215,10 @@ def _sliding(config: Mapping[str, Any], family: Family, count: int) -> list[bool
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`."""
+    """Return the rotation's parameters.
+
+    transformers 5 writes `rope_parameters`, 4 wrote `rope_theta` and `rope_scaling`.
+    """
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
@@ -229,8 +235,11 @@ def _gemma3_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def _rope(parameters: Mapping[str, Any], head_dim: int) -> Frequencies:
-    """Frequencies theta^(-2i/d) (RoFormer, arXiv 2104.09864), divided for linear scaling (arXiv 2306.15595), or
-    stretched as Llama 3.1 does. Raises NotFast for other kinds (YaRN, longrope, dynamic)."""
+    """Return frequencies theta^(-2i/d) (RoFormer, arXiv 2104.09864), scaled as the config says.
+
+    Linear scaling divides them (arXiv 2306.15595); Llama 3.1 stretches them. Raises NotFast for other kinds (YaRN,
+    longrope, dynamic).
+    """
     kind = parameters.get("rope_type", "default")
     size = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
     theta = parameters["rope_theta"]
@@ -245,7 +254,7 @@ def _rope(parameters: Mapping[str, Any], head_dim: int) -> Frequencies:
 
 
 def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:
-    """Low frequencies are divided by `factor`, high ones stay, those between are blended (Llama 3.1's model card)."""
+    """Return the frequency divided by `factor` if low, as it is if high, blended between (Llama 3.1's model card)."""
     wavelength = 2 * math.pi / frequency
     old = parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]

@@ -28,13 +28,13 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class LayerBatch:
-    """A layout on the device: its tables (steps/tables.py), and the attention that reads them.
+    """A layout on the device: its tables (tables.py), and the attention that reads them.
 
     tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
-    that predict something, None when all do. entry_row_E: which of those rows an entry is of; target_E: the token it
-    must predict; count_E: what its loss is multiplied by (how many documents train it, 0 for padding).
-    straight: entry i is of row i and there are no others, so that nothing needs to be gathered. key_T: what dropout's
-    masks follow from, None without dropout.
+    that predict something, None when all do. entry_row_E: which of those rows an entry is of. target_E: the token it
+    must predict. count_E: what its loss is multiplied by (how many documents train it, 0 for padding). straight: entry
+    i is of row i and there are no others, so that nothing needs to be gathered. key_T: what dropout's masks follow
+    from, None without dropout.
     """
 
     tokens_T: Tensor
@@ -50,7 +50,7 @@ class LayerBatch:
 
 @dataclass
 class Kept:
-    """What backward needs of one layer; the plan counts these bytes (train/plan/memory.py, `saved_bytes_per_token`).
+    """What backward needs of one layer; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
 
     x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
     rotation, with X A^T in the rank columns. out_TN, lse_TH: attention's output and the log-sum-exp of its scores, from
@@ -73,7 +73,7 @@ class Kept:
     """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
 
     def of(self, rows: int) -> "Kept":
-        """Of its first `rows` tokens: a smaller micro-batch in the same buffers."""
+        """Return what is kept of the first `rows` tokens: a smaller micro-batch in the same buffers."""
         most = len(self.x_TD)
         if rows == most:
             return self
@@ -92,8 +92,11 @@ class Kept:
 
 @dataclass
 class KeptMlp:
-    """gate_up: before the activation, with X A^T in the rank columns; s_down: X A^T of the down projection. One row for
-    each row of the stream, or, where there are experts, for each row and expert that it was sent to."""
+    """What backward needs of an MLP. gate_up: before the activation, with X A^T in the rank columns.
+
+    s_down: X A^T of the down projection. There is one row for each row of the stream, or, where there are experts, for
+    each row and expert that it was sent to.
+    """
 
     gate_up_SW: Tensor
     s_down_SR: Tensor
@@ -102,10 +105,10 @@ class KeptMlp:
 
 @dataclass
 class Dispatch:
-    """Which experts the rows of a layer were sent to. n rows, sorted by expert: K for each of the S rows.
+    """The experts that the rows of a layer were sent to. n rows, sorted by expert: K for each of the S rows.
 
     counts: rows of each expert. row_n: which of the S rows it is. place_n: where the K rows of row 0 lie among the n,
-    then those of row 1. weight_n: what the expert's output counts, wide. share_SE: the router's softmax, wide;
+    then those of row 1. weight_n: the weight of the expert's output, wide. share_SE: the router's softmax, wide;
     index_SK: the chosen experts of each row.
     """
 
@@ -117,7 +120,7 @@ class Dispatch:
     index_SK: Tensor
 
     def segments(self) -> Iterator[tuple[int, slice]]:
-        """(expert, its rows) of those that got any."""
+        """Yield (expert, its rows) of the experts that got any."""
         start = 0
         for expert, count in enumerate(self.counts):
             if count:
@@ -129,8 +132,8 @@ class Dispatch:
 class Walk:
     """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
 
-    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest
-    number (6e-8); dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
+    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest number
+    (6e-8). dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
     """
 
     spec: ModelSpec
@@ -152,7 +155,7 @@ class Walk:
         return index == len(self.layers) - 1
 
     def drop_of(self, index: int, *, after_attention: bool) -> Drop | None:
-        """Dropout of the rows that a product of layer `index` sees: all T, or the S that go on after attention."""
+        """Return dropout of the rows that a product of layer `index` sees: all T, or the S after attention."""
         rows_R = self.batch.rows_R
         if self.drop is None or not after_attention or rows_R is None or not self.is_last(index):
             return self.drop

@@ -1,4 +1,4 @@
-"""What the host prepares of a micro-batch: every index table that the device will read, and nothing that it computes.
+"""What the host prepares of a micro-batch: every index table that the device will read, and the few shapes they have.
 
 Shapes: T tokens, R rows that predict something, E entries of the loss, H rotated pairs of a head.
 """
@@ -20,8 +20,11 @@ MASK_64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class BatchTables:
-    """A layout in tables, all on the host or all on one device. state.LayerBatch says what most of them hold; `angles`:
-    cos and sin of each of the model's rotations in turn; `attention`: what its kernels read."""
+    """A layout in tables, all on the host or all on one device.
+
+    state.LayerBatch says what most of them hold. `angles`: cos and sin of each of the model's rotations in turn;
+    `attention`: what its kernels read.
+    """
 
     layout: Layout
     tokens_T: Tensor
@@ -36,26 +39,26 @@ class BatchTables:
 
     @property
     def shape(self) -> Hashable:
-        """Equal for layouts that are the same work of the device, on other numbers."""
+        """Return a key that is equal for layouts that are the same work of the device, on other numbers."""
         flags = (self.straight, self.rows_R is None, self.key_T is None)
         return flags, tuple((tuple(table.shape), table.dtype) for table in self._all())
 
     def on(self, device: torch.device) -> "BatchTables":
-        """A copy there, which the host does not wait for."""
+        """Return a copy on the device, which the host does not wait for."""
         if device.type == "cpu":
             return self._with(iter(list(self._all())))
         return self._with(table.to(device, non_blocking=True) for table in self._all())
 
     def pinned(self) -> "BatchTables":
-        """In memory that a card reads by itself."""
+        """Return the tables in memory that a card reads by itself."""
         return self._with(table.pin_memory() for table in self._all())
 
     def buffers(self, device: torch.device) -> "BatchTables":
-        """Memory of this shape on a device, for `read`. What is in it is undefined."""
+        """Return memory of this shape on a device, for `read`. What is in it is undefined."""
         return self._with(torch.empty(table.shape, dtype=table.dtype, device=device) for table in self._all())
 
     def read(self, other: "BatchTables") -> None:
-        """Another layout of this shape into the same memory, without waiting for it."""
+        """Copy another layout of this shape into the same memory, without waiting for it."""
         for here, there in zip(self._all(), other._all(), strict=True):
             here.copy_(there, non_blocking=True)
 
@@ -64,7 +67,7 @@ class BatchTables:
         yield from (table for table in (self.rows_R, self.key_T) if table is not None)
 
     def _with(self, tables: Iterator[Tensor]) -> "BatchTables":
-        """These tables, in the order of `_all`."""
+        """Return these tables, in the order of `_all`."""
         tokens_T, entry_row_E, target_E, count_E = itertools.islice(tables, 4)
         return BatchTables(
             layout=self.layout,
@@ -89,7 +92,10 @@ def lay_tables(
     pad: Padding,
     keys: Sequence[int] | None,
 ) -> BatchTables:
-    """`attention`: computing.attention_tables of the layout. `keys`: of dropout, None without it."""
+    """Return the tables of a layout. `attention`: its computing.attention_tables.
+
+    `keys`: of dropout, None without it.
+    """
     # Padding entries may fall on rows that have one already; then rows without an entry are added.
     taken = set(layout.rows)
     idle = (row for row in range(layout.size) if row not in taken)
@@ -111,7 +117,7 @@ def lay_tables(
 
 
 def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
-    """What the dropout of each token follows from: `draw` (of the step) and the tokens up to this one.
+    """Return what the dropout of each token follows from: `draw` (of the step) and the tokens up to this one.
 
     So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a row
     are the same in any company. `whole_rows`: from all tokens of the row instead, so that no two rows share a mask.
@@ -132,7 +138,7 @@ def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
 
 
 def _next_key(key: int, token: int) -> int:
-    """64 bits from 64 bits: the step of splitmix64 (Vigna), with the token in place of its counter."""
+    """Return 64 bits from 64 bits: the step of splitmix64 (Vigna), with the token in place of its counter."""
     key = (key + token * 2 + 0x9E3779B97F4A7C15) & MASK_64
     key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
     key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & MASK_64
@@ -144,24 +150,24 @@ def _indices(values: Sequence[int]) -> Tensor:
 
 
 def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, H], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
+    """Return cos and sin [T, H], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
     angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
     return angle_TH.cos().to(dtype), angle_TH.sin().to(dtype)
 
 
-# Few shapes: how attention's segments are batched and padded, and which shapes come often enough for a graph. Pure.
+# Few shapes: how attention's segments are batched and padded, and which shapes come often enough for a graph.
 
 # Segments are batched by sizes rounded up to this: few shapes, and little padding. Fused kernels want lengths that are
 # multiples of 8 at least, and their own blocks are 64 or 128.
 SIZE_STEP = 64
 # All segments are one class, though the scores are then so many times as many, or no more than this a head: scores are
 # a twentieth of a step's operations at 150 tokens a row, and each class is a handful of launches a layer.
-MOST_PADDED, CHEAP_SCORES = 2, 1 << 19
+MAX_PADDED, CHEAP_SCORES = 2, 1 << 19
 # A graph costs about as much as three steps without one: one to record it, two to make it ready. A shape that came so
 # often pays for its graph if it comes as often again, and nobody knows better (rent or buy).
 USES_BEFORE = 3
 # Each holds its tables, a few MB, and its nodes.
-MOST_GRAPHS = 48
+MAX_GRAPHS = 48
 
 
 @dataclass(frozen=True)
@@ -176,8 +182,10 @@ class SegmentClass:
 
 
 def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentClass]:
-    """`sizes`: queries and keys of each segment. `few`: sizes are powers of two, one class for all where that is cheap,
-    and counts are padded too."""
+    """Return classes of segments. `sizes`: queries and keys of each segment.
+
+    `few`: sizes are powers of two, one class for all where that is cheap, and counts are padded too.
+    """
 
     def rounded(size: int) -> int:
         return max(SIZE_STEP, _power(size)) if few else -(-size // SIZE_STEP) * SIZE_STEP
@@ -188,7 +196,7 @@ def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentCl
     if few and found:
         most = (max(queries for queries, _ in found), max(keys for _, keys in found))
         scores = sum(len(numbers) * queries * keys for (queries, keys), numbers in found.items())
-        if len(sizes) * most[0] * most[1] <= max(MOST_PADDED * scores, CHEAP_SCORES):
+        if len(sizes) * most[0] * most[1] <= max(MAX_PADDED * scores, CHEAP_SCORES):
             found = {most: list(range(len(sizes)))}
     classes = []
     for (queries, keys), numbers in sorted(found.items()):
@@ -200,20 +208,20 @@ def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentCl
 
 
 def few_of(count: int) -> int:
-    """The least of few counts that holds `count`: powers of two up to 8, then multiples of 8."""
+    """Return the smallest of few counts that holds `count`: powers of two up to 8, then multiples of 8."""
     return _power(count) if count <= 8 else -(-count // 8) * 8
 
 
 class Uses:
-    """How often each shape came, and which ones are worth a graph."""
+    """A counter of shapes, and of which ones are worth a graph."""
 
-    def __init__(self, before: int = USES_BEFORE, most: int = MOST_GRAPHS):
+    def __init__(self, before: int = USES_BEFORE, most: int = MAX_GRAPHS):
         self._before, self._most = before, most
         self._counts: Counter[Hashable] = Counter()
         self._taken: set[Hashable] = set()
 
-    def is_often(self, shape: Hashable) -> bool:
-        """Whether this use, which is counted, is one of a graph."""
+    def is_frequent(self, shape: Hashable) -> bool:
+        """Count one use of a shape, and return whether it is one of a graph."""
         self._counts[shape] += 1
         if self._counts[shape] > self._before and len(self._taken) < self._most:
             self._taken.add(shape)
@@ -221,7 +229,7 @@ class Uses:
 
     @property
     def taken(self) -> int:
-        """Shapes that have a graph."""
+        """Return how many shapes have a graph."""
         return len(self._taken)
 
 

@@ -1,8 +1,8 @@
 """Triton kernels of causal attention over a tree of segments: a query sees its path, a key all that come after it.
 
 Softmax is made block by block with a running maximum, and backward recomputes it from the kept normaliser
-(FlashAttention, arXiv 2205.14135). A key of a shared prefix gathers from every segment behind it in one program, in
-one order, so that no sum depends on chance.
+(FlashAttention, arXiv 2205.14135). A key of a shared prefix gathers from every segment behind it in one program, in one
+order, so that no sum depends on chance.
 
 Tables, int32: `blocks` [segment, offset of its first token in the segment]; `segments` [start, size, depth, first
 range, ranges, first reader, readers]; `ranges` [start, size, position of the first token] of a segment's path, itself
@@ -18,8 +18,10 @@ RANGES, READERS = tl.constexpr(3), tl.constexpr(5)
 
 @triton.jit
 def _block(blocks, segments, LIST: tl.constexpr):
-    """A program's block of tokens: offset of its first one in its segment; the segment's start, size and depth; and the
-    first entry and the length of its list in another table, whose columns are `LIST` and the next."""
+    """Return where a program's block of tokens is: its offset in its segment; the segment's start, size and depth.
+
+    Then the first entry and the length of its list in another table, whose columns are `LIST` and the next.
+    """
     block = blocks + 2 * tl.program_id(0)
     segment = segments + tl.load(block) * 7
     offset, start, size, depth = tl.load(block + 1), tl.load(segment), tl.load(segment + 1), tl.load(segment + 2)
@@ -28,8 +30,10 @@ def _block(blocks, segments, LIST: tl.constexpr):
 
 @triton.jit
 def _range(ranges, number, first_at, window, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr):
-    """A range's start, size and depth, and which of its keys, [begin, end), a block of queries can see whose first one
-    is at position `first_at`."""
+    """Return a range's start, size and depth, and which of its keys, [begin, end), a block of queries can see.
+
+    The block's first query is at position `first_at`.
+    """
     start, size = tl.load(ranges + 3 * number), tl.load(ranges + 3 * number + 1)
     depth = tl.load(ranges + 3 * number + 2)
     begin = 0
@@ -40,7 +44,7 @@ def _range(ranges, number, first_at, window, QUERIES: tl.constexpr, KEYS: tl.con
 
 @triton.jit
 def _score(product, scale, cap, CAPPED: tl.constexpr):
-    """The score, and its derivative by the product."""
+    """Return the score, and its derivative by the product."""
     score = product * scale
     slope = scale
     if CAPPED:
@@ -52,7 +56,7 @@ def _score(product, scale, cap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _seen(query_at, key_at, query_in, key_in, window, WINDOW: tl.constexpr):
-    """Queries [Q, 1] and keys [1, K] by their positions (or the other way round)."""
+    """Return which queries [Q, 1] see which keys [1, K] by their positions, or the other way round."""
     ago = query_at - key_at
     seen = (ago >= 0) & query_in & key_in
     if WINDOW:
@@ -66,7 +70,7 @@ def forward(
     SHARE: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAPPED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of queries, head)."""
+    """Compute attention of a block of queries and a head; program (block of queries, head)."""
     head = tl.program_id(1)
     offset, start, size, depth, first, count = _block(blocks, segments, RANGES)
     i = offset + tl.arange(0, QUERIES)
@@ -107,7 +111,7 @@ def forward(
 
 @triton.jit
 def output_sums(dout, out, sums, DIM: tl.constexpr, CHANNELS: tl.constexpr):
-    """sum(dout * out) of each token and head; program (token, head)."""
+    """Compute sum(dout * out) of each token and head; program (token, head)."""
     token, head, heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     e = tl.arange(0, CHANNELS)
     at = (token * heads + head) * DIM + e
@@ -122,7 +126,7 @@ def backward_queries(
     SHARE: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAPPED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """dq of a block of queries and a head, by the same walk as forward."""
+    """Compute dq of a block of queries and a head, in the order of forward."""
     head = tl.program_id(1)
     offset, start, size, depth, first, count = _block(blocks, segments, RANGES)
     i = offset + tl.arange(0, QUERIES)
@@ -159,7 +163,7 @@ def backward_keys(
     SHARE: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     CAPPED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys and a key-value head, over all segments that see it and all heads that share it."""
+    """Compute dk and dv of a block of keys and a key-value head, over all segments and heads that see them."""
     kv_head = tl.program_id(1)
     offset, start, size, depth, first, count = _block(blocks, segments, READERS)
     j = offset + tl.arange(0, KEYS)

@@ -1,6 +1,7 @@
-"""ops.TorchOps and attention.TorchAttention by the Triton kernels: float32, bfloat16 and float16 on a card.
+"""The operations and attention (ops.TorchOps, attention.TorchAttention) by the Triton kernels, on a card.
 
-Arguments are the caller's buffers as ops.py describes them; every kernel writes where the plain form writes.
+They compute float32, bfloat16 and float16. Arguments are the caller's buffers as ops.py describes them; every kernel
+writes where the plain form writes.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import triton
 from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
-from hivetune.train.worker.model.fast.gpu import attend, rows
+from hivetune.train.worker.model.fast.gpu import attend, row_kernels
 from hivetune.train.worker.model.fast.ops import Drop, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import few_of
@@ -25,14 +26,14 @@ ROW_THREADS = 256
 BLOCK_THREADS = 128
 LOGITS, GATES = 4096, 1024
 ROWS, COLUMNS = 64, 64
-LEAST_DOT = 16  # of each side of a product in a kernel
+MIN_DOT = 16  # of each side of a product in a kernel
 # Tiles of queries, keys and values of a block must fit into the 64 KB that a program of every card has, and CUDA's
 # compiler keeps three of them: of 16 KB each they took 103 KB (make proof NAME=triton).
 TILE_BYTES = 64 * 64 * 2
 
 
 class TritonOps:
-    """ops.TorchOps, in Triton. `wave`: threads that a device runs in step."""
+    """The operations of ops.TorchOps, in Triton. `wave`: threads that a device runs in step."""
 
     name = "triton"
 
@@ -67,7 +68,7 @@ class TritonOps:
     ) -> None:
         rows, width = x_TD.shape
         delta = x_TD if delta_TD is None else delta_TD
-        rows.add_norm[(rows,)](
+        row_kernels.add_norm[(rows,)](
             x_TD, delta, delta.stride(0), sum_TD, w_D, eps, y_TD, rstd_T, width,
             HAS_DELTA=delta_TD is not None, BLOCK=triton.next_power_of_2(width), num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -77,7 +78,7 @@ class TritonOps:
     ) -> None:
         rows, width = x_TD.shape
         y = dy_TD if y_TD is None else y_TD
-        rows.norm_backward[(rows,)](
+        row_kernels.norm_backward[(rows,)](
             dy_TD, x_TD, rstd_T, w_D, dx_TD, y, width,
             HAS_Y=y_TD is not None, BLOCK=triton.next_power_of_2(width), num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -85,14 +86,14 @@ class TritonOps:
     def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None:
         rows, width = x_TN.shape
         half = cos_TH.shape[1]
-        rows.rope[(rows, width // head_dim)](
+        row_kernels.rope[(rows, width // head_dim)](
             x_TN, x_TN.stride(0), cos_TH, sin_TH, -1.0 if inverse else 1.0, half,
             HEAD_DIM=head_dim, BLOCK=triton.next_power_of_2(half), num_warps=1,
         )  # fmt: skip
 
     def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None:
         rows, width = h_TF.shape
-        rows.glu[(rows, triton.cdiv(width, GATES))](
+        row_kernels.glu[(rows, triton.cdiv(width, GATES))](
             gate_up_TN, gate_up_TN.stride(0), h_TF, width,
             GELU=activation == "gelu", BLOCK=GATES, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -101,7 +102,7 @@ class TritonOps:
         self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
     ) -> None:
         rows, width = h_TF.shape
-        rows.glu_backward[(rows, triton.cdiv(width, GATES))](
+        row_kernels.glu_backward[(rows, triton.cdiv(width, GATES))](
             dh_TF, gate_up_TN, gate_up_TN.stride(0), dgate_up_TN, dgate_up_TN.stride(0), h_TF, width,
             GELU=activation == "gelu", BLOCK=GATES, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -111,18 +112,20 @@ class TritonOps:
             y_TW[:, : group.outputs] += group.bias_N
         for member in group.adapted if adapter else ():
             grid = (triton.cdiv(len(y_TW), ROWS), triton.cdiv(member.size, COLUMNS))
-            rows.adapt[grid](*_thin(y_TW, group, member), **self._tiles(member))
+            row_kernels.adapt[grid](*_thin(y_TW, group, member), **self._tiles(member))
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
-            rows.adapt_backward[(triton.cdiv(len(dy_TW), ROWS),)](*_thin(dy_TW, group, member), **self._tiles(member))
+            row_kernels.adapt_backward[(triton.cdiv(len(dy_TW), ROWS),)](
+                *_thin(dy_TW, group, member), **self._tiles(member)
+            )
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         for member in group.adapted:
             d_up_NR = _bound(member.d_up_NR)
             dy_TN, s = dy_TW[:, member.start : member.stop], s_TR[:, member.rank_at :]
-            rows.sum_up[(triton.cdiv(member.size, COLUMNS),)](
+            row_kernels.sum_up[(triton.cdiv(member.size, COLUMNS),)](
                 dy_TN, dy_TN.stride(0), s, s.stride(0), d_up_NR, len(dy_TW), member.size, d_up_NR.shape[1], scale,
                 **self._tiles(member),
             )  # fmt: skip
@@ -132,7 +135,7 @@ class TritonOps:
             return
         members, inputs = len(group.adapted), x_TK.shape[1]
         rank = len(group.d_downs_RK) // members
-        rows.sum_down[(triton.cdiv(inputs, COLUMNS), members)](
+        row_kernels.sum_down[(triton.cdiv(inputs, COLUMNS), members)](
             ds_TR, ds_TR.stride(0), x_TK, x_TK.stride(0), group.d_downs_RK, len(x_TK), inputs, rank,
             group.ranks // members, scale,
             RANKS=_padded(rank), ROWS=ROWS, INPUTS=COLUMNS, num_warps=self._warps(BLOCK_THREADS),
@@ -140,7 +143,7 @@ class TritonOps:
 
     def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
         rows, width = x_TK.shape
-        rows.drop[(rows, triton.cdiv(width, GATES))](
+        row_kernels.drop[(rows, triton.cdiv(width, GATES))](
             x_TK, drop.key_T, salt, drop_below(drop.rate), 1 / (1 - drop.rate), out_TK, width,
             BLOCK=GATES, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -156,7 +159,7 @@ class TritonOps:
         gradient: bool,
     ) -> None:
         rows, vocabulary = logits_CV.shape
-        rows.cross_entropy[(rows,)](
+        row_kernels.cross_entropy[(rows,)](
             logits_CV, target_C, count_C, softcap or 0.0, nll_C, vocabulary,
             CAPPED=softcap is not None, GRADIENT=gradient, BLOCK=LOGITS, num_warps=self._warps(ROW_THREADS),
         )  # fmt: skip
@@ -170,7 +173,7 @@ class TritonOps:
 
 
 class TritonAttention:
-    """attention.TorchAttention, in Triton, by `block_tables` on the device."""
+    """The attention of attention.TorchAttention, in Triton, by `block_tables` on the device."""
 
     def __init__(
         self, tables: Sequence[Tensor], spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, ops: TritonOps
@@ -224,13 +227,15 @@ class TritonAttention:
 
 
 def tokens_at_once(channels: int, itemsize: int) -> int:
-    """Queries, and keys, that a program of attention has at a time."""
-    return next((size for size in (64, 32) if size * channels * itemsize <= TILE_BYTES), LEAST_DOT)
+    """Return how many queries, and keys, a program of attention has at a time."""
+    return next((size for size in (64, 32) if size * channels * itemsize <= TILE_BYTES), MIN_DOT)
 
 
 def block_tables(layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, few: bool = False) -> tuple[Tensor, ...]:
-    """blocks, segments, ranges and readers, as attend.py names them, on the host. `few`: padded to shapes that come
-    again and again, with blocks of a segment without a token, which write nothing."""
+    """Return blocks, segments, ranges and readers, as attend.py names them, on the host.
+
+    `few`: padded to shapes that come again and again, with blocks of a segment without a token, which write nothing.
+    """
     block = tokens_at_once(_channels(spec), dtype.itemsize)
     seeing: list[list[int]] = [[number] for number in range(len(layout.segments))]
     for number, segment in enumerate(layout.segments):
@@ -257,21 +262,21 @@ def block_tables(layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, few: bo
 
 
 def _channels(spec: ModelSpec) -> int:
-    return max(LEAST_DOT, int(triton.next_power_of_2(spec.head_dim)))
+    return max(MIN_DOT, int(triton.next_power_of_2(spec.head_dim)))
 
 
 def _thin(y_TW: Tensor, group: Group, member: Member) -> tuple[Any, ...]:
-    """Arguments of the products with `scaled_up_RN`, whose rows may be more than the rank: zeros behind."""
+    """Return arguments of the products with `scaled_up_RN`, whose rows may be more than the rank: zeros behind."""
     up_RN = _bound(member.scaled_up_RN)
     at = group.outputs + member.rank_at
     return (y_TW, y_TW.stride(0), up_RN, len(y_TW), member.start, member.size, at, len(up_RN))
 
 
 def _padded(rank: int) -> int:
-    return max(LEAST_DOT, int(triton.next_power_of_2(rank)))
+    return max(MIN_DOT, int(triton.next_power_of_2(rank)))
 
 
 def _bound(tensor: Tensor | None) -> Tensor:
-    """Members in `Group.adapted` are bound (weights.bind_adapter)."""
+    """Return the tensor of a bound member: those in `Group.adapted` are (matrices.bind_adapter)."""
     assert tensor is not None
     return tensor

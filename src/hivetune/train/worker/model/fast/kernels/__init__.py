@@ -1,1 +1,1 @@
-"""The C++ kernels: their sources, how they are compiled, and the calls."""
+"""The C++ kernels: their sources, how they are compiled (build.py), called (calls.py) and used (native.py)."""

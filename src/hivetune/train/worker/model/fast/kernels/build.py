@@ -1,12 +1,12 @@
 """The C++ kernels as a shared library: compiled once for this processor, kept under a hash of all that made it.
 
-The library ends with its own SHA-256, which the loader of programs ignores: a file that was truncated or changed on the
-disk is compiled again, not loaded (a truncated one would end the process with SIGBUS).
+The library ends with its own SHA-256, which the loader of programs ignores. So a file that was truncated or changed on
+the disk is compiled again, not loaded: a truncated one would end the process with SIGBUS.
 
-Three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than the
-home's `kernels`. A compiler is needed only where there is no such file yet, and no part of its name: a run goes on with
-the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no programs,
-another system than Linux) the plain kernels in torch run.
+Compiling takes three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than
+the home's `kernels`. A compiler is needed only where there is no such file yet, and it is no part of the name: a run
+continues with the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no
+programs, another system than Linux) the plain kernels in torch run.
 """
 
 import ctypes
@@ -45,12 +45,12 @@ HASH_BYTES = hashlib.sha256().digest_size
 
 
 class NoKernels(Exception):
-    """Why there is no library; the plain kernels (ops.TorchOps) run instead."""
+    """Raised with the reason why there is no library; the plain kernels (ops.TorchOps) run instead."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded library, compiled if this machine has not done so before. Raises NoKernels with the reason."""
+    """Return the loaded library, compiled if this machine has not done so before. Raises NoKernels with the reason."""
     if sys.platform != "linux":
         raise NoKernels(f"unsupported on {sys.platform}")
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -69,7 +69,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_no_kernels() -> str:
-    """Why there is no library here; empty where there is one."""
+    """Return why there is no library here; empty where there is one."""
     try:
         library()
     except NoKernels as reason:
@@ -78,7 +78,7 @@ def why_no_kernels() -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the library is there and ends with the hash of all that is before. Raises OSError if unreadable."""
+    """Return whether the library is there and ends with the hash of the rest. Raises OSError if unreadable."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -98,7 +98,10 @@ def _fingerprint() -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """All sources at the same time, then linked under a temporary name and moved: another process may do the same."""
+    """Compile all sources at the same time, then link under a temporary name and move the library.
+
+    Another process may do the same meanwhile.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
         commands = {
@@ -120,7 +123,7 @@ def _run(command: list[str]) -> None:
 
 
 def _openmp() -> list[str]:
-    """torch's own OpenMP library, so that both share one pool of threads; the compiler's where torch brings none."""
+    """Return torch's own OpenMP library, so that both share one pool of threads; else the compiler's."""
     brought = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
     brought += sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*.so*"))
     return [str(brought[0])] if brought else ["-fopenmp"]

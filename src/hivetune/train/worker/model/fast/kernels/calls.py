@@ -1,7 +1,9 @@
-"""Calls of kernels and products that come again on the same memory: kept with their arguments and made as one loop.
+"""The calls of the C++ kernels: their signatures, and kept calls, which are made again in one loop.
 
 A product leaves little of Python's own code and objects in the caches: what takes 6 ms a step between kernels that do
 nothing takes 20 ms between real ones (docs/log.md). A kept call is two objects, and its numbers are converted already.
+
+Shapes: N adapter weights.
 """
 
 import ctypes
@@ -19,11 +21,11 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class RowCount(ctypes.c_long):
-    """The kind of an argument that counts rows: as many as there are tokens, or a multiple of that."""
+    """An argument that counts rows: as many as there are tokens, or a multiple of that."""
 
 
 class Kernel(NamedTuple):
-    """`call` converts and checks its arguments by `kinds`; `bare` takes them converted."""
+    """One kernel. `call` converts and checks its arguments by `kinds`; `bare` takes them converted."""
 
     call: Callable[..., None]
     bare: Callable[..., None]
@@ -37,7 +39,7 @@ class _Piece(NamedTuple):
 
 
 class Calls:
-    """Of one model. Arguments are addresses and views: whoever moves a buffer must `forget` first.
+    """The kept calls of one model. Arguments are addresses and views: whoever moves a buffer must `forget` first.
 
     A buffer's first rows lie at the same place however many there are. So what was kept for `rows` tokens serves all
     smaller micro-batches; the number is read when a call is made. Whatever else differs from one time to the next is no
@@ -53,14 +55,17 @@ class Calls:
         """Calls of all pieces."""
 
     def set_rows(self, rows: int) -> None:
-        """Tokens of the micro-batch that comes next."""
+        """Set the tokens of the micro-batch that comes next."""
         self._rows = rows
         for times, count in self._counts.items():
             count.value = times * rows
 
     def again(self, key: Hashable, work: Callable[[], Result]) -> Result:
-        """`work`, all of which goes through the methods below, and what it returned when it was kept, which may have
-        more rows. `key`: equal where the calls would be, but for the number of rows."""
+        """Do `work`, by kept calls if there are any. Return its result, which may have more rows.
+
+        All of `work` goes through the methods below. `key` is equal where the calls would be, but for the number of
+        rows.
+        """
         piece = self._pieces.get(key)
         if piece is None or piece.rows < self._rows:
             return self._first(key, work)
@@ -70,25 +75,26 @@ class Calls:
         return result
 
     def make(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Make a call of torch."""
         call(*arguments)
         if self._open is not None:
             self._open.append((call, arguments))
 
     def rowwise(self, call: Callable[..., object], tensors: Sequence[Tensor], named: dict[str, Any]) -> None:
-        """`tensors` have as many rows as there are tokens, or a multiple; `named` is passed as it is."""
+        """Make a call of `tensors` that have as many rows as there are tokens, or a multiple, with fixed `named`."""
         call(*tensors, **named)
         if self._open is not None:
             parts = tuple((tensor, self._count(tensor.shape[0])) for tensor in tensors)
             self._open.append((_rowwise, (call, parts, named)))
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
-        """A call of a kernel in C++."""
+        """Make a call of a kernel in C++."""
         kernel.call(*arguments)
         if self._open is not None:
             self._open.append((kernel.bare, tuple(map(self._convert, kernel.kinds, arguments))))
 
     def forget(self) -> None:
-        """Everything: a buffer is about to get another address."""
+        """Drop everything: a buffer is about to get another address."""
         self._pieces.clear()
         self._converted.clear()
         self._open, self.kept = None, 0
@@ -107,7 +113,7 @@ class Calls:
         return result
 
     def _convert(self, kind: Any, value: Any) -> Any:
-        """Equal numbers are one object: they stay in the caches, and take no memory of their own."""
+        """Convert a number. Equal numbers are one object: they stay in the caches, and take no memory of their own."""
         if kind is RowCount:
             return self._count(value)
         if not isinstance(value, int | float):
@@ -126,8 +132,6 @@ class Calls:
 def _rowwise(call: Callable[..., object], parts: Sequence[tuple[Tensor, RowCount]], named: dict[str, Any]) -> None:
     call(*[tensor[: count.value] for tensor, count in parts], **named)
 
-
-# Which kernels there are, and the kinds of their arguments.
 
 KERNEL_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
@@ -152,7 +156,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @functools.cache
 def kernels_for(dtype: torch.dtype) -> dict[str, Kernel]:
-    """The kernels of a dtype by name. Raises NoKernels."""
+    """Return the kernels of a dtype by name. Raises NoKernels."""
     if dtype not in KERNEL_SUFFIXES:
         raise NoKernels(f"the kernels support float32 and bfloat16, not {dtype}")
     loaded, found = library(), {}
@@ -165,7 +169,7 @@ def kernels_for(dtype: torch.dtype) -> dict[str, Kernel]:
 
 
 def product_arguments(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> tuple[Any, ...]:
-    """Of the kernel `multiply`: rows of all three may be strided; b may lie as [N, K]."""
+    """Return arguments of the kernel `multiply`: rows of all three may be strided; b may lie as [N, K]."""
     if a_MK.stride(1) != 1 or out_MN.stride(1) != 1 or 1 not in b_KN.stride():
         raise ValueError(f"rows of {a_MK.stride()}, {b_KN.stride()} and {out_MN.stride()} are not whole in memory")
     turned = b_KN.stride(1) != 1
@@ -174,13 +178,8 @@ def product_arguments(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> tuple[Any, 
     return a_MK.data_ptr(), a_MK.stride(0), *b, out_MN.data_ptr(), out_MN.stride(0), rows, b_KN.shape[1], depth
 
 
-# The norm of a gradient and AdamW's update of all adapter weights, by the C++ kernels: CPU, fp32.
-#
-# Shapes: N adapter weights.
-
-
 def native_norm(grad_N: Tensor, norm: Tensor) -> None:
-    """Into `norm`, which is fp64."""
+    """Write the norm of a gradient into `norm`, which is fp64."""
     kernel = library().norm_of
     kernel.argtypes, kernel.restype = (POINTER, LONG, POINTER), None
     kernel(grad_N.data_ptr(), grad_N.numel(), norm.data_ptr())
@@ -193,8 +192,11 @@ def native_adamw(
     shrink: Tensor,
     ok: Tensor,
 ) -> None:
-    """`flat`: master, gradient and both averages. `terms`: the five of optimizer.AdamW; `constants`: the new square's
-    share and epsilon. `shrink` in fp64 and `ok`, a bool, are read when the kernel runs."""
+    """Make AdamW's update of all adapter weights.
+
+    `flat`: master, gradient and both averages. `terms`: the five of optimizer.AdamW; `constants`: the new square's
+    share and epsilon. `shrink` in fp64 and `ok`, a bool, are read when the kernel runs.
+    """
     kernel = library().adamw
     kernel.argtypes, kernel.restype = (*[POINTER] * 4, LONG, POINTER, FLOAT, FLOAT, POINTER, POINTER), None
     addresses = (tensor.data_ptr() for tensor in flat)

@@ -1,4 +1,4 @@
-"""The same work as ops.TorchOps and attention.TorchAttention by the C++ kernels: CPU, fp32 and bf16.
+"""The operations and attention (ops.TorchOps, attention.TorchAttention) by the C++ kernels: CPU, fp32 and bf16.
 
 Arguments are addresses and strides; the caller's buffers are as ops.py describes them.
 """
@@ -22,11 +22,11 @@ LANES = 16
 # Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
 # the others are fewer than TASKS or a row longer than LONG_KEYS, so that they keep many cores busy. It follows from the
 # rows alone: sums have the same order on any machine. A part has every so-manieth PIECE_KEYS keys (attention.h: PIECE).
-PIECE_KEYS, LONG_KEYS, TASKS, MOST_PARTS = 256, 1024, 6, 8
+PIECE_KEYS, LONG_KEYS, TASKS, MAX_PARTS = 256, 1024, 6, 8
 
 
 class MemberArguments(ctypes.Structure):
-    """ranks.cpp: Member."""
+    """The struct Member of ranks.cpp."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("start", "size", "rank_at", "rank")),
@@ -35,7 +35,7 @@ class MemberArguments(ctypes.Structure):
 
 
 class AttentionArguments(ctypes.Structure):
-    """attention.h: Shape."""
+    """The struct Shape of attention.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "head_dim", "stride", "window")),
@@ -45,7 +45,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class LayoutArguments(ctypes.Structure):
-    """attention.h: Layout."""
+    """The struct Layout of attention.h."""
 
     _fields_ = (
         *((name, POINTER) for name in ("segments", "paths", "trees")),
@@ -54,9 +54,9 @@ class LayoutArguments(ctypes.Structure):
 
 
 class NativeOps:
-    """ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters.
+    """The operations of ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters.
 
-    `calls`: of the model, all that is computed here goes through them. `layout`: of the micro-batch that attention is
+    `calls`: of the model; all that is computed here goes through them. `layout`: of the micro-batch that attention is
     about; it and the scales of gradients lie where kept calls read them. `multiply`: the library of the large products,
     None for our own.
     """
@@ -97,7 +97,7 @@ class NativeOps:
         )  # fmt: skip
 
     def set_scales(self, scale: float, up_scale: float) -> None:
-        """What kept calls multiply gradients by from here on."""
+        """Set what kept calls multiply gradients by from here on."""
         self._scale.value, self._up_scale.value = scale, up_scale
 
     def add_norm(
@@ -216,7 +216,7 @@ class NativeOps:
 
 
 def _rows_first(multiply: Multiply) -> Callable[[Tensor, Tensor, Tensor], None]:
-    """As calls.Calls.rowwise wants it."""
+    """Return the product with its arguments in the order that calls.Calls.rowwise wants."""
 
     def product(a_MK: Tensor, out_MN: Tensor, b_KN: Tensor) -> None:
         multiply(a_MK, b_KN, out_MN)
@@ -229,7 +229,7 @@ def _add_scaled(product: Tensor, total: Tensor, scale: ctypes.c_float) -> None:
 
 
 class NativeAttention:
-    """attention.TorchAttention, in C++. `parts`: of the keys, in the backward pass."""
+    """The attention of attention.TorchAttention, in C++. `parts`: of the keys, in the backward pass."""
 
     def __init__(self, layout: Layout, spec: ModelSpec, ops: NativeOps, workspace: Workspace):
         self._ops, self._spec, self._workspace, self._size = ops, spec, workspace, layout.size
@@ -248,10 +248,10 @@ class NativeAttention:
         self._layout = LayoutArguments(*(table.data_ptr() for table in self._tables), len(segments), len(trees))
         longest = max(segment.depth + segment.size for segment in layout.segments)
         wanted = max(-(-TASKS // (len(trees) * spec.kv_heads)), longest // LONG_KEYS)
-        self.parts = min(wanted, -(-longest // PIECE_KEYS), MOST_PARTS)
+        self.parts = min(wanted, -(-longest // PIECE_KEYS), MAX_PARTS)
 
     def lay(self) -> None:
-        """Kept calls are about this layout from here on."""
+        """Let kept calls be about this layout from here on."""
         ctypes.pointer(self._ops.layout)[0] = self._layout
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:

@@ -45,17 +45,17 @@ class Checkpoint:
         return self._full(name) in self._stored
 
     def read(self, name: str) -> Tensor:
-        """The whole tensor, as it is stored."""
+        """Return the whole tensor, as it is stored."""
         stored = self._find(name)
         tensor = torch.empty(stored.shape, dtype=_dtype_of(stored))
         self.read_into(name, 0, tensor.view(-1))
         return tensor
 
     def read_into(self, name: str, start: int, values_n: Tensor, *, beside: bool = False) -> None:
-        """The tensor's values from number `start` on, in the precision of `values_n` (contiguous, on the CPU).
+        """Read the tensor's values from number `start` on, in the precision of `values_n` (contiguous, on the CPU).
 
-        `beside`: something else computes meanwhile. Raises UsageError for a file that is not what it was when it was
-        opened, OSError with its path for one that can't be read.
+        `beside`: something else computes meanwhile. Raises UsageError for a file that changed since it was opened,
+        OSError with its path for one that can't be read.
         """
         stored = self._find(name)
         dtype, file = _dtype_of(stored), self._open(stored.file.path)
@@ -116,7 +116,7 @@ class _Opened:
 
 
 def read_at(number: int, into: memoryview, at: int) -> int:
-    """Bytes of an open file from a position on; how many came."""
+    """Read bytes of an open file from a position on; return how many came."""
     return os.preadv(number, [into], at)
 
 

@@ -1,4 +1,9 @@
-"""The matrices of one layer as one stretch of bytes, so that a layer is brought, kept and replaced as a whole.
+"""The matrices of one layer as one stretch of bytes, so that a layer is read, kept and replaced as a whole.
+
+A layer may be packed in four bits: NF4 as bitsandbytes makes it, packed where layers wait, unpacked where they are
+computed with. Each linear module is packed on its own, as QLoRA has it (arXiv:2305.14314): 64 values share a scale, and
+scales are rounded to 8 bits. Kept are the scales as they come out of that rounding, in float32: 4.5 bits a weight
+instead of 4.13, the same values, and one step less to unpack.
 
 Shapes as in matrices.py.
 """
@@ -22,7 +27,7 @@ ALIGN_BYTES = 256
 
 
 class ImagePart(NamedTuple):
-    """`values` numbers of a tensor of the files from `start` on, and the byte of the image where they go."""
+    """A part of an image: `values` numbers of a tensor of the files from `start` on, and the byte where they go."""
 
     tensor: str
     start: int
@@ -32,12 +37,13 @@ class ImagePart(NamedTuple):
 
 @dataclass(frozen=True)
 class MatrixPlace:
-    """Where a merged matrix lies in the image."""
+    """The place of a merged matrix in the image."""
 
     at: int
     shape: tuple[int, ...]
 
     def of(self, image_n: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the matrix as a view of the image."""
         size = math.prod(self.shape) * dtype.itemsize
         return image_n[self.at : self.at + size].view(dtype).view(self.shape)
 
@@ -49,27 +55,27 @@ class LayerImage(Protocol):
     def size_bytes(self) -> int: ...
 
     def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
-        """From the files into `image_n`, which is on the CPU; `beside`: something else computes meanwhile."""
+        """Read the files into `image_n`, which is on the CPU; `beside`: something else computes meanwhile."""
         ...
 
 
 @dataclass(frozen=True)
 class Image:
-    """What the bytes of a layer are: its matrices by name, and what of the files they are read from."""
+    """The bytes of a layer: its matrices by name, and what of the files they are read from."""
 
     size_bytes: int
     places: Mapping[str, MatrixPlace]
     parts: tuple[ImagePart, ...]
 
     def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
-        """The base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are."""
+        """Read the base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are."""
         for part in self.parts:
             values_n = image_n[part.at : part.at + part.values * dtype.itemsize].view(dtype)
             checkpoint.read_into(part.tensor, part.start, values_n, beside=beside)
 
 
 class ImageOutline:
-    """Puts matrices one behind the other."""
+    """A builder of an image that puts matrices one behind the other."""
 
     def __init__(self, dtype: torch.dtype):
         self._dtype, self._end = dtype, 0
@@ -82,25 +88,18 @@ class ImageOutline:
         self._end += -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
     def read(self, tensor: str, start: int, count: int, *, matrix: str, value: int) -> None:
-        """`count` values of `tensor` from `start` on go to value number `value` of the matrix."""
+        """Let `count` values of `tensor` from `start` on go to value number `value` of the matrix."""
         self._parts.append(ImagePart(tensor, start, count, self._places[matrix].at + value * self._dtype.itemsize))
 
     def done(self) -> Image:
         return Image(self._end, self._places, tuple(self._parts))
 
 
-# Layers in four bits: NF4 as bitsandbytes makes it, packed where layers wait, unpacked where they are computed with.
-#
-# Each linear module on its own, as QLoRA has it (arXiv:2305.14314): 64 values share a scale, and scales are rounded
-# to 8
-# bits. Kept are the scales as they come out of that rounding, in float32: 4.5 bits a weight instead of 4.13, the same
-# values, and one step less to unpack.
-
 BLOCK = 64
 
 
 def require_bitsandbytes() -> None:
-    """Raises MachineNotFit with the install line."""
+    """Raise MachineNotFit with the install line where bitsandbytes is missing."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
 
@@ -118,7 +117,7 @@ class PackedImage:
             self.size_bytes = scales_at + _aligned(4 * -(-part.values // BLOCK))
 
     def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
-        """Each module from the files in `dtype`, packed into `image_n` (on the CPU)."""
+        """Read each module from the files in `dtype`, and pack it into `image_n` (on the CPU)."""
         from bitsandbytes.functional import dequantize_blockwise, quantize_4bit
 
         for part, (codes_at, scales_at) in zip(self._plain.parts, self._at, strict=True):
@@ -130,7 +129,7 @@ class PackedImage:
             image_n[scales_at : scales_at + 4 * len(scales_n)] = scales_n.view(torch.uint8)
 
     def unpack(self, image_n: Tensor, plain_n: Tensor, dtype: torch.dtype) -> None:
-        """The base rows of all matrices of the plain image, in `dtype`; both on one device."""
+        """Unpack the base rows of all matrices of the plain image, in `dtype`; both on one device."""
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
         for part, (codes_at, scales_at) in zip(self._plain.parts, self._at, strict=True):
@@ -143,8 +142,10 @@ class PackedImage:
 
 
 class PackedLayers:
-    """All layers of a model, packed in places of their own or in those of a stream, and the one place where the layer
-    at hand is unpacked."""
+    """All layers of a model, packed in their own places or in those of a stream.
+
+    There is one place where the layer at hand is unpacked.
+    """
 
     def __init__(self, images: Sequence[PackedImage], places: Sequence[Tensor], plain_n: Tensor, dtype: torch.dtype):
         self._images, self._places, self._plain_n, self._dtype = images, places, plain_n, dtype

@@ -1,4 +1,4 @@
-"""The merged matrices of a layer and room for the adapters' rows beside them.
+"""The merged matrices of a layer, room for the adapters' rows beside them, and where the adapters lie.
 
 Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
 size, E experts.
@@ -26,10 +26,10 @@ Do = Callable[..., None]
 class Member:
     """One linear module inside a merged matrix, and its adapter if it has one.
 
-    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient.
-    rank_at: its first column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the
-    products; it may have more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others
-    by. Of a routed expert the name is that of all experts' tensor, with the expert's number behind.
+    down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient. rank_at: its first
+    column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products; it may have
+    more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others by. A routed expert has
+    the name of all experts' tensor, with the expert's number behind.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Member:
 
 @dataclass
 class Group:
-    """q/k/v, o, gate/up or down as one matrix. `weight_NRK` holds the N base rows, then the adapters' A rows.
+    """A merged matrix: q/k/v, o, gate/up or down. `weight_NRK` holds the N base rows, then the adapters' A rows.
 
-    One product with it reads the input once and gives base output and X A^T side by side; backward, one product of
-    [dY | dS] with it gives dX whole.
+    One product with it reads the input once and gives base output and X A^T side by side. Backward, one product of [dY
+    | dS] with it gives dX whole.
     """
 
     weight_NRK: Tensor
@@ -77,7 +77,7 @@ class Group:
         return int(self.weight_NRK.shape[1])
 
     def refresh_downs(self, do: Do) -> None:
-        """A of the masters to the rows below the base's; rows of padding become zero."""
+        """Copy A of the masters to the rows below the base's; rows of padding become zero."""
         if self.adapted:
             do(self.weight_NRK[self.outputs :].zero_)
         for member in self.adapted:
@@ -85,30 +85,32 @@ class Group:
             do(self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_, member.down_RK)
 
     def refresh_ups(self, scaling: float, do: Do) -> None:
-        """scale * B^T of the masters to where the thin products read it."""
+        """Copy scale * B^T of the masters to where the thin products read it."""
         for member in self.adapted:
             assert member.up_NR is not None and member.scaled_up_RN is not None
             do(_scale, member.up_NR.t(), scaling, member.scaled_up_RN[: member.up_NR.shape[1]])
 
     @property
     def ranks(self) -> int:
-        """Rank columns that are in use; the rest up to `width` is padding and stays zero."""
+        """Return how many rank columns are in use; the rest up to `width` is padding and stays zero."""
         return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
 
 
 @dataclass
 class Mlp:
+    """The two merged matrices of an MLP."""
+
     gate_up: Group
     down: Group
 
 
 @dataclass
 class Stack:
-    """One of the two tensors of all E experts of a layer, and its adapter as PEFT keeps it: A is [E * R, K], B is
-    [N, R * E]. What the products of expert e read and write is part e of the tensors here.
+    """One of the two tensors of all E experts of a layer, and its adapter as PEFT keeps it.
 
-    weight_EWK: base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at
-    hand: layers share it. The others are views of the master and of the gradient.
+    A is [E * R, K], B is [N, R * E]. The products of expert e read and write part e of the tensors here. weight_EWK:
+    base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at hand:
+    layers share it. The others are views of the master and of the gradient.
     """
 
     name: str
@@ -122,7 +124,7 @@ class Stack:
     d_up_NRE: Tensor | None = None
 
     def refresh_downs(self, do: Do) -> None:
-        """A of the masters to the rows below the base's; rows of padding become zero."""
+        """Copy A of the masters to the rows below the base's; rows of padding become zero."""
         if self.down_ERK is not None:
             rank = self.down_ERK.shape[1]
             do(self.weight_EWK[:, self.outputs + rank :].zero_)
@@ -133,7 +135,7 @@ class Stack:
             do(_scale, self.up_NRE.permute(2, 1, 0), scaling, self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
 
     def collect(self) -> None:
-        """dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
+        """Add dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
         if self.d_up_NRE is not None and self.d_up_ENR is not None:
             self.d_up_NRE += self.d_up_ENR.permute(1, 2, 0)
             self.d_up_ENR.zero_()
@@ -141,7 +143,7 @@ class Stack:
 
 @dataclass
 class ExpertMlps:
-    """An MLP for each of E experts; `router_ED` says which ones a row is sent to. Its weights stay as they are."""
+    """An MLP for each of E experts. `router_ED` says which ones a row is sent to; its weights stay as they are."""
 
     router_ED: Tensor
     each: tuple[Mlp, ...]
@@ -150,6 +152,8 @@ class ExpertMlps:
 
 @dataclass
 class Layer:
+    """The matrices and norms of a layer."""
+
     qkv: Group
     o: Group
     mlp: Mlp | ExpertMlps
@@ -159,19 +163,21 @@ class Layer:
 
 @dataclass
 class Weights:
+    """The matrices of a model."""
+
     embedding_VD: Tensor
     head_VD: Tensor
     norm_D: Tensor
     layers: list[Layer] = field(default_factory=list)
     stream: LayerStream | None = None
-    """Of the first layers, where they do not stay on the device."""
+    """The stream of the first layers, where they do not stay on the device."""
     packed: PackedLayers | None = None
-    """Where layers are kept in four bits: then all have their matrices in one place, unpacked when it is their turn."""
+    """Where layers are kept in four bits: all have their matrices in one place, unpacked when it is their turn."""
     num_replaced: int = 0
     """Layers, the first ones, whose matrices lie where those of others do too: `enter` brings them."""
 
     def enter(self, layer: int, following: Sequence[int]) -> None:
-        """The matrices of `layer` are read next; then, in this order, those of `following`."""
+        """Bring the matrices of `layer`, which are read next; then, in this order, those of `following`."""
         if self.stream is not None:
             self.stream.need(layer, following)
         if self.packed is not None:
@@ -183,7 +189,7 @@ def _scale(x: Tensor, scaling: float, out: Tensor) -> None:
 
 
 def refresh_downs(layer: Layer, do: Do) -> None:
-    """The adapters' A of all matrices: they lie below the frozen rows, and are gone when those are replaced."""
+    """Copy the adapters' A of all matrices: they lie below the frozen rows, and are gone when those are replaced."""
     for group in groups_of(layer):
         group.refresh_downs(do)
     for stack in stacks_of(layer):
@@ -191,7 +197,7 @@ def refresh_downs(layer: Layer, do: Do) -> None:
 
 
 def refresh_ups(layer: Layer, scaling: float, do: Do) -> None:
-    """The adapters' B of all matrices; they lie on their own."""
+    """Copy the adapters' B of all matrices, which lie on their own."""
     for group in groups_of(layer):
         group.refresh_ups(scaling, do)
     for stack in stacks_of(layer):
@@ -199,7 +205,7 @@ def refresh_ups(layer: Layer, scaling: float, do: Do) -> None:
 
 
 def groups_of(layer: Layer) -> Iterator[Group]:
-    """Those whose adapters are linear modules' of their own: all but the experts'."""
+    """Yield the groups whose adapters are linear modules' of their own: all but the experts'."""
     yield from (layer.qkv, layer.o)
     if isinstance(layer.mlp, Mlp):
         yield from (layer.mlp.gate_up, layer.mlp.down)
@@ -207,11 +213,6 @@ def groups_of(layer: Layer) -> Iterator[Group]:
 
 def stacks_of(layer: Layer) -> Sequence[Stack]:
     return layer.mlp.stacks if isinstance(layer.mlp, ExpertMlps) else ()
-
-
-# Where the adapters of a model lie: views of one flat master and of its gradient, by PEFT's names.
-#
-# Shapes as in matrices.py.
 
 
 class _Flat:
@@ -230,9 +231,10 @@ class _Flat:
 def bind_adapter(
     weights: Weights, lora: LoraConfig, device: torch.device, *, columns: int
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """One flat fp32 master and gradient of zeros; each adapted member gets its views. Order: layer, group, A's, B's.
+    """Make one flat fp32 master and gradient of zeros, and give each adapted member its views.
 
-    `columns` as in `read_weights`. Returns master_N, grad_N and the views of the master by PEFT parameter name.
+    The order is layer, group, A's, B's. `columns` as in `read_weights`. Returns master_N, grad_N and the views of the
+    master by PEFT parameter name.
     """
     groups = [group for layer in weights.layers for group in groups_of(layer)]
     stacks = [stack for layer in weights.layers for stack in stacks_of(layer) if stack.adapted]
@@ -288,7 +290,7 @@ def _bind_experts(mlp: ExpertMlps, flat: _Flat, adapter: dict[str, Tensor], rank
 
 
 def _share_gradients_of_b(layers: Sequence[Layer]) -> None:
-    """One buffer for dB of the experts' first tensor, one for the second, whatever the number of layers."""
+    """Give all layers one buffer for dB of the experts' first tensor, and one for the second."""
     shared: dict[tuple[int, ...], Tensor] = {}
     for layer in layers:
         for place, stack in enumerate(stacks_of(layer)):

@@ -43,8 +43,10 @@ LAYER_SOURCES: dict[tuple[str, str], Callable[..., LayerSource]] = {
 
 
 def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
-    """For each group its modules (names below `model.layers.I.`), in the order of the merged matrix's rows; the MLP's
-    of layers without experts."""
+    """Return the modules of each group (names below `model.layers.I.`), in the order of the merged matrix's rows.
+
+    Those of the MLP are of layers without experts.
+    """
     widths: dict[Width, int] = {"hidden": spec.hidden, "q": spec.q_width, "kv": spec.kv_width, "ffn": spec.ffn}
     groups: dict[GroupName, list[Linear]] = {}
     for part in spec.family.projections:
@@ -54,7 +56,7 @@ def projections(spec: ModelSpec) -> dict[GroupName, list[Linear]]:
 
 
 def find_adapted(spec: ModelSpec, lora: LoraConfig) -> set[str]:
-    """Full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
+    """Return the full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
     names = [
         f"model.layers.{index}.{linear.name}"
         for index, layer in enumerate(spec.layers)
@@ -64,8 +66,11 @@ def find_adapted(spec: ModelSpec, lora: LoraConfig) -> set[str]:
 
 
 def _adaptable(spec: ModelSpec, *, experts: bool) -> Iterator[Linear]:
-    """The modules of a layer that can have an adapter. Beside experts the MLP of a layer without any has none: PEFT
-    would take its adapter for one on experts (models/worker/linears.py)."""
+    """Yield the modules of a layer that can have an adapter.
+
+    Beside experts the MLP of a layer without any has none: PEFT would take its adapter for one on experts
+    (models/worker/linears.py).
+    """
     for group, linears in projections(spec).items():
         if group in ("qkv", "o") or spec.routing is None:
             yield from linears
@@ -74,7 +79,7 @@ def _adaptable(spec: ModelSpec, *, experts: bool) -> Iterator[Linear]:
 
 
 def fused_linears(spec: ModelSpec) -> tuple[Linear, Linear]:
-    """The two tensors of a layer's experts, names below `model.layers.I.`."""
+    """Return the two tensors of a layer's experts, names below `model.layers.I.`."""
     assert spec.routing is not None
     count, ffn = spec.routing.experts, spec.routing.ffn
     return (
@@ -93,9 +98,12 @@ def read_weights(
     columns: int,
     streaming: Streaming = NOT_STREAMING,
 ) -> Weights:
-    """All matrices in `dtype` on `device`, merged, with zero rows for the adapters: `columns` of them for each adapter,
-    its rank or more. Norms in fp32 (fp64 for fp64). Those of streamed layers come when they are needed. Raises
-    UsageError when a tensor is missing, NotFast where what is packed has experts, and as `match_targets`."""
+    """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters.
+
+    `columns`: rows for each adapter, its rank or more. Norms are fp32 (fp64 for fp64). The matrices of streamed layers
+    come when they are needed. Raises UsageError when a tensor is missing, NotFast where what is packed has experts, and
+    as `match_targets`.
+    """
     if streaming.packed and spec.routing is not None:
         raise NotFast("its experts are not kept in four bits")
     reader = _Reader(Checkpoint(folder), spec, find_adapted(spec, lora), columns, dtype, device)
@@ -149,18 +157,18 @@ class _Reader:
         return (self.checkpoint.read(f"{name}.weight").to(wide) + offset).to(self.device)
 
     def resident(self, image: LayerImage) -> Tensor:
-        """The image in memory of its own on the device, rank rows zero."""
+        """Return the image in memory of its own on the device, rank rows zero."""
         image_n = memory_for(image.size_bytes + self.slack_bytes(), torch.device("cpu")).zero_()
         image.read(self.checkpoint, image_n, self.dtype)
         return image_n.to(self.device)
 
     def slack_bytes(self) -> int:
-        """Behind the matrices of a layer: as much as is read past the last rows of any."""
+        """Return the bytes behind the matrices of a layer: as much as is read past the last rows of any."""
         inputs = max(self.spec.hidden, self.spec.q_width, self.spec.ffn)
         return slack_values((1, inputs), self.device) * int(self.dtype.itemsize)
 
     def outline(self, index: int) -> Image:
-        """Where the matrices of a layer lie in its image, and what they are read from."""
+        """Return where the matrices of a layer lie in its image, and what they are read from."""
         outline, layer = ImageOutline(self.dtype), f"layers.{index}"
         for group, linears in self._groups(index).items():
             inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
@@ -191,7 +199,7 @@ class _Reader:
                     outline.read(name, 0, of_part, matrix=linear.name, value=value + number * of_part)
 
     def layer(self, index: int, image: Image, place_n: Tensor) -> Layer:
-        """The layer whose matrices are in `place_n`, or will be."""
+        """Return the layer whose matrices are in `place_n`, or will be."""
         views = {name: place.of(place_n, self.dtype) for name, place in image.places.items()}
         layer = f"layers.{index}"
         groups = {name: self._group(layer, views[name], linears) for name, linears in self._groups(index).items()}
@@ -244,6 +252,6 @@ class _Reader:
         return {g: linears for g, linears in projections(self.spec).items() if g in ("qkv", "o") or not experts}
 
     def _ranks(self, names: Iterable[str]) -> int:
-        """Rank columns of a matrix of these modules, with padding."""
+        """Return the rank columns of a matrix of these modules, with padding."""
         adapted = sum(name in self.targets for name in names)
         return -(-adapted * self.columns // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE

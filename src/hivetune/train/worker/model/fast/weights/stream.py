@@ -1,8 +1,11 @@
-"""Frozen layers that do not stay on the device: brought ahead of the computing to three places that take turns.
+"""Streamed layers: frozen weights that are read ahead of the computing to three places that take turns.
 
 Layer i always comes to place i mod 3, so addresses are fixed and a layer's matrices are views that never change. While
-layer i is computed the next two are there or on their way, forward and backward; what the forward pass brought last is
-what the backward pass needs first, and is not brought again.
+layer i is computed the next two are there or on their way, forward and backward. What the forward pass read last is
+what the backward pass needs first, and is not read again.
+
+A card copies beside its computing: the host only says what comes after what, with events, and waits for neither. On a
+processor a copy is done when the call returns, and nothing has to wait.
 """
 
 import time
@@ -29,39 +32,39 @@ Stamp = Any
 
 
 class StreamDevice(Protocol):
-    """What a `Stream` asks of its device."""
+    """What a `LayerStream` asks of its device."""
 
     def empty(self, size_bytes: int) -> Tensor:
-        """Memory of the device that products read, as bytes."""
+        """Return memory of the device that products read, as bytes."""
         ...
 
     def pinned(self, size_bytes: int) -> list[Tensor]:
-        """Host memory that copies to the device begin in, in one piece or several."""
+        """Return host memory that copies to the device begin in, in one piece or several."""
         ...
 
     def now(self) -> Stamp:
-        """After everything that the device was given to compute so far."""
+        """Return a stamp after everything that the device was given to compute so far."""
         ...
 
     def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> tuple[Stamp, Stamp]:
-        """As much of the pieces, one behind the other, as the target holds; not before `after`. Begin and end of it."""
+        """Copy as much of the pieces, one behind the other, as the target holds, after `after`. Return both ends."""
         ...
 
     def wait(self, stamp: Stamp) -> None:
-        """What the device is given to compute from here on comes after `stamp`."""
+        """Let what the device is given to compute from here on come after `stamp`."""
         ...
 
     def finish(self, stamp: Stamp) -> None:
-        """The host waits for it."""
+        """Let the host wait for `stamp`."""
         ...
 
     def seconds(self, begin: Stamp, end: Stamp) -> float:
-        """Between two stamps; waits for the later one."""
+        """Return the seconds between two stamps; waits for the later one."""
         ...
 
 
 class StreamingProcessor:
-    """Copies are made by the thread that asks for them."""
+    """A processor: copies are made by the thread that asks for them."""
 
     def empty(self, size_bytes: int) -> Tensor:
         return memory_for(size_bytes, torch.device("cpu"))
@@ -79,17 +82,17 @@ class StreamingProcessor:
         return begin, self.now()
 
     def wait(self, stamp: Stamp) -> None:
-        """The copy was made before its stamp existed."""
+        """Do nothing: the copy was made before its stamp existed."""
 
     def finish(self, stamp: Stamp) -> None:
-        """As above."""
+        """Do nothing, as in `wait`."""
 
     def seconds(self, begin: Stamp, end: Stamp) -> float:
         return float(end - begin)
 
 
 class StreamingCard:
-    """Copies have a stream of their own, from host memory to the card and never back."""
+    """A card: copies have a stream of their own, from host memory to the card and never back."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -134,7 +137,7 @@ def device_of(device: torch.device) -> StreamDevice:
 
 
 def _pieces(size_bytes: int, *, pin: bool) -> list[Tensor]:
-    """Powers of two and a small rest: torch rounds what it pins up to the next power, for one piece up to twice."""
+    """Return powers of two and a small rest: torch rounds what it pins up to the next power."""
     pieces, rest = [], size_bytes >> 4
     while size_bytes:
         piece = size_bytes if size_bytes <= rest else 1 << (size_bytes.bit_length() - 1)
@@ -144,13 +147,13 @@ def _pieces(size_bytes: int, *, pin: bool) -> list[Tensor]:
 
 
 def fill_pieces(pieces: Sequence[Tensor], source_n: Tensor) -> None:
-    """Host memory to host memory, as `StreamDevice.copy` reads it."""
+    """Copy host memory to host memory, as `StreamDevice.copy` reads it."""
     for part_n, piece_n in _pairs(source_n, pieces):
         piece_n.copy_(part_n)
 
 
 def _pairs(whole_n: Tensor, pieces: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of `whole_n` and the pieces that they lie in."""
+    """Yield parts of `whole_n` and the pieces that they lie in."""
     at = 0
     for piece_n in pieces:
         part_n = whole_n[at : at + len(piece_n)]
@@ -170,7 +173,7 @@ NOT_STREAMING = Streaming(0, "disk")
 
 
 def streaming_of(choices: Choices, layers: int, device: torch.device, *, packed: bool) -> Streaming:
-    """A processor reads files, whatever a card did before it took over."""
+    """Return the streaming of the choices. A processor reads files, whatever a card did before it took over."""
     source = "disk" if device.type == "cpu" else choices.stream_from or "memory"
     return Streaming(min(choices.streamed or 0, layers), source, packed)
 
@@ -179,16 +182,16 @@ class LayerSource(Protocol):
     """Where streamed layers come from. `bring` runs on a thread of its own, for one layer after the other."""
 
     def bring(self, layer: int, place_n: Tensor, after: Stamp) -> Stamp:
-        """The layer's bytes to its place on the device, which is free after `after`; when they are there."""
+        """Bring the layer's bytes to its place, which is free after `after`. Return when they are there."""
         ...
 
     def read_s(self) -> float:
-        """Seconds in which it read or copied, since the last call."""
+        """Return the seconds of reading or copying since the last call."""
         ...
 
 
 class FromFiles:
-    """For a processor: from the files to the place."""
+    """The source for a processor: from the files to the place."""
 
     def __init__(self, device: StreamDevice, images: Sequence[LayerImage], checkpoint: Checkpoint, dtype: torch.dtype):
         self._device, self._images, self._checkpoint, self._dtype = device, images, checkpoint, dtype
@@ -200,12 +203,12 @@ class FromFiles:
         return self._device.now()
 
     def read_s(self) -> float:
-        told, self._read_s = self._read_s, 0.0
-        return told
+        seconds, self._read_s = self._read_s, 0.0
+        return seconds
 
 
 class FromMemory:
-    """For a card: from pinned host memory, which all streamed layers are read into once."""
+    """The source for a card: from pinned host memory, which all streamed layers are read into once."""
 
     def __init__(self, device: StreamDevice, images: Sequence[LayerImage], checkpoint: Checkpoint, dtype: torch.dtype):
         self._device = device
@@ -222,13 +225,13 @@ class FromMemory:
         return end
 
     def read_s(self) -> float:
-        told = sum(self._device.seconds(*copy) for copy in self._copies)
+        seconds = sum(self._device.seconds(*copy) for copy in self._copies)
         self._copies.clear()
-        return told
+        return seconds
 
 
 class ThroughMemory:
-    """For a card: from the files to one of two pinned buffers, and from there while the other one is filled."""
+    """The source for a card: from the files to one of two pinned buffers, and from there while the other is filled."""
 
     def __init__(self, device: StreamDevice, images: Sequence[LayerImage], checkpoint: Checkpoint, dtype: torch.dtype):
         self._device, self._images, self._checkpoint, self._dtype = device, images, checkpoint, dtype
@@ -245,12 +248,12 @@ class ThroughMemory:
         return end
 
     def read_s(self) -> float:
-        told, self._read_s = self._read_s, 0.0
-        return told
+        seconds, self._read_s = self._read_s, 0.0
+        return seconds
 
 
 class LayerStream:
-    """Layers 0 to `len(images) - 1` of a model, in `places`."""
+    """The stream of layers 0 to `len(images) - 1` of a model, in `places`."""
 
     def __init__(
         self, source: LayerSource, device: StreamDevice, images: Sequence[LayerImage], places: Sequence[Tensor]
@@ -267,7 +270,7 @@ class LayerStream:
         return len(self._images)
 
     def need(self, layer: int, following: Iterable[int]) -> None:
-        """What is computed from here on finds the matrices of `layer` in their place; `following` come meanwhile.
+        """Let what is computed from here on find the matrices of `layer` in their place; `following` come meanwhile.
 
         Layers that stay on the device may be named too. Raises what reading them raised.
         """
@@ -281,13 +284,13 @@ class LayerStream:
             if number == layer:
                 self._wait_for(place)
 
-    def told(self) -> Streamed:
-        """Since the last call."""
+    def report(self) -> Streamed:
+        """Return what streaming took since the last call."""
         waited_s = sum(self._device.seconds(*wait) for wait in self._waits)
-        told = Streamed(waited_s, self._source.read_s(), self._asked_bytes)
+        streamed = Streamed(waited_s, self._source.read_s(), self._asked_bytes)
         self._waits.clear()
         self._asked_bytes = 0
-        return told
+        return streamed
 
     def _ask(self, layer: int, place: int) -> None:
         if place in self._coming and self._coming[place][0] == layer:
@@ -305,7 +308,7 @@ class LayerStream:
 
 
 def _read(image: LayerImage, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype) -> float:
-    """Beside a step; the seconds that it took."""
+    """Read a layer beside a step. Return the seconds that it took."""
     started = time.perf_counter()
     image.read(checkpoint, image_n, dtype, beside=True)
     return time.perf_counter() - started
@@ -313,10 +316,3 @@ def _read(image: LayerImage, checkpoint: Checkpoint, image_n: Tensor, dtype: tor
 
 def _scratch(images: Sequence[LayerImage]) -> Tensor:
     return torch.zeros(max(image.size_bytes for image in images), dtype=torch.uint8)
-
-
-# Where streamed weights are computed with: the memory that copies come from and go to, and who waits for whom.
-#
-# A card copies beside its computing: the host only says what comes after what, with events, and waits for neither. On
-# a
-# processor a copy is done when the call returns, and nothing has to wait.

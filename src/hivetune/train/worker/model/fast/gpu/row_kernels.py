@@ -1,4 +1,4 @@
-"""Triton kernels of the residual stream: norms, rotation and the MLP's gate, each forward and backward.
+"""Triton kernels of rows: norms, rotation, the MLP's gate and the loss, and the adapters' thin products.
 
 One program computes one row, or a block of one. What each computes is said in fast/ops.py; sums are in float32.
 Pointers are to rows of the caller's buffers; a `..._row` is the distance between two of them, in elements.
@@ -41,7 +41,7 @@ def norm_backward(dy, x, rstd, w, dx, y, width, HAS_Y: tl.constexpr, BLOCK: tl.c
 
 @triton.jit
 def rope(x, x_row, cos, sin, sign, half, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row, head) turns the pairs (i, i + half) of one head in place."""
+    """Rotate the pairs (i, i + half) of one head in place; program (row, head)."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < half
@@ -61,7 +61,7 @@ def _tanh(x):
 
 @triton.jit
 def _activate(gate, GELU: tl.constexpr):
-    """The activation and its derivative: SiLU, or GELU in its tanh form."""
+    """Return the activation and its derivative: SiLU, or GELU in its tanh form."""
     if GELU:
         cubed = 0.044715 * gate * gate * gate
         inner = _tanh(0.7978845608028654 * (gate + cubed))
@@ -110,7 +110,7 @@ def _mix(x):
 
 @triton.jit
 def drop(x, key, salt, below, scale, out, width, BLOCK: tl.constexpr):
-    """The mask of TorchOps.drop, number for number."""
+    """Apply the mask of TorchOps.drop, number for number."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -125,7 +125,7 @@ def drop(x, key, salt, below, scale, out, width, BLOCK: tl.constexpr):
 def cross_entropy(
     logits, target, count, cap, nll, vocabulary, CAPPED: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A program reads its row of logits twice: once for the normaliser, once to write the gradient over it."""
+    """Compute the loss of a row of logits, read twice: for the normaliser, and to write the gradient over it."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
     highest = -float("inf")
@@ -157,20 +157,18 @@ def cross_entropy(
             tl.store(logits + at, (dz * times).to(logits.dtype.element_ty), mask=at < vocabulary)
 
 
-# Triton kernels of the adapters' thin products: no library sees their shapes, which are behind many of its crashes.
+# The adapters' thin products. No library sees their shapes, which are behind many of the libraries' crashes.
 #
-# `RANKS` is the number of rank columns that are read, a power of two of at least 16; `rank` of them are real.
-# Products of
-# float32 are exact to its rounding ("ieee": no TensorFloat-32). No sum is shared between programs, so each is made in
-# the
-# same order every time.
+# `RANKS` is the number of rank columns that are read, a power of two of at least 16; `rank` of them are real. Products
+# of float32 are exact to its rounding ("ieee": no TensorFloat-32). No sum is shared between programs, so each is made
+# in the same order every time.
 
 
 @triton.jit
 def adapt(
     y, y_row, up, tokens, start, size, s_at, rank, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """y[:, start : start + size] += S up, with S the columns of y from `s_at`."""
+    """Add S up to y[:, start : start + size], with S the columns of y from `s_at`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     r = tl.arange(0, RANKS)
@@ -189,7 +187,7 @@ def adapt(
 def adapt_backward(
     dy, dy_row, up, tokens, start, size, s_at, rank, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """The columns of dy from `s_at` become dS = dy[:, start : start + size] up^T."""
+    """Write dS = dy[:, start : start + size] up^T to the columns of dy from `s_at`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     r = tl.arange(0, RANKS)
     here = dy + row[:, None] * dy_row
@@ -210,7 +208,7 @@ def sum_up(
     dy, dy_row, s, s_row, d_up, tokens, size, rank, scale,
     RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """d_up [size, rank] += scale * dy^T S, of the columns of one member."""
+    """Add scale * dy^T S to d_up [size, rank], of the columns of one member."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     r = tl.arange(0, RANKS)
     total = tl.zeros((COLUMNS, RANKS), dtype=tl.float32)
@@ -231,7 +229,7 @@ def sum_down(
     ds, ds_row, x, x_row, d_downs, tokens, inputs, rank, columns, scale,
     RANKS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """d_downs [members * rank, inputs] += scale * dS^T X; program (block of inputs, member), `columns` of dS each."""
+    """Add scale * dS^T X to d_downs [members * rank, inputs], `columns` of dS each; program (inputs, member)."""
     member = tl.program_id(1)
     k = tl.program_id(0) * INPUTS + tl.arange(0, INPUTS)
     r = tl.arange(0, RANKS)
