@@ -28,7 +28,7 @@ from hivetune.data.mapping import in_your_words, map_columns, maps_content, miss
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
 from hivetune.data.pieces.rendered import is_marked, turns_of, without_ends
-from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
+from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, all_texts, clean_texts, parsed
 from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
 from hivetune.data.pieces.transcripts import turns_in_text
@@ -217,6 +217,8 @@ def _parsed_row(text: str) -> Row:
         return {"text": value}
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
+    if all_texts(value) and turns_in_text("\n".join(value)):
+        return {"text": "\n".join(value)}
     value = _object(value)
     if QUARANTINE_KEY in value:
         inner = value.get("row")

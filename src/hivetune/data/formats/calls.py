@@ -3,6 +3,7 @@
 https://huggingface.co/datasets/Salesforce/xlam-function-calling-60k
 """
 
+import itertools
 from typing import Any
 
 from hivetune.data.columns import ASKED, SYSTEM, TOOLS, system_of, tools_of
@@ -12,6 +13,8 @@ from hivetune.data.pieces.said import Conversation, Row, first_of, objects, pars
 from hivetune.data.pieces.turns import read_system
 from hivetune.records import Message
 
+# The name and the arguments of the one call to be made, where each has a column.
+_NAMED = (("tool", "args"), ("tool_name", "tool_input"), ("function_name", "arguments"))
 _CALLED = ("answers", "tool_calls", "tool_call", "function_calls", "function_call", "expected_tool_calls")  # to be made
 
 
@@ -28,6 +31,9 @@ def rows(row: Row) -> Conversation:
 
 
 def _called(row: Row) -> list[dict[str, Any]] | None:
+    for name, arguments in _NAMED:
+        if isinstance(row.get(name), str) and isinstance(parsed(row.get(arguments)), dict):
+            return [{"name": row[name], "arguments": row[arguments]}]
     return next((calls for name in _CALLED if (calls := _calls_in(row.get(name)))), None)
 
 
@@ -43,7 +49,7 @@ FORMAT = Format(
     "calls",
     recognise,
     rows,
-    needs=frozenset(_CALLED),
+    needs=frozenset((*_CALLED, *itertools.chain.from_iterable(_NAMED))),
     rank=23,
-    explains=frozenset((*SYSTEM, *TOOLS, *_CALLED)),
+    explains=frozenset((*SYSTEM, *TOOLS, *_CALLED, *itertools.chain.from_iterable(_NAMED))),
 )

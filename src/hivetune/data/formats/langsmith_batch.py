@@ -12,7 +12,11 @@ from hivetune.data.pieces.spans import joined_by_id
 
 def recognise(record: Row) -> bool:
     begun, ended = objects(record.get("post")) or [], objects(record.get("patch")) or []
-    return bool(begun + ended) and all("inputs" in run for run in begun) and all("id" in run for run in ended)
+    return (
+        bool(begun + ended)
+        and all("inputs" in run for run in begun)
+        and all("id" in run or "outputs" in run for run in ended)
+    )
 
 
 def rows(record: Row) -> Iterator[Row]:

@@ -22,7 +22,7 @@ AGENT = ("agent", "agent_name", "agent_id")
 CATEGORY = ("category", "domain", "task_type", "topic", "intent", "tool_used", "tool")
 TIME = (
     *("timestamp", "time", "created_at", "created", "ts", "date", "datetime", "create_time", "created_time"),
-    *("start_time", "started_at", "start_time_unix_nano", "timestamp_utc", "sent_at", "created_timestamp"),
+    *("start_time", "started_at", "start_time_unix_nano", "timestamp_utc", "sent_at", "created_timestamp", "when"),
 )
 SUCCESS = (
     "success",

@@ -24,6 +24,7 @@ _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
 _END = re.compile(r"### ?End\s*\Z", re.I)
 # What Alpaca's template says to every model.
 _TO_EVERY_MODEL = re.compile(r"Below is an? (?:instruction|question)\b[^#]*", re.I)
+_GIVEN = ("input", "table")  # what a question is about
 _THOUGHT = names("thought thoughts reasoning rationale explanation analysis justification")
 _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
 
@@ -99,8 +100,9 @@ def _begin(match: re.Match[str], kind: _Side, marked: bool) -> int:
     """Where the words below a header begin: `table:` in front of what a question is about is one of them, and
     `Reasoning:` at the beginning of an answer.
     """
-    given = not marked and part_of(match.group(1)) == "given"
-    return match.start() if given or (kind == "assistant" and _thinks(match.group(1))) else match.end()
+    name = match.group(1)
+    given = not marked and (name.lower() == "table" or part_of(name) == "given")
+    return match.start() if given or (kind == "assistant" and _thinks(name)) else match.end()
 
 
 def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
@@ -122,7 +124,7 @@ def _kind(name: str, marked: bool) -> _Side | None:
     """Whose words stand below a header of this name. Without marks a party's name begins what it said in a talk."""
     if _thinks(name):
         return "thoughts"
-    role = role_of(name)
+    role = None if name.lower() == "response" else role_of(name)  # a header of Alpaca's template, and no speaker
     if role is not None:
         return role if marked and role != "tool" else None
-    return "user" if name.lower() == "input" else _KINDS.get(part_of(name))
+    return "user" if name.lower() in _GIVEN else _KINDS.get(part_of(name))

@@ -32,10 +32,11 @@ _SESSIONS = (
 _ROLES = (
     *("role", "sender", "speaker", "author", "from", "from_role", "sender_role", "sender_type", "speaker_role"),
     *("speaker_type", "author_role", "author_type", "user_type", "participant_role", "message_type", "side", "type"),
+    *("tipo", "rôle", "rolle", "rol", "papel"),
 )
 TEXTS = (
     *("content", "text", "message", "body", "utterance", "value", "parts", "msg", "message_text", "transcript"),
-    "content_json",
+    *("content_json", "mensagem", "mensaje", "texte", "texto", "nachricht"),
 )
 _ORDER = (
     *("turn", "turn_id", "turn_idx", "turn_index", "turn_number", "turn_no", "utterance_idx", "utterance_id", "seq"),
