@@ -47,6 +47,7 @@ SPEAKERS: dict[Role, list[str]] = _NAMES["speakers"]
 OUTCOMES: list[dict[str, list[str]]] = _NAMES["outcome"]
 NOTES = frozenset((*FACTS, *_names("note"), *(name for one in OUTCOMES for name in one["names"])))
 TRUE_ANSWERS = frozenset(_names("true_answer"))
+_OR_ANSWER = "correct"  # an outcome, or the answer that was right
 _NO_INPUT = ("noinput", "no input", "n/a", "none", "null", "nan", "no input required", "no input needed")
 # Layouts of published data, whose other columns may be anything.
 PUBLISHED = ("prompt-completion", "alpaca", "question-answer", "input-output", "messages", "sharegpt", "agent", "calls")
@@ -127,7 +128,7 @@ def leaves_out(row: Row, known: Format, conversation: Conversation) -> bool:
     if known.name not in PUBLISHED:
         return False
     for name, kind in _looked_at(tuple(row), known):
-        if kind == "unknown" and name not in conversation.explained and row[name] not in (None, "", [], {}):
+        if kind == "unknown" and name not in (*conversation.explained, _OR_ANSWER) and row[name] not in (None, "", [], {}):
             text = str(row[name]).strip()
             if not any(text in message.content for message in conversation.messages):
                 return True
@@ -182,7 +183,9 @@ def _is_choice(name: str, value: Any) -> bool:
 @lru_cache(512)
 def _looked_at(names: tuple[str, ...], known: Format) -> tuple[tuple[str, Kind], ...]:
     """The columns of such rows that may be content, by what their names say."""
-    kinds = ((name, column_kind(name)) for name in names if name not in known.explains)
+    kinds: list[tuple[str, Kind]] = [
+        (name, "unknown" if name == _OR_ANSWER else column_kind(name)) for name in names if name not in known.explains
+    ]
     choices = {name for name in names if CHOICE.match(name) and name[:-1] + "a" in names and name[:-1] + "b" in names}
     return tuple(
         (name, "choice" if name in choices else kind)
