@@ -15,7 +15,7 @@ from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
-from hivetune.data.pieces.rounds import ended_rounds
+from hivetune.data.pieces.transcripts import ended_rounds
 from hivetune.data.read import RawRow, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT

@@ -128,7 +128,11 @@ def leaves_out(row: Row, known: Format, conversation: Conversation) -> bool:
     if known.name not in PUBLISHED:
         return False
     for name, kind in _looked_at(tuple(row), known):
-        if kind == "unknown" and name not in (*conversation.explained, _OR_ANSWER) and row[name] not in (None, "", [], {}):
+        if (
+            kind == "unknown"
+            and name not in (*conversation.explained, _OR_ANSWER)
+            and row[name] not in (None, "", [], {})
+        ):
             text = str(row[name]).strip()
             if not any(text in message.content for message in conversation.messages):
                 return True

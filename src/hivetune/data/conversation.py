@@ -6,9 +6,9 @@ from typing import Any
 
 from hivetune.data.columns import ASKED, leaves_out, plain_row, unexplained
 from hivetune.data.formats import read_record, record_format
+from hivetune.data.formats.callback_log import event_in
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.rendered import spoken_turns
-from hivetune.data.pieces.run_events import event_in
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of
 from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused

@@ -28,14 +28,21 @@ from hivetune.data.files.encodings import (
     wide_encoding,
 )
 from hivetune.data.files.json_document import json_rows
-from hivetune.data.files.message_log import NUM_SAMPLE, are_of_openhands, message_rows, message_shape
+from hivetune.data.files.message_log import (
+    MIN_MESSAGES,
+    NUM_SAMPLE,
+    TEXTS,
+    are_of_openhands,
+    is_event_like,
+    message_rows,
+    message_shape,
+)
 from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
 from hivetune.data.formats import file_rows, format_of_file, is_file_format
 from hivetune.data.formats.http_recording import CASSETTE_HEAD, HTTPRR_HEAD
 from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
 from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows
-from hivetune.data.pieces.messages import MIN_MESSAGES, TEXTS, is_event_like
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import MachineNotFit, UsageError
 

@@ -4,21 +4,74 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from hivetune.data.formats import smolagents
-from hivetune.data.pieces.branches import kept_branch
+from hivetune.data.pieces.branches import are_one_tree, kept_branch, links_of
+from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, conversation, events, write_rows
-from hivetune.data.pieces.messages import MessageShape, SaidLine, messages_shape, said_in
-from hivetune.data.pieces.openhands import is_openhands, openhands_turns
-from hivetune.data.pieces.said import listed, names, objects
-from hivetune.data.pieces.slack import is_message_of_slack, slack_threads
-from hivetune.data.pieces.speakers import role_of
+from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
+from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item
+from hivetune.records import Role
 
 NUM_SAMPLE = 400
 _TALK = names("chat chats conversation conversations dialog dialogs dialogue dialogues history transcript")  # of files
+MIN_MESSAGES = 2
+MESSAGE_SHARE = 0.9  # of the first rows, that must be messages
+MAX_ORDER = 1e300  # an integer of 310 digits is no float
+MAX_WITHOUT_SESSION = 500  # rows of a file that is one conversation and names none
+_SESSIONS = (
+    *SESSION,
+    "dialog",
+    "dialogue",
+    "conversation",
+    "chat",
+    "call_id",
+    "convo_id",
+    "ticket_id",
+    "case_id",
+    "run_id",
+)
+_ROLES = (
+    *("role", "sender", "speaker", "author", "from", "from_role", "sender_role", "sender_type", "speaker_role"),
+    *("speaker_type", "author_role", "author_type", "user_type", "participant_role", "message_type", "side", "type"),
+    *("tipo", "rôle", "rolle", "rol", "papel"),
+)
+TEXTS = (
+    *("content", "text", "message", "body", "utterance", "value", "parts", "msg", "message_text", "transcript"),
+    *("content_json", "mensagem", "mensaje", "texte", "texto", "nachricht"),
+)
+_ORDER = (
+    *("turn", "turn_id", "turn_idx", "turn_index", "turn_number", "turn_no", "utterance_idx", "utterance_id", "seq"),
+    *("sequence", "sequence_number", "message_index", "message_number", "position", "step", "index", "idx", "order"),
+)
+_BESIDE = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
+
+
+class MessageShape(NamedTuple):
+    """Which column of a row says what. `session` None: the whole file is one conversation. `begins`: each system prompt
+    begins a conversation.
+    """
+
+    session: str | None
+    role: str
+    content: str
+    order: str | None
+    begins: bool = False
+
+
+class SaidLine(NamedTuple):
+    """`turn` None: a program's note. `links`: the ids of the message and of the one before it, where it names them."""
+
+    session: str
+    turn: dict[str, Any] | None
+    order: float | None
+    links: Mapping[str, Any]
+
+
 _Held = tuple[int, SaidLine]
 Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
 
@@ -66,13 +119,6 @@ def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iter
         return conversation(written, everything[0][0], turns, ["program-notes"] if written == "openhands" else [])
     shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
     return None if shape is None else _joined(itertools.chain(first, rest), shape)
-
-
-_TURNS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
-    "openhands": openhands_turns,
-    "smolagents": smolagents.turns_of,
-    "messages": list,
-}
 
 
 def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
@@ -178,3 +224,240 @@ def _row(session: str, said: list[_Held]) -> Iterator[PlacedRow]:
         return
     left_out += ["other-branches"] if len(kept) < len(turns) else []
     yield from conversation("messages", place, [turns[i][1].turn for i in kept], left_out, session=session)
+
+
+# How the messages of a log are written. The names are exact; a log without sessions is one conversation where two sides
+# take turns in it.
+
+
+def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bool = False) -> MessageShape | None:
+    """How the messages of a file are written; None where its rows are none. `whole`: `events` are all rows of the file;
+    `talk`: its name says that it is a conversation.
+    """
+    flats = [_flat(event) for event in events]
+    if len(flats) > MIN_MESSAGES and not _has_both(flats[0]) and _has_both(flats[1]):
+        flats = flats[1:]  # a line about the log
+    if len(flats) < MIN_MESSAGES:
+        return None
+    role = _column(flats, _ROLES, str, lambda value: role_of(value) is not None)
+    content = next(
+        (name for name in TEXTS if sum(_has(one, name) for one in flats) >= MESSAGE_SHARE * len(flats)), None
+    )
+    if role is None or content is None:
+        return None
+    session = _column(flats, _SESSIONS, str | int)
+    time = _column(flats, TIME, str | int | float)
+    shape = MessageShape(session, role, content, time or _column(flats, _ORDER, str | int | float))
+    if session is not None:
+        return shape
+    roles = [found for one in flats if (found := role_of(str(one.get(role)))) is not None]
+    if _begin_with_system(roles):
+        return shape._replace(begins=True)
+    parts = any(isinstance(one.get(content), list) or one.get("tool_calls") for one in flats)  # no example has them
+    told = talk or time is not None or parts or "tool" in roles or all("data" in event for event in events)
+    told = told or are_one_tree(flats)
+    return shape if whole and told and _takes_turns(roles) else None
+
+
+def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
+    """What a row says; None where it is no message of its log."""
+    one = _flat(event)
+    if shape.session is None and shape.role not in one and shape.content not in one:
+        return SaidLine("", None, None, {})
+    session = "" if shape.session is None else one.get(shape.session)
+    role, text = role_of(str(one.get(shape.role))), one.get(shape.content)
+    if not isinstance(session, str | int) or role is None or not isinstance(text, str | list | None):
+        return None
+    kept = {key: one[key] for key in _BESIDE if one.get(key)}
+    if not text and not kept:
+        return None
+    order = as_order(one.get(shape.order)) if shape.order else None
+    return SaidLine(str(session), {"role": role, "content": text, **kept}, order, links_of(event))
+
+
+def is_event_like(event: Mapping[str, Any]) -> bool:
+    """Whether a row may be a message."""
+    return _has_both(_flat(event))
+
+
+def _has_both(flat: Mapping[str, Any]) -> bool:
+    return any(name in flat for name in _ROLES) and any(name in flat for name in TEXTS)
+
+
+def as_order(value: Any) -> float | None:
+    """A time or a number that orders messages."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if abs(value) <= MAX_ORDER else None
+    if isinstance(value, str):
+        return float(value) if value.strip().isdecimal() else as_time(value)
+    return None
+
+
+def _flat(event: Mapping[str, Any]) -> dict[str, Any]:
+    """A row under plain names, with what LangChain keeps below `data` and others below `message`."""
+    plain = {plain_name(str(name)): value for name, value in event.items()}
+    if "content_json" in plain:
+        plain["content_json"] = parsed(plain["content_json"])
+    for name in ("message", "data"):
+        inner = parsed(plain.get(name))
+        if isinstance(inner, dict) and isinstance(inner.get("data"), dict):  # LangChain's, in a column
+            inner = {**inner["data"], "type": inner.get("type")}
+        if isinstance(inner, dict) and one_of(inner, *TEXTS) is not None:
+            known = {plain_name(str(key)): value for key, value in inner.items() if value is not None}
+            rest = {key: value for key, value in plain.items() if key != name}
+            return {**rest, **known} if name == "message" else {**known, **rest}
+    return plain
+
+
+def _has(flat: Mapping[str, Any], name: str) -> bool:
+    """Whether a row says something in a column, or nothing there beside its calls."""
+    return isinstance(flat.get(name), str | list) and bool(flat[name] or flat.get("tool_calls"))
+
+
+def _column(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any, fits: Any = None) -> str | None:
+    """The first of these columns that nearly every row has."""
+    for name in names:
+        values = [one[name] for one in flats if isinstance(one.get(name), kind) and one[name] != ""]
+        if len(values) >= MESSAGE_SHARE * len(flats) and (fits is None or all(map(fits, values))):
+            return name
+    return None
+
+
+def _begin_with_system(roles: Sequence[Role]) -> bool:
+    """Whether each of several system prompts begins a conversation in which two sides take turns up to an answer; only
+    the last one may break off, where the first rows end.
+    """
+    begun = [place for place, role in enumerate(roles) if role == "system"]
+    if len(begun) < MIN_MESSAGES or begun[0] != 0:
+        return False
+    talks = [roles[first + 1 : last] for first, last in pairwise([*begun, len(roles)])]
+    in_turn = all(role == ("user", "assistant")[i % 2] for talk in talks for i, role in enumerate(talk))
+    return in_turn and all(talk and len(talk) % 2 == 0 for talk in talks[:-1])
+
+
+def _takes_turns(roles: Sequence[Role]) -> bool:
+    """Whether a file without sessions is one conversation: after its system prompt, two sides in turn."""
+    spoken = [role for role in roles if role != "system"]
+    if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not {"user", "assistant"} <= set(spoken):
+        return False
+    changes = sum(first != second or first == "tool" for first, second in pairwise(spoken))
+    return 2 * changes >= len(spoken) - 1
+
+
+# Slack: https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports. A thread is a conversation; what
+# stands in no thread is one for the day.
+
+
+def is_message_of_slack(event: Mapping[str, Any]) -> bool:
+    return event.get("type") == "message" and {"ts", "text"} <= event.keys() and bool({"user", "bot_id"} & event.keys())
+
+
+def slack_threads(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    threads: dict[str, list[dict[str, str]]] = {}
+    for one in messages:
+        if one.get("text") and not one.get("subtype"):
+            name = one_of(one.get("user_profile"), "real_name") or one_of(one, "user", "bot_id")
+            turn = {"speaker": str(name), "content": str(one["text"])}
+            threads.setdefault(str(one.get("thread_ts") or ""), []).append(turn)
+    for thread, turns in threads.items():
+        yield {"hivetune_session": "slack", "session_id": thread or None, "messages": turns}
+
+
+# OpenHands: https://docs.all-hands.dev. The model's words stand in `tool_call_metadata.model_response`, the answer of
+# the provider; one answer may hold the calls of several actions. Older events name the action and its arguments alone;
+# those of its newer library have a class each, and the call as the provider wrote it.
+
+_SPEAKERS = {"user": "user", "agent": "assistant"}
+_WORDS = ("message", "finish")  # actions that are no calls
+_STATES = ("recall", "change_agent_state", "condensation", "null", "start")
+_SILENT = ("agent_state_changed", "recall", "null", "condense", "success_state", "user_rejected_state")
+_WITHOUT = ("thought", "security_risk", "confirmation_state", "is_confirmed", "hidden", "keep_prompt", "blocking")
+
+
+def is_openhands(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list holds these events: each an action or an observation, with its source."""
+    if _are_of_classes(events):
+        return True
+    named = [one for one in events if isinstance(one.get("action", one.get("observation")), str)]
+    return (
+        len(named) == len(events) > 1
+        and all(one.get("source") in ("user", "agent", "environment", None) for one in events)
+        and any(isinstance(one.get("args"), dict) for one in events)
+        and any("observation" in one for one in events)
+    )
+
+
+def openhands_turns(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The turns of such events, without what the program says of its own state."""
+    if _are_of_classes(events):
+        return [turn for event in events if (turn := _of_class(event)) is not None]
+    turns: list[dict[str, Any]] = []
+    answers: set[str] = set()
+    for event in events:
+        response = one_of(event.get("tool_call_metadata"), "model_response")
+        if "observation" in event:
+            turns += _observed(event, turns)
+        elif event.get("source") == "agent" and isinstance(one_of(response, "choices"), list) and response["choices"]:
+            name = str(one_of(response, "id") or len(turns))
+            if name not in answers:
+                answers.add(name)
+                turns.append({"role": "assistant", **(one_of(response["choices"][0], "message") or {})})
+        else:
+            turns += _done(event)
+    return turns
+
+
+def _are_of_classes(events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list holds events of the newer library: `MessageEvent`, `ActionEvent` and so on."""
+    kinds = {str(one.get("kind")) for one in events}
+    return len(events) > 1 and "MessageEvent" in kinds and all("kind" in one and "source" in one for one in events)
+
+
+def _of_class(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The turn that an event of the newer library is; None when it is a note."""
+    kind, call_id = event["kind"], one_of(event, "tool_call_id")
+    if kind == "SystemPromptEvent":
+        return {"role": "system", "content": one_of(event.get("system_prompt"), "text")}
+    if kind == "MessageEvent" and isinstance(event.get("llm_message"), dict):
+        return {"role": "user", **event["llm_message"]}
+    if kind == "ActionEvent" and isinstance(event.get("tool_call"), dict):
+        thoughts = {"reasoning_content": event.get("reasoning_content") or None}
+        return {"role": "assistant", "content": event.get("thought"), "tool_calls": [event["tool_call"]], **thoughts}
+    observed = event.get("error") if kind == "AgentErrorEvent" else one_of(event.get("observation"), "content")
+    if call_id is None or observed is None:
+        return None
+    return {"role": "tool", "content": observed, "tool_call_id": call_id}
+
+
+def _done(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What an action says that no provider's answer stands behind."""
+    action, source = event["action"], event.get("source")
+    args = event.get("args")
+    given: Mapping[str, Any] = args if isinstance(args, dict) else {}
+    said = one_of(given, "content", "final_thought", "thought") or event.get("message")
+    role = "system" if action == "system" else _SPEAKERS.get(str(source))
+    if role is None or action in _STATES:
+        return []
+    if role != "assistant" or action in _WORDS:
+        spoken = isinstance(said, str) and said and action in (*_WORDS, "system")
+        return [{"role": role, "content": said}] if spoken else []
+    thought = given.get("thought")
+    arguments = {key: value for key, value in given.items() if key not in _WITHOUT and value is not None}
+    call = {"name": action, "arguments": arguments}
+    return [{"role": role, "content": thought if isinstance(thought, str) else "", "tool_calls": [call]}]
+
+
+def _observed(event: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What came of a call; nothing for what a program says of itself, or of what was no call."""
+    last = turns[-1] if turns else {}
+    if event["observation"] in _SILENT or not (last.get("tool_calls") or last.get("role") == "tool"):
+        return []
+    call_id = one_of(event.get("tool_call_metadata"), "tool_call_id")
+    return [{"role": "tool", "content": event.get("content"), **({"tool_call_id": call_id} if call_id else {})}]
+
+
+_TURNS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "openhands": openhands_turns,
+    "smolagents": smolagents.turns_of,
+    "messages": list,
+}

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.pieces.rendered import is_marked
-from hivetune.data.pieces.speakers import part_of, role_of
-from hivetune.data.pieces.transcripts import turns_in_text
+from hivetune.data.pieces.transcripts import part_of, role_of, turns_in_text
 from hivetune.data.reasons import RowRefused
 
 TALK_LINES, TALK_BLOCKS, TALK, QUESTIONS, RENDERED = TEXT_FORMS = (

@@ -5,12 +5,12 @@ https://antigravity.google/docs (transcripts below `~/.gemini/antigravity/`)
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Row, listed, one_of
 
 _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves out of a long text
@@ -20,11 +20,9 @@ _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves
 class _Session:
     """`turns` with the numbers of their steps; `calls`: ids of the last answer's calls, whose results are awaited."""
 
-    place: int = 0  # the line of its first step
     turns: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
-    size: int = 0
 
 
 def _is_step(event: Row) -> bool:
@@ -41,25 +39,17 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each stretch between checkpoints."""
+    return session_rows(lines, lambda event: event.get("type") == "CHECKPOINT", _row)
+
+
+def _row(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     session = _Session()
-    for number, event, text in events(lines):
-        if event is None:
-            yield lost(number)
-            continue
-        if event.get("type") == "CHECKPOINT" or session.size > MAX_KEPT_CHARS:
-            yield from _row(session)
-            session = _Session()
-        session.place = session.place or number
-        session.size += len(text)
+    for _, event in events:
         if "step_index" in event:
             _add(session, event)
-    yield from _row(session)
-
-
-def _row(session: _Session) -> Iterator[PlacedRow]:
     turns = [turn for _, turn in session.turns]
     if any(turn["role"] == "assistant" for turn in turns):
-        yield from conversation("antigravity", session.place, turns, session.left_out)
+        yield from conversation("antigravity", events[0][0], turns, session.left_out)
 
 
 def _add(session: _Session, event: Row) -> None:

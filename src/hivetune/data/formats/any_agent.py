@@ -8,10 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.pieces.attributes import attributes
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects, one_of, parsed
-from hivetune.data.pieces.spans import without_wrapper
+from hivetune.data.pieces.spans import attributes, without_wrapper
 
 _KIND, _CALL, _TOOL = "gen_ai.operation.name", "call_llm", "execute_tool"
 _ASKED, _ANSWERED = "gen_ai.input.messages", "gen_ai.output"

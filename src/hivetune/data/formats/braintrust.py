@@ -5,7 +5,7 @@ https://www.braintrust.dev/docs/guides/traces
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, one_of
-from hivetune.data.pieces.steps import step_said
+from hivetune.data.pieces.spans import step_said
 from hivetune.data.reasons import RowRefused
 
 

@@ -4,18 +4,13 @@ https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs (`Ro
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_what_rests_on_hidden_calls
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost
-from hivetune.data.pieces.provider_tools import (
-    HIDDEN_CALLS,
-    is_of_answer,
-    unlearn_answer,
-    unlearn_what_rests_on_hidden_calls,
-)
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import NOT_HELD, Row, parsed, texts_in
 from hivetune.data.reasons import RowRefused
 
@@ -50,7 +45,6 @@ class _Session:
     place: int = 0
     items: list[dict[str, Any]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
-    size: int = 0
 
 
 def is_line(row: Row) -> bool:
@@ -67,31 +61,26 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each stretch of a session between compactions."""
+    return session_rows(lines, lambda event: _kind_and_payload(event)[0] == "session_meta", _rows)
+
+
+def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     session = _Session()
-    for number, event, text in events(lines):
-        if event is None:
-            yield lost(number)
-            continue
-        kind, payload = event.get("type"), event.get("payload")
-        if not isinstance(payload, dict):
-            kind, payload = _bare(event)
-        if kind == "session_meta" and session.items:
-            yield from _row(session)
-            session = _Session()
+    for number, event in events:
+        kind, payload = _kind_and_payload(event)
         if kind == "compacted":
             yield from _row(session)
             session = _Session(session.name, session.time, session.system)
             payload = {"type": "message", "role": "user", "content": payload.get("message")}
             kind = "response_item" if payload["content"] else kind
-        _add(session, number, str(kind), payload, event.get("timestamp"))
-        session.size += len(text) if kind == "response_item" else 0
-        if session.size > MAX_KEPT_CHARS:
-            yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
-            session = _Session(session.name, session.time, session.system)
+        _add(session, number, kind, payload, event.get("timestamp"))
     yield from _row(session)
 
 
-def _bare(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _kind_and_payload(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The kind and the payload of a line; the first version wrote bare items after a header."""
+    if isinstance(event.get("payload"), dict):
+        return str(event.get("type")), event["payload"]
     if event.get("type") in _ITEM_TYPES:
         return "response_item", event
     return ("session_meta" if "instructions" in event else "other"), event

@@ -3,11 +3,11 @@
 https://docs.github.com/en/copilot/concepts/agents/about-copilot-cli
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, conversation, events, lost
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Row, one_of
 
 
@@ -16,32 +16,29 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    place, session, turns, notes = 1, None, list[dict[str, Any]](), False
-    for number, event, _ in events(lines):
-        if event is None:
-            yield lost(number)
-            continue
+    """One row for each session."""
+    return session_rows(lines, lambda event: event.get("type") == "session.start", _row)
+
+
+def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
+    turns: list[dict[str, Any]] = []
+    notes = False
+    for _, event in session:
         kind, data = event.get("type"), _data(event)
-        if kind == "session.start":
-            yield from _row(place, session, turns, notes=notes)
-            place, session, turns, notes = number, data.get("sessionId"), [], False
-        elif kind == "user.message":
+        if kind == "user.message":
             turns.append({"role": "user", "content": data.get("content")})
         elif kind == "assistant.message":
-            turns.append(
-                {"role": "assistant", "content": data.get("content"), "tool_calls": data.get("toolRequests") or None}
-            )
+            calls = data.get("toolRequests") or None
+            turns.append({"role": "assistant", "content": data.get("content"), "tool_calls": calls})
         elif kind == "tool.execution_complete":
             result = one_of(data.get("result"), "content") or one_of(data.get("error"), "message") or ""
             turns.append({"role": "tool", "content": result, "tool_call_id": data.get("toolCallId")})
         else:
-            notes = True
-    yield from _row(place, session, turns, notes=notes)
-
-
-def _row(place: int, session: Any, turns: list[dict[str, Any]], *, notes: bool) -> Iterator[PlacedRow]:
+            notes = notes or kind != "session.start"
     if turns:
-        yield from conversation("copilot-cli", place, turns, ["program-notes"] if notes else (), session_id=session)
+        place, first = session[0]
+        left_out = ["program-notes"] if notes else ()
+        yield from conversation("copilot-cli", place, turns, left_out, session_id=_data(first).get("sessionId"))
 
 
 def _data(event: Row) -> dict[str, Any]:

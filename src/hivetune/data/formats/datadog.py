@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, one_of
-from hivetune.data.pieces.steps import step_said
+from hivetune.data.pieces.spans import step_said
 from hivetune.data.reasons import RowRefused
 
 

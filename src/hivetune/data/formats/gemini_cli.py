@@ -3,21 +3,12 @@
 https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/headless.md
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Row, one_of
-
-
-@dataclass(slots=True)
-class _Session:
-    name: Any = None
-    place: int = 0  # the line of its first event
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    size: int = 0
 
 
 def _is_event(event: Row) -> bool:
@@ -33,24 +24,16 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """One row for each session."""
-    session = _Session()
-    for number, event, text in events(lines):
-        if event is None:
-            yield lost(number)
-            continue
-        if (event.get("type") == "init" and session.turns) or session.size > MAX_KEPT_CHARS:
-            yield from _row(session)
-            session = _Session()
-        session.place = session.place or number
-        session.size += len(text)
-        session.name = session.name or event.get("session_id")
-        _add(session.turns, event)
-    yield from _row(session)
+    return session_rows(lines, lambda event: event.get("type") == "init", _row)
 
 
-def _row(session: _Session) -> Iterator[PlacedRow]:
-    if any(turn["role"] == "assistant" for turn in session.turns):
-        yield from conversation("gemini-cli", session.place, session.turns, (), session_id=session.name)
+def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
+    turns: list[dict[str, Any]] = []
+    for _, event in session:
+        _add(turns, event)
+    if any(turn["role"] == "assistant" for turn in turns):
+        name = next((event["session_id"] for _, event in session if event.get("session_id")), None)
+        yield from conversation("gemini-cli", session[0][0], turns, (), session_id=name)
 
 
 def _add(turns: list[dict[str, Any]], event: Row) -> None:

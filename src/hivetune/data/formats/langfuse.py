@@ -7,7 +7,7 @@ https://langfuse.com/docs/observability/data-model
 from hivetune.data.pieces.answers import is_response
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, names, one_of
-from hivetune.data.pieces.steps import OUTPUTS, step_said
+from hivetune.data.pieces.spans import OUTPUTS, step_said
 from hivetune.data.reasons import RowRefused
 
 _MODEL_STEPS = ("GENERATION", "TRACE")

@@ -6,8 +6,7 @@ https://docs.smith.langchain.com/reference/data_formats/run_data_format
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, parsed
-from hivetune.data.pieces.spans import MODEL_RUNS
-from hivetune.data.pieces.steps import step_said
+from hivetune.data.pieces.spans import MODEL_RUNS, step_said
 from hivetune.data.reasons import RowRefused
 
 

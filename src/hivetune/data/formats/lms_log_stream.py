@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Asked, Calls, without_colours
-from hivetune.data.pieces.prompted import prompted
+from hivetune.data.pieces.printed import Asked, Calls, prompted, without_colours
 
 _REQUEST = re.compile(rb"^type: llm\.prediction\.input\r?$", re.M)
 _EVENT = re.compile(r"timestamp: [\d./-]+,? .*")

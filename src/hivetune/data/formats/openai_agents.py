@@ -5,7 +5,7 @@ https://openai.github.io/openai-agents-python/tracing/
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row
-from hivetune.data.pieces.steps import step_said
+from hivetune.data.pieces.spans import step_said
 from hivetune.data.reasons import RowRefused
 
 

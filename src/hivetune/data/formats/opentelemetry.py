@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.pieces.answers import read_answer, read_request
-from hivetune.data.pieces.attributes import attributes, dotted, nested, tree_below
 from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import (
@@ -22,7 +21,7 @@ from hivetune.data.pieces.said import (
     one_of,
     parsed,
 )
-from hivetune.data.pieces.steps import INPUTS, OUTPUTS, decoded, step_said
+from hivetune.data.pieces.spans import INPUTS, OUTPUTS, attributes, decoded, dotted, nested, step_said, tree_below
 from hivetune.data.pieces.turns import in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

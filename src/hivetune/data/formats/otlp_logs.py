@@ -6,9 +6,9 @@ https://opentelemetry.io/docs/specs/otel/logs/data-model/
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.attributes import attributes, typed
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects, one_of
+from hivetune.data.pieces.spans import attributes, typed
 
 _RESOURCES = ("resourceLogs", "resource_logs")
 

@@ -5,10 +5,9 @@ https://opentelemetry.io/docs/specs/otlp/
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.attributes import attributes
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects, one_of
-from hivetune.data.pieces.spans import without_wrapper
+from hivetune.data.pieces.spans import attributes, without_wrapper
 
 _SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")
 _RESOURCES = ("resourceSpans", "resource_spans", "batches")

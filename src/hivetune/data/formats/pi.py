@@ -4,13 +4,12 @@ read. A compaction begins a new row: its summary stands for what came before.
 https://github.com/badlogic/pi-mono/blob/main/packages/coding-agent/docs/session.md
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
-from hivetune.data.reasons import RowRefused
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows, trees, way_to
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
 _SUMMARIES = ("compaction", "branch_summary")
@@ -27,12 +26,9 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Session:
-    """Entries of one session so far."""
-
     name: Any = None
     time: Any = None
     entries: dict[str, _Entry] = field(default_factory=dict)
-    size: int = 0
 
 
 def is_line(event: Mapping[str, Any]) -> bool:
@@ -50,28 +46,20 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
+    return session_rows(lines, lambda event: event.get("type") == "session", _rows)
+
+
+def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
+    """The rows of each tree of a session: a line that is broken ends one, and what lies below it begins another."""
     session = _Session()
-    for number, event, text in events(lines):
-        if event is None:
-            yield lost(number)
-            continue
+    for number, event in events:
         if event.get("type") == "session":
-            yield from _rows(session)
-            session = _Session(event.get("id"), event.get("timestamp"))
+            session.name, session.time = event.get("id"), event.get("timestamp")
             continue
         before = next(reversed(session.entries), None)
         name = event.get("id") if isinstance(event.get("id"), str) else f"line {number}"
         parent = event.get("parentId", before)  # the first version had no tree
         session.entries[str(name)] = _Entry(number, parent if isinstance(parent, str) else None, event)
-        session.size += len(text)
-        if session.size > MAX_KEPT_CHARS:
-            yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
-            session = _Session(session.name, session.time)
-    yield from _rows(session)
-
-
-def _rows(session: _Session) -> Iterator[PlacedRow]:
-    """The rows of each tree: a line that is broken ends one, and what lies below it begins another."""
     for names in trees({name: one.parent for name, one in session.entries.items()}).values():
         yield from _stretches(session, names)
 

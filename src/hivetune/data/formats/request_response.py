@@ -20,7 +20,7 @@ from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, objects, one_of, parsed
 from hivetune.data.pieces.session import BESIDE, TEXT_ANSWERS, ordered_conversation
-from hivetune.data.pieces.steps import joined
+from hivetune.data.pieces.spans import joined
 from hivetune.data.pieces.streams import starts_events
 from hivetune.records import Message
 

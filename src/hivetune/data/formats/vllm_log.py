@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.prompted import prompted
+from hivetune.data.pieces.printed import prompted
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _REQUEST = re.compile(rb"Received request \S+: prompt: ['\"]|Request \S+ details: prompt: ['\"]")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from hivetune.data.reasons import RowRefused
@@ -11,6 +11,7 @@ MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
 MAX_ROW_CHARS = 16 << 20
 # (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
 PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
+PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
 _JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 
 
@@ -74,6 +75,30 @@ def conversation(
         yield place, RowRefused("line-too-large", f"the session has {len(text):,} characters")
     else:
         yield place, text
+
+
+def session_rows(
+    lines: Iterable[tuple[int, str]],
+    begins: Callable[[dict[str, Any]], bool],
+    read: Callable[[Sequence[PlacedEvent]], Iterator[PlacedRow]],
+) -> Iterator[PlacedRow]:
+    """Yield what `read` makes of the events of each session; `begins`: whether an event begins one.
+
+    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is no JSON is reported, and left out.
+    """
+    held: list[PlacedEvent] = []
+    size = 0
+    for number, event, text in events(lines):
+        if event is None:
+            yield lost(number)
+            continue
+        if held and (begins(event) or size > MAX_KEPT_CHARS):
+            yield from read(held)
+            held, size = [], 0
+        held.append((number, event))
+        size += len(text)
+    if held:
+        yield from read(held)
 
 
 def lost(number: int) -> PlacedRow:

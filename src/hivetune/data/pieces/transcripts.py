@@ -3,13 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
-from hivetune.data.pieces.headed import headed_turns
+from hivetune.data.columns import ANSWERED, ASKED, CONTENT, CONTEXT, SPEAKERS, SYSTEM, THOUGHTS, TRUE_ANSWERS
+from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.rendered import is_marked, spoken_turns, turns_of, without_end
-from hivetune.data.pieces.rounds import END, GAVE_BACK, ended_rounds
-from hivetune.data.pieces.speakers import role_of
+from hivetune.data.pieces.said import names, parsed
+from hivetune.data.pieces.turns import ROLES
 from hivetune.records import Role
 
 _SPEAKER = re.compile(
@@ -109,3 +111,195 @@ def _take_turns(roles: Sequence[Role], each_line_speaks: bool) -> bool:
     if set(spoken) != {"user", "assistant"}:
         return False
     return each_line_speaks or all(first != second for first, second in pairwise(spoken))
+
+
+# One question and its answer that a template wrote into one text, each below a header (`### Instruction:` and
+# `### Response:`, or `Question:` and `Answer:` in lines of their own or in one) or in a tag
+# (`<question>..</question>`).
+# What was thought may stand between the two, or take the place of the answer.
+
+_Side = Literal["user", "assistant", "system", "thoughts"]
+
+_Header = tuple[re.Match[str], _Side]
+
+_NAME = r"([^\W\d_]+(?: [^\W\d_]+){0,2})"
+_MARKED = re.compile(rf"(?:^|(?<=[\s>]))#{{2,4}} ?{_NAME} ?(?:[:\uff1a][ \t]*|[ \t]*$)", re.M)
+_PLAIN = re.compile(rf"^[ \t]*{_NAME} ?[:\uff1a][ \t]*", re.M)
+_INLINE = re.compile(rf"(?:\A[ \t]*|(?<=[.?!)\"'] )){_NAME} ?[:\uff1a][ \t]*")  # behind a sentence
+_TAGGED = re.compile(r"\s*<(?:START_|BEGIN_)?([A-Za-z]{1,20})>(.*?)<(?:/|END_)\1>\s*", re.S)
+_BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
+_END = re.compile(r"### ?End\s*\Z", re.I)
+# What Alpaca's template says to every model.
+_TO_EVERY_MODEL = re.compile(r"Below is an? (?:instruction|question)\b[^#]*", re.I)
+_GIVEN = ("input", "table")  # what a question is about
+_THOUGHT = names("thought thoughts reasoning rationale explanation analysis justification")
+_KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
+
+
+def headed_turns(text: str) -> list[dict[str, Any]] | None:
+    """The turns of a text in which one question and one answer stand below their headers; None for any other text."""
+    text = _BEGIN.sub("", text)
+    if text.startswith("<"):
+        return _in_tags(text)
+    marked = "##" in text and _MARKED.search(text) is not None
+    if not marked and not _PLAIN.match(text):
+        return None
+    pattern = _MARKED if marked else _PLAIN if "\n" in text.strip() else _INLINE
+    found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
+    found = _with_thoughts(found)
+    if not _are_one_pair([(match.group(1), kind) for match, kind in found]):
+        return None
+    before = text[: found[0][0].start()].strip()
+    if before and (not marked or before.startswith("#")):
+        return None  # a document that has a question in it
+    ends = [match.start() for match, _ in found[1:]] + [len(text)]
+    begins = [_begin(match, kind, marked) for match, kind in found]
+    said = [(kind, text[i:end].strip()) for (_, kind), i, end in zip(found, begins, ends, strict=True)]
+    told = [] if _TO_EVERY_MODEL.fullmatch(before) else [before]
+    return _turns([*(("system", piece) for piece in told), *said])
+
+
+def _in_tags(text: str) -> list[dict[str, Any]] | None:
+    """The turns of a text that is nothing but tags with a question and its answer in them."""
+    named: list[tuple[str, _Side]] = []
+    said: list[tuple[_Side, str]] = []
+    end = 0
+    while end < len(text):
+        match = _TAGGED.match(text, end)
+        kind = _kind(match.group(1), True) if match is not None else None
+        if match is None or kind is None:
+            return None
+        named.append((match.group(1), kind))
+        said.append((kind, match.group(2).strip()))
+        end = match.end()
+    return _turns(said) if _are_one_pair(named) else None
+
+
+def _turns(said: Sequence[tuple[_Side, str]]) -> list[dict[str, Any]] | None:
+    system = _joined([piece for kind, piece in said if kind == "system"])
+    asked = _joined([piece for kind, piece in said if kind == "user"])
+    answer = without_end(_END.sub("", said[-1][1]).rstrip(), asked).strip()
+    turns = [("system", system)] if system else []
+    turns += [("user", asked), ("assistant", answer)]
+    if any(not piece or is_marked(piece) for _, piece in turns):
+        return None
+    thoughts = _joined([piece for kind, piece in said if kind == "thoughts"])
+    told = [{"role": role, "content": piece} for role, piece in turns]
+    return [*told[:-1], {**told[-1], "reasoning_content": thoughts}] if thoughts else told
+
+
+def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
+    """The headers of a question and its answer, with the only one of thoughts between the two; where an answer has no
+    header of its own, or thinks several times, it begins with the first of those behind the question.
+    """
+    others = [header for header in headers if header[1] != "thoughts"]
+    thought = [i for i, (_, kind) in enumerate(headers) if kind == "thoughts"]
+    asked = [i for i, (_, kind) in enumerate(headers) if kind == "user"]
+    answered = [i for i, (_, kind) in enumerate(headers) if kind == "assistant"]
+    if not thought or not asked or thought[0] < asked[-1] or (answered and answered[0] < thought[0]):
+        return others
+    if len(thought) == len(answered) == 1:
+        return list(headers)
+    return [*headers[: thought[0]], (headers[thought[0]][0], "assistant")]
+
+
+def _begin(match: re.Match[str], kind: _Side, marked: bool) -> int:
+    """Where the words below a header begin: `table:` in front of what a question is about is one of them, and
+    `Reasoning:` at the beginning of an answer.
+    """
+    name = match.group(1)
+    given = not marked and (name.lower() == "table" or part_of(name) == "given")
+    return match.start() if given or (kind == "assistant" and _thinks(name)) else match.end()
+
+
+def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
+    """Whether headers of these names and kinds are those of one question and, at the end, of its answer."""
+    kinds = [kind for _, kind in headers]
+    alike = len({name.lower() for name, _ in headers}) < len(headers)
+    return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and not alike
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    return "\n".join(piece for piece in pieces if piece)
+
+
+def _thinks(name: str) -> bool:
+    return name.strip().lower() in _THOUGHT
+
+
+def _kind(name: str, marked: bool) -> _Side | None:
+    """Whose words stand below a header of this name. Without marks a party's name begins what it said in a talk."""
+    if _thinks(name):
+        return "thoughts"
+    role = None if name.lower() == "response" else role_of(name)  # a header of Alpaca's template, and no speaker
+    if role is not None:
+        return role if marked and role != "tool" else None
+    return "user" if name.lower() in _GIVEN else _KINDS.get(part_of(name))
+
+
+# Who speaks and what stands below a header, by the exact names of columns.toml.
+
+Part = Literal["asked", "answered", "system", "thoughts", "given", "unknown"]
+
+
+@lru_cache(8192)
+def role_of(name: str) -> Role | None:
+    """The role of a speaker: `Human`, `ROLE_USER`, `Customer`; None for a name that nobody knows."""
+    plain = plain_name(name).removeprefix("role_")
+    known = next((role for role, names in SPEAKERS.items() if plain in names), None)
+    return known or ROLES.get(plain)
+
+
+@lru_cache(4096)
+def part_of(name: str) -> Part:
+    """What stands under a name: `Question 3`, `Final Answer`."""
+    plain = plain_name(name.rstrip("0123456789 ")).removeprefix("final_")
+    if plain in ("q", *ASKED):
+        return "asked"
+    if plain in ANSWERED or plain in TRUE_ANSWERS:
+        return "answered"
+    if plain in SYSTEM:
+        return "system"
+    if plain in THOUGHTS:
+        return "thoughts"
+    return "given" if plain in CONTEXT or plain in CONTENT else "unknown"
+
+
+# A conversation as one text in which a mark ends each answer, and functions are called (Glaive's sets of calls).
+
+END = "<|endoftext|>"
+GAVE_BACK = "FUNCTION RESPONSE: "
+_ROUND = re.compile(r"\s*(USER|FUNCTION RESPONSE): (.*?)\sASSISTANT: ?(.*)", re.S)
+_ROLES = {"USER": "user", "FUNCTION RESPONSE": "tool"}
+_PARTY = re.compile(r"^(?:USER|ASSISTANT|FUNCTION RESPONSE): ", re.M)
+_CALL = re.compile(r"\s*\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*(?:'(.*)'|(\{.*\}))\s*\}", re.S)
+
+
+def ended_rounds(text: str) -> list[dict[str, Any]] | None:
+    """The turns of such a text; None for any other, and where somebody's words look like a speaker."""
+    turns: list[dict[str, Any]] = []
+    for piece in text.split(END):
+        if not piece.strip():
+            continue
+        found = _ROUND.match(piece)
+        if found is None:
+            return None
+        asked, said = found.group(2).rstrip(), found.group(3).rstrip()
+        answer = _answer(said)
+        if answer is None or _PARTY.search(asked) or _PARTY.search(said):
+            return None
+        turns += [{"role": _ROLES[found.group(1)], "content": asked}, answer]
+    return turns if turns and turns[0]["role"] == "user" else None
+
+
+def _answer(text: str) -> dict[str, Any] | None:
+    """An answer, with the call at its end; None where that is no JSON."""
+    words, begins, call = text.partition("<functioncall>")
+    if not begins:
+        return {"role": "assistant", "content": text}
+    found = _CALL.fullmatch(call)
+    arguments = parsed((found.group(2) or found.group(3)).replace("\\'", "'")) if found else None
+    if found is None or not isinstance(arguments, dict):
+        return None
+    called = {"type": "function", "function": {"name": found.group(1), "arguments": arguments}}
+    return {"role": "assistant", "content": words.strip(), "tool_calls": [called]}
