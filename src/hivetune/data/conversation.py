@@ -71,9 +71,12 @@ def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 
 def preference_columns(row: Row) -> tuple[str, str] | None:
     """The columns of a better and of a worse answer, where a row with plain names has both."""
+    sides = _preferences(tuple(row))
+    if not all(sides):
+        return None
     better, worse = (
         [name for name in some if row[name] not in (None, "", []) and not isinstance(row[name], int | float)]
-        for some in _preferences(tuple(row))
+        for some in sides
     )
     return (better[0], worse[0]) if better and worse else None
 

@@ -45,6 +45,7 @@ _LONGEST_NUMBER = 24
 _NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
+_IN_SESSION_LINES = frozenset(("type", "message", "instructions"))  # of which a line of a session has one
 WHOLE_ROWS = ("text",)  # layouts in which nothing is asked
 KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
@@ -253,7 +254,7 @@ class ReadRow(NamedTuple):
     example: Example
     changed: tuple[str, ...]
     failed_outside: str = ""
-    """What failed beside the answer, in the row's own words."""
+    """What failed besides the answer, in the row's own words. Only of a bad answer."""
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ReadRow:
@@ -262,7 +263,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise raw.problem
     text, changed = row_text(raw.payload)
     row = _parsed_row(text)
-    if any(program.is_line(row) for program in (claude_code, codex, pi)):  # one line, without the others
+    if not _IN_SESSION_LINES.isdisjoint(row) and any(program.is_line(row) for program in (claude_code, codex, pi)):
         raise RowRefused("session-line")
     refuse_cut_row(row)
     if "assistant" in columns and not maps_content({name: "" for name in columns if name != "assistant"}):
@@ -285,9 +286,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     example = _example(raw.source, row, said, raw.stored or {})
     _refuse_answer(row, example.messages, raw.chunk)
-    return ReadRow(
-        said.layout, _judged(example, two), (*changed, *said.changed), outside_cause(row, example.messages[-1].content)
-    )
+    example = _judged(example, two)
+    outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
+    return ReadRow(said.layout, example, (*changed, *said.changed), outside)
 
 
 def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
@@ -400,15 +401,17 @@ def _client(row: Row) -> str | None:
 
 def _kto_label(row: Row) -> bool | None:
     """Whether an answer is a good one; a class that is true or false is the answer itself."""
-    named = [name for name in KTO_LABELS if _is_truth(row.get(name)) or _is_of_an_answer(row, name)]
-    return as_success(row[named[0]]) if named else None
+    for name in KTO_LABELS:
+        if name in row and (_is_truth(row[name]) or _is_of_an_answer(row, name)):
+            return as_success(row[name])
+    return None
 
 
 def _is_of_an_answer(row: Row, name: str) -> bool:
     """Whether a 0 or 1 stands beside a question and one of its answers, of which it says that it is right: choices
     among which it may be a number stand in a list.
     """
-    if name not in row or not {"question", "answer"} <= row.keys() or str(row[name]) not in ("0", "1"):
+    if not {"question", "answer"} <= row.keys() or str(row[name]) not in ("0", "1"):
         return False
     return not any(isinstance(value, list | dict) or CHOICE.match(key) for key, value in row.items())
 

@@ -18,6 +18,7 @@ CORRECTIONS = (
     *("edited_answer", "edited_output", "edited_response", "edited_completion"),
 )
 REJECTED_ANSWER = "rejected_answer"  # the gateway's: the answer that a correction took the place of
+_CORRECTED = frozenset((*CORRECTIONS, REJECTED_ANSWER))
 _TURNS = ("messages", "conversations", "conversation", "prompt")
 _ASKED = ("prompt", "instruction", *ASKED, "input", *CONTEXT, "history")
 # Pairs that differ in less push both answers down (arXiv 2410.08847): the better one is learned alone.
@@ -36,6 +37,8 @@ class TwoAnswers(NamedTuple):
 def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
     """A row with an answer and its correction, None for any other. Raises RowRefused as `read_conversation`."""
     row = plain_row(row)
+    if _CORRECTED.isdisjoint(row):
+        return None
     turns = objects(parsed(row.get("messages")))
     if row.get(REJECTED_ANSWER) is not None and turns is not None:
         said = read_conversation({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)

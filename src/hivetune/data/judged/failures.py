@@ -127,14 +127,18 @@ def _is_limit(number: int) -> bool:
 
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """A row that says of itself that it failed, without the columns that say why: nobody can learn them."""
-    if not any(plain_name(name) in _WHY for name in row) or not _failed(row):
+    reasons = _reason_columns(tuple(row))
+    if not reasons:
         return row
-    return {name: value for name, value in row.items() if plain_name(name) not in _WHY}
-
-
-def _failed(row: Mapping[str, Any]) -> bool:
     fields = extract(row)
-    return fields.success is False or (fields.feedback is not None and fields.feedback < 0)
+    if fields.success is False or (fields.feedback is not None and fields.feedback < 0):
+        return {name: value for name, value in row.items() if name not in reasons}
+    return row
+
+
+@lru_cache(512)
+def _reason_columns(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if plain_name(name) in _WHY)
 
 
 def _reasons(row: Mapping[str, Any]) -> Iterator[str]:

@@ -68,6 +68,8 @@ def turns_of(prompt: str, *, whole: bool = False) -> list[dict[str, str]] | None
     """The turns of a prompt, without the header of the answer at its end; `whole`: with the answer, whose end may have
     no mark. None: not one of these templates, or text stands between its marks.
     """
+    if "<" not in prompt and "[" not in prompt:
+        return None  # nearly every text: the patterns would take most of its time
     for kind, pattern in _MARKS.items():
         if found := list(pattern.finditer(prompt)):
             return _marked_turns(prompt, kind, found, whole=whole)
@@ -157,7 +159,7 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
 
     None for any other text. Empty when the speakers do not take turns or the answer has begun.
     """
-    if (rounds := _rounds_in_chinese(prompt)) is not None:
+    if "\u95ee" in prompt and (rounds := _rounds_in_chinese(prompt)) is not None:  # 问
         return rounds
     if not _ASKER.match(prompt):
         before, mark, rest = prompt.partition("### Human:")
@@ -230,7 +232,7 @@ def without_ends(said: Conversation) -> Conversation:
 
 def is_marked(text: str) -> bool:
     """Whether a text holds marks that only a template writes."""
-    return bool(_ANY.search(text))
+    return ("<" in text or "[" in text) and _ANY.search(text) is not None
 
 
 def is_rendered(text: str) -> bool:

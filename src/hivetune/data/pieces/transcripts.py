@@ -35,7 +35,7 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     rounds = ended_rounds(text) if END in text else None
     if rounds or (END in text and GAVE_BACK in text):
         return rounds  # what a function gave back is nobody's words
-    rendered = turns_of(text, whole=True) if ("<" in text or "[" in text) and is_marked(text) else None
+    rendered = turns_of(text, whole=True) if is_marked(text) else None
     return rendered or _spoken_lines(text) or headed_turns(text)
 
 

@@ -76,12 +76,16 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
-        read, item = _answered_last(read_turn(turn), turns[end : end + 1]), isinstance(turn, dict) and is_item(turn)
+        read, item = read_turn(turn), isinstance(turn, dict) and is_item(turn)
+        if len(read) > 1:
+            read = _answered_last(read, turns[end : end + 1])
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
-        called.update(call["function"]["name"] for message in read for call in message.tool_calls)
+        for message in read:
+            if message.tool_calls:
+                called.update(call["function"]["name"] for call in message.tool_calls)
     if not messages:
         raise RowRefused("no-messages")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
@@ -89,7 +93,7 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
 
 def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Message]:
     """A turn whose calls hold their results: its text came when they were done, unless the turn behind goes on."""
-    if len(read) < 2 or not read[0].tool_calls or not read[0].content:
+    if not read[0].tool_calls or not read[0].content:
         return read
     name = next((one_of(turn, *ROLE_KEYS[:3]) for turn in following), None)
     if isinstance(name, str) and ROLES.get(name.strip().lower()) in ("assistant", "tool"):
