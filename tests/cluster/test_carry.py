@@ -18,10 +18,9 @@ from hivetune.base.disk import MANIFEST, lock_holder, manifest_problems, write_m
 from hivetune.base.journal import read_journal
 from hivetune.cluster import carry, host
 from hivetune.cluster.carry import bring_home, carry_run, check_carried
-from hivetune.cluster.machine import Membership, write_membership
-from hivetune.cluster.ray import DEVICE
 from hivetune.config import parse_config
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
+from hivetune.machine.cluster import DEVICE, Membership, write_membership
 from hivetune.run.checkpoints import newest_good
 from hivetune.run.folder import EVENTS, METRICS
 from hivetune.run.record import read_record

@@ -14,21 +14,28 @@ from typing import Any
 
 import pytest
 from data.intake.collecting import RedisServer, free_port
+from hivetune.train.supervise.workers.cluster import ClusterPlaces
 from programs import require_module
 from safetensors.torch import load_file
 from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
 
 from hivetune.base.disk import MANIFEST, home, manifest_problems, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
-from hivetune.cluster.machine import Membership, make_token, read_membership, token_path, write_membership
 from hivetune.cluster.node import HOME_MARK, end_node, mark_of_home
-from hivetune.cluster.ray import DEVICE, ray_environment
 from hivetune.config import SuperviseConfig
 from hivetune.errors import MachineNotFit
+from hivetune.machine.cluster import (
+    DEVICE,
+    Membership,
+    make_token,
+    ray_environment,
+    read_membership,
+    token_path,
+    write_membership,
+)
 from hivetune.process.cluster import Order, ask_cluster
 from hivetune.run.choices import NO_CHOICES
 from hivetune.run.record import read_record, write_record
-from hivetune.train.supervise.workers.cluster import ClusterPlaces
 
 require_module("ray", "cluster")
 TINY = str(Path(__file__).with_name("tiny_worker.py"))

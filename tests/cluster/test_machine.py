@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hivetune.cluster import node
-from hivetune.cluster.machine import claim_device, make_token, need_token, offered_devices, token_path
 from hivetune.cluster.node import _ray_folder
 from hivetune.errors import UsageError
+from hivetune.machine.cluster import claim_device, make_token, need_token, offered_devices, token_path
 from hivetune.machine.inventory import Card, Machine
 
 CARD = Card("rocm", 0, "R9700", 32 << 30, 32 << 30, "6.0")

@@ -15,9 +15,8 @@ from programs import require_module
 
 from hivetune.base.disk import sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.cluster.machine import Membership, make_token, write_membership
 from hivetune.cluster.node import HOME_MARK, end_node, mark_of_home
-from hivetune.cluster.ray import DEVICE, ray_environment
+from hivetune.machine.cluster import DEVICE, Membership, make_token, ray_environment, write_membership
 from hivetune.run.folder import ADAPTER, EVENTS, METRICS
 
 require_module("ray", "cluster")

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from hivetune.cli.output import emit, say, show, table
-from hivetune.cluster.machine import token_path
 from hivetune.cluster.node import Joining, end_node, start_node, view_own
 from hivetune.errors import UsageError
+from hivetune.machine.cluster import token_path
 
 
 def up(

@@ -22,7 +22,6 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.cluster.host import CARRIED_BYTES, FOLLOWED, RUN, SNAPSHOT, Growth, Guest, RunHost
 from hivetune.cluster.parcel import pack, replace_folder, unpack
-from hivetune.cluster.ray import DEVICE, connect_ray, offered_by
 from hivetune.errors import (
     DataRefused,
     DoesNotFit,
@@ -32,6 +31,7 @@ from hivetune.errors import (
     Stopped,
     UsageError,
 )
+from hivetune.machine.cluster import DEVICE, connect_ray, offered_by
 from hivetune.process.beside import Exporters
 from hivetune.process.stop import StopRequest
 from hivetune.run.choices import read_resolved

@@ -22,11 +22,10 @@ from hivetune import __version__
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.base.private import make_folder, open_plain
-from hivetune.cluster.agent import find_model
 from hivetune.cluster.guest import GUEST
-from hivetune.cluster.machine import Membership, claim_device, read_membership
 from hivetune.cluster.parcel import pack, unpack
 from hivetune.errors import Busy, MachineNotFit
+from hivetune.machine.cluster import Membership, claim_device, find_model, read_membership
 from hivetune.machine.inventory import read_machine
 from hivetune.run.folder import AMENDMENTS, CONFIG, EVENTS, METRICS, ROW_LOSSES, SUPERVISOR_LOG
 from hivetune.train.open import update_record

@@ -21,18 +21,22 @@ from hivetune import __version__
 from hivetune.base.disk import home
 from hivetune.base.packages import install_command
 from hivetune.base.private import temporary_folder
-from hivetune.cluster.machine import (
+from hivetune.cluster.redis import check_redis, redis_words
+from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
+from hivetune.machine.cluster import (
+    DEVICE,
+    LOOPBACK,
     Membership,
     forget_membership,
     make_token,
+    need_ray,
     need_token,
     offered_devices,
+    ray_environment,
     read_membership,
+    view_cluster,
     write_membership,
 )
-from hivetune.cluster.ray import DEVICE, LOOPBACK, need_ray, ray_environment, view_cluster
-from hivetune.cluster.redis import check_redis, redis_words
-from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import read_machine
 from hivetune.process.cluster import ClusterView, own_address
 

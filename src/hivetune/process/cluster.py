@@ -1,6 +1,6 @@
-"""What a run and the agents of a cluster tell each other, and the question what a cluster has. Without Ray.
+"""Where a run's cluster is, and the question what it has, without Ray in this process.
 
-Ray is spoken by processes of their own (cluster/): its client ends its process when the cluster's head is gone.
+Ray's client may end its process when the cluster's head is gone, so only processes that may die speak with it.
 """
 
 import json
@@ -8,20 +8,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from hivetune import errors
 from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
-from hivetune.process.protocol import Meeting, Outcome
-from hivetune.run.choices import NO_CHOICES, Choices
 
-# The module that places workers on a cluster, one process for each run.
-LINK = "hivetune.cluster.link"
 # Somebody answers a connection at once, or is not there.
 ANSWER_TIMEOUT_S = 3.0
 # How HTTP/2 begins, which Ray's head speaks (RFC 9113, 3.4): fixed words and a frame of settings; another one answers.
@@ -29,40 +22,6 @@ _FRAME_BYTES, _KIND_OF_FRAME, _SETTINGS = 9, 3, 4
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
 # Ray is loaded, connects and counts: 4 s on two busy cores.
 ASK_TIMEOUT_S = 90.0
-
-
-@dataclass(frozen=True)
-class Order:
-    """The worker that an agent is to start on the device that it has.
-
-    `model`: as the config names it; `model_folder`: where the run's machine has it, `model_hash`: of its manifest.
-    `environment`: what a recovery changes; the rest is that machine's own. `supervise`: the config's section, for the
-    limits of silence. `module`: instead of the engine's own.
-    """
-
-    run: str
-    number: int
-    model: str
-    model_folder: Path
-    model_hash: str
-    supervise: Mapping[str, Any]
-    meeting: Meeting
-    changes: Choices = NO_CHOICES
-    environment: Mapping[str, str | None] = field(default_factory=dict)
-    module: str | None = None
-
-
-@dataclass(frozen=True)
-class AgentSign:
-    """What an agent says of its worker. `worked`: it has finished a pack; `outcome`: it ended; `taken`: its memory and
-    processor time, as telemetry has them."""
-
-    host: str = ""
-    device: str = ""
-    pid: int = 0
-    worked: bool = False
-    outcome: Outcome | None = None
-    taken: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

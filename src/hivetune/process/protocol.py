@@ -94,12 +94,10 @@ class Prove:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a run meets the workers that compute packs for it: a path or HOST:PORT, and the proof that they may.
-    `mixed`: workers whose kernels round otherwise are let in, as a cluster of several machines may have them."""
+    """The file where a run's processes on this machine find each other; `token` tells one attempt from another."""
 
     address: str
     token: str
-    mixed: bool = False
 
 
 @dataclass(frozen=True)

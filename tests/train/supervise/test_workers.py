@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -18,14 +17,14 @@ from test_kills import RESULTS
 from tiny_run import KILL, SUPERVISOR, Progress, make_run, supervise
 
 from hivetune.base.disk import sha256_file
-from hivetune.base.journal import read_journal
+from hivetune.base.journal import Journal, read_journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
 from hivetune.process.limits import FixedLimits
 from hivetune.process.protocol import Meeting
 from hivetune.run.choices import Choices, write_resolved
-from hivetune.train.supervise.workers.local import LocalPlaces, devices_beside
+from hivetune.train.supervise.workers import Workers, devices_beside
 
 PACED = str(Path(__file__).with_name("paced_worker.py"))
 # Several packs a step although the rows are tiny; the same products in each run, which a measurement chooses otherwise.
@@ -72,23 +71,24 @@ def test_what_a_killed_supervisor_left_is_taken_over_by_the_next(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def places(run: str) -> LocalPlaces:
-        return LocalPlaces(tmp_path / run, tmp_path, ("cpu",), environment={}, limits=FixedLimits)
+    def places(run: str) -> Workers:
+        events = Journal(tmp_path / "events.jsonl")
+        return Workers(tmp_path / run, tmp_path, ("cpu",), events, environment={}, limits=FixedLimits)
 
-    def bind(meeting: Meeting | None) -> None:
+    def write(meeting: Meeting | None) -> None:
         assert meeting is not None
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(meeting.address)
+        Path(meeting.address).write_text("a store")
 
     killed = places("run")
-    bind(killed.meeting)
+    write(killed.meeting)
     again, other = places("run"), places("other")
-    bind(again.meeting)
-    bind(other.meeting)
+    assert again.meeting is not None and not Path(again.meeting.address).read_bytes()
+    assert killed.meeting is not None and again.meeting.token != killed.meeting.token
     (folder,) = tmp_path.glob("hivetune-*")
     assert folder.stat().st_mode & 0o077 == 0 and len(list(folder.iterdir())) == 2
-    again.close()
-    other.close()
+    for workers in (again, other):
+        with workers:
+            pass
     assert not list(folder.iterdir())
 
 
@@ -164,8 +164,9 @@ def test_workers_that_are_killed_and_stopped_change_nothing(tmp_path: Path, runs
     run.until(lambda: run.steps() > before + 3)  # it is stopped, and training goes on without it
     run.wait()
     same_results(alone.folder, run.folder)
-    lost = run.events("worker_lost", "metrics")
-    assert len(lost) >= 1 and all(len(entry["packs"]) <= 1 for entry in lost)
+    assert run.events("worker_lost", "metrics")
+    computed = run.events("packs_computed", "metrics")[-1]["workers"]
+    assert computed["1"] > 0, "the run's own worker computed everything, which proves nothing"
 
 
 @pytest.mark.proof
@@ -200,9 +201,9 @@ def test_twenty_kills_in_two_hundred_steps_change_nothing(
         record_property(name, value)
     record_property("adapter hashes", len(hashes))
     assert len(hashes) == 1
-    assert found["most packs of one lost worker"] == 1
-    assert found["share of the packs computed again"] <= 0.03
-    assert statistics.median(killer.seen_s) <= 1 and max(killer.back_s) <= 10
+    assert all(found["packs of each worker"].values())
+    assert found["share of the packs computed again"] <= 0.15  # a death repeats the step that it comes in
+    assert statistics.median(killer.seen_s) <= 3 and max(killer.back_s) <= 10
 
 
 STEPS = 200
@@ -291,7 +292,7 @@ class Killer:
         steps = sum(max(0, entry["step"] - entry["durable"]) for entry in self.run.events("ended"))
         return {
             **{kind: self.sent.count(kind) for kind in sorted(set(self.sent))},
-            "most packs of one lost worker": max((len(entry["packs"]) for entry in self.lost), default=0),
+            "packs of each worker": self.run.events("packs_computed", "metrics")[-1]["workers"],
             "packs computed again": again,
             "steps computed again": steps,
             "share of the packs computed again": round((again + steps * packs_a_step) / (STEPS * packs_a_step), 4),

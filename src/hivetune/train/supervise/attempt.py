@@ -16,7 +16,7 @@ from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby, persist
 from hivetune.train.supervise.diagnose import Diagnosis
-from hivetune.train.supervise.workers.workers import Workers
+from hivetune.train.supervise.workers import Workers
 
 SAMPLE_EVERY_S = 30.0
 # The first sample comes sooner: many faults come within the first half minute.

@@ -4,7 +4,6 @@ It never imports torch. Everything that happens is an event in RUN/events.jsonl,
 supervisor that is killed itself is replaced by the next one, which goes on from what is on disk.
 """
 
-import functools
 import math
 import os
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune import __version__
-from hivetune.base.disk import FULL_DISK, MANIFEST, boot_id, manifest_problems, sha256_bytes, sha256_file
+from hivetune.base.disk import FULL_DISK, boot_id, manifest_problems
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
 from hivetune.config import RunConfig
@@ -23,14 +22,14 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
-from hivetune.process.cluster import Order, ask_cluster, cluster_of
+from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices, read_resolved
-from hivetune.run.folder import EVENTS, METRICS, SALVAGE, WORKERS
+from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import max_quarantined, read_plan
@@ -65,9 +64,7 @@ from hivetune.train.supervise.ladder import (
     void_rungs,
 )
 from hivetune.train.supervise.room import LOOK_S, Events, has_room
-from hivetune.train.supervise.workers.cluster import ClusterPlaces
-from hivetune.train.supervise.workers.local import LocalPlaces, devices_beside
-from hivetune.train.supervise.workers.workers import WorkerPlaces, Workers
+from hivetune.train.supervise.workers import Workers, devices_beside
 
 # The rungs that change the training itself, and only where `supervise.allow` names them.
 SMALLER = ("rank", "sample")
@@ -202,7 +199,15 @@ class _Supervisor:
         kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
         state_to_disk(job)  # what an earlier attempt left and a full disk refused
         child: Child | None = None
-        beside = Workers(self._places(devices, environment), job.events)
+        beside = Workers(
+            job.run,
+            job.model,
+            devices,
+            job.events,
+            environment=environment,
+            limits=lambda: LearnedLimits(job.settings),
+            module=job.worker,
+        )
         try:
             with beside:
                 handles = job.standby.handles
@@ -266,29 +271,6 @@ class _Supervisor:
         self.job.events.append("warning", text=f"the disk is full: {error}")
         self._wait_for_disk()
         return self._stopped({}) if self.job.stop.count else None
-
-    def _places(self, devices: tuple[str, ...], environment: dict[str, str | None]) -> WorkerPlaces:
-        """Return where workers beside the run's own are started: on a cluster, or on this machine's `devices`."""
-        job, cluster = self.job, cluster_of(self.config)
-        if cluster is None:
-            return LocalPlaces(
-                job.run,
-                job.model,
-                devices,
-                environment=environment,
-                limits=lambda: LearnedLimits(job.settings),
-                module=job.worker,
-            )
-        order = functools.partial(
-            Order,
-            run=f"{job.run.name}-{sha256_bytes(str(job.run.resolve()).encode())[:6]}",
-            model=self.config.model,
-            model_folder=job.model.resolve(),
-            model_hash=sha256_file(job.model / MANIFEST),
-            supervise=job.settings.model_dump(mode="json"),
-            module=job.worker,
-        )
-        return ClusterPlaces(cluster, order, self._device(), job.run / WORKERS / "cluster.log")
 
     def _remember(self) -> None:
         try:

@@ -1,24 +1,28 @@
 """Who computes a run's steps: this process alone, with workers beside it, or with torchrun's other processes."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
 from hivetune.process.child import Heartbeat, Ranks, read_ranks
-from hivetune.process.protocol import Beat, Train
+from hivetune.process.cluster import cluster_of
+from hivetune.process.protocol import Train
 from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.plan.layout import pack_tokens
-from hivetune.train.worker.exchange.admission import class_of, hello
-from hivetune.train.worker.exchange.coordinator import OWN, Coordinator
+from hivetune.train.worker.exchange.actor import ActorOrder
+from hivetune.train.worker.exchange.cluster import RayCrew
 from hivetune.train.worker.exchange.exchange import Alone, Exchange, Packs, Whole
-from hivetune.train.worker.exchange.ranks import RankCrew, from_rank_0, join_ranks, serve_rank, tell_ranks
+from hivetune.train.worker.exchange.group import GroupCrew, open_store, serve_group
+from hivetune.train.worker.exchange.trust import OWN, class_of, hello
 from hivetune.train.worker.exchange.worker import load_welcomed
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -49,20 +53,39 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
                 hint="begin a run with workers: auto; then any number of processes gives the same bits",
             )
         return Whole(model, config.seed)
-    if ranks.size > 1:
-        join_ranks(ranks)
-        tell_ranks(welcome_of(config, choices))
-        return Packs(model, config.seed, RankCrew(model, ranks))
-    if task.meeting is None:
-        return Packs(model, config.seed, Alone(model))
 
     def tell(event: str, fields: dict[str, Any]) -> None:
         metrics.append(event, **fields)
 
-    own, described = class_of(model), hello(OWN, task.model)
-    welcome = welcome_of(config, choices)
-    coordinator = Coordinator(model, task.meeting, mine=described, kernels=own, welcome=welcome, tell=tell)
-    return Packs(model, config.seed, coordinator)
+    cluster = cluster_of(config)
+    if cluster is not None and ranks.size == 1:
+        model_hash = sha256_file(task.model / MANIFEST)
+        return Packs(
+            model,
+            config.seed,
+            RayCrew(
+                model,
+                cluster,
+                own_device="cuda:0" if choices.device == "cuda" else choices.device or "cpu",
+                order=ActorOrder(OWN, config.model, task.model.resolve(), model_hash, welcome_of(config, choices)),
+                mine=hello(OWN, task.model),
+                kernels=class_of(model),
+                tell=tell,
+            ),
+        )
+    if ranks.size == 1 and task.meeting is None:
+        return Packs(model, config.seed, Alone(model))
+    crew = GroupCrew(
+        model,
+        open_store(task.meeting),
+        local=task.meeting is not None,
+        mine=hello(OWN, task.model),
+        kernels=class_of(model),
+        welcome=welcome_of(config, choices),
+        tell=tell,
+        expected=ranks.size - 1,
+    )
+    return Packs(model, config.seed, crew)
 
 
 def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
@@ -76,12 +99,12 @@ def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
 
 
 def serve_as_rank(task: Train, ranks: Ranks, heartbeat: Heartbeat) -> dict[str, Any]:
-    """All that a process of torchrun does which is not the first."""
-    join_ranks(ranks)
-    welcome = from_rank_0()
-    device = place(welcome["choices"]["device"], ranks)
-    model = load_welcomed(task.model, welcome, Choices(device=device))
-    return {"computed": serve_rank(model, lambda: heartbeat.beat(Beat.ITEM))}
+    """Do everything that a process of torchrun does which is not the first."""
+    store = open_store(None)
+    welcome = json.loads(store.get("welcome"))
+    model = load_welcomed(task.model, welcome, Choices(device=place(welcome["choices"]["device"], ranks)))
+    said = {**hello(ranks.rank, task.model), "class": class_of(model)}
+    return {"computed": serve_group(model, store, said, heartbeat, local=False)}
 
 
 def place(device: str, ranks: Ranks) -> str:

@@ -1,1 +1,0 @@
-"""Workers beside a run's own: processes of this machine, or of a cluster's; nobody outside asks which."""

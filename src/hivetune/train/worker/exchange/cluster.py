@@ -1,0 +1,414 @@
+"""The run's own worker with actors of Ray beside it, on the devices of a cluster's machines.
+
+Each round's weights go into Ray's object store once. Packs go to whoever is free. An actor adds the integers of its
+packs up itself, so one sum a round comes back from it. If it dies or is late, its packs of the round are computed by
+others. Ray's control plane is only needed to place actors, and a thread of its own speaks with it: while the cluster's
+head is away, the actors that are there go on.
+
+Shapes: N adapter weights.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hivetune.errors import HivetuneError
+from hivetune.machine.cluster import DEVICE, claim_device, connect_ray, offered_by, read_membership
+from hivetune.train.worker.exchange.actor import ActorOrder, PackActor, PackAnswer
+from hivetune.train.worker.exchange.pack import is_checked
+from hivetune.train.worker.exchange.trust import (
+    OWN,
+    Comparisons,
+    Tell,
+    Vote,
+    differences,
+    more_than_rounding,
+    objection,
+)
+from hivetune.train.worker.exchange.work import Figures, Gradient, Work, WorkResult, compute, cost_of, work_message
+from hivetune.train.worker.measure import canary
+from hivetune.train.worker.model.protocol import LoraModel
+
+# Packs that an actor has at a time while there are many: the next one is there when one is finished.
+AHEAD = 2
+# An actor is late when a pack takes this many times as long as usual there, and at least this long.
+LATE_TIMES, LATE_FLOOR_S, FIRST_PACK_S = 5.0, 5.0, 60.0
+NEWEST = 0.3
+# Ends without a finished pack between them, after which an actor is not started again.
+MAX_ENDS = 3
+LOOK_EVERY_S, WAITS_S, RETRY_S = 1.0, 60.0, 30.0
+# Layers recomputed where an actor's memory is too small; the arithmetic stays the same.
+ALL_LAYERS = 10_000
+
+
+@dataclass
+class Seat:
+    """One device of the cluster: the actor that is there or starts there, and what happened to those before."""
+
+    number: int
+    actor: Any = None
+    loading: Any = None
+    asked: float = 0.0
+    said: Mapping[str, Any] = field(default_factory=dict)
+    differs: str = ""
+    joined: bool = False
+    proven: bool = False
+    ends: int = 0
+    again_at: float = 0.0
+    given_up: bool = False
+    waiting_told: bool = False
+    recompute: int | None = None
+    seconds_per_token: float | None = None
+
+
+@dataclass
+class Handed:
+    """A piece of work that an actor has. `since`: when it could begin with it."""
+
+    seat: Seat
+    number: int
+    since: float
+
+
+class Placer:
+    """Connects to the cluster and keeps an actor on each device, in a thread: while the head is away its calls wait.
+
+    `notes`: warnings for the journal; `ready`: seats whose actor has loaded and was not admitted yet.
+    """
+
+    def __init__(self, address: str, own_device: str, order: ActorOrder):
+        self._address, self._own_device, self._order = address, own_device, order
+        self.lock = threading.Lock()
+        self.ray: Any = None
+        self.notes: list[str] = []
+        self._noted = ""
+        self.ready: list[Seat] = []
+        self._seats: list[Seat] = []
+        self._closed = threading.Event()
+        threading.Thread(target=self._keep, name="placer", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def lose(self, seat: Seat, *, for_good: bool = False, out_of_memory: bool = False) -> None:
+        """End an actor; the thread starts another one there, at once the first time."""
+        with self.lock:
+            actor, seat.actor, seat.loading, seat.joined, seat.proven = seat.actor, None, None, False, False
+            seat.ends += 1
+            seat.given_up = for_good or seat.ends >= MAX_ENDS
+            seat.again_at = time.monotonic() + (0.0 if seat.ends == 1 else 2.0**seat.ends)
+            seat.recompute = ALL_LAYERS if out_of_memory else seat.recompute
+        if actor is not None:
+            threading.Thread(target=self.ray.kill, args=(actor,), daemon=True).start()  # it waits for the head
+
+    def _keep(self) -> None:
+        while not self._closed.is_set() and self.ray is None:
+            try:
+                self.ray = connect_ray(self._address)
+            except HivetuneError as error:
+                self._note(f"{error.message}; the run goes on without the cluster's workers")
+                self._closed.wait(RETRY_S)
+        reserved = None
+        while not self._closed.wait(LOOK_EVERY_S):
+            if reserved is None:
+                reserved = _reserve(self.ray, self._own_device)
+            devices = offered_by(self.ray.nodes()) - reserved
+            with self.lock:
+                while len(self._seats) < devices:
+                    self._seats.append(Seat(len(self._seats) + 1))
+                seats = list(self._seats)
+            for seat in seats:
+                self._look(seat)
+
+    def _look(self, seat: Seat) -> None:
+        if seat.loading is None:
+            if seat.actor is None and not seat.given_up and time.monotonic() >= seat.again_at:
+                self._start(seat)
+        elif self.ray.wait([seat.loading], timeout=0)[0]:
+            try:
+                seat.said = self.ray.get(seat.loading)
+            except self.ray.exceptions.RayError as error:
+                self._note(f"worker {seat.number} could not load: {_words(error)}")
+                return self.lose(seat)
+            with self.lock:
+                seat.loading = None
+                self.ready.append(seat)
+        elif not seat.waiting_told and time.monotonic() - seat.asked > WAITS_S:
+            seat.waiting_told = True
+            self._note(f"worker {seat.number} waits for a device of the cluster: none is free")
+
+    def _start(self, seat: Seat) -> None:
+        # It takes no core and no memory of those that Ray counts: a device is a resource of our own.
+        made = self.ray.remote(num_cpus=0, resources={DEVICE: 1}, max_restarts=0)(PackActor)
+        order = replace(self._order, number=seat.number, recompute=seat.recompute)
+        seat.asked, seat.waiting_told = time.monotonic(), False
+        actor = made.remote()
+        loading = actor.load.remote(order)
+        with self.lock:
+            seat.actor, seat.loading = actor, loading
+
+    def _note(self, text: str) -> None:
+        with self.lock:
+            if text != self._noted:  # the same again says nothing new
+                self.notes.append(text)
+            self._noted = text
+
+
+def _reserve(ray: Any, own_device: str) -> int:
+    """Keep actors from the device of the run's own worker, where this machine offers it: its lock is held here, and Ray
+    has one less to give. Return how many devices that are."""
+    membership = read_membership()
+    if membership is None or claim_device(membership.devices, own_device) is None:
+        return 0
+    node = ray.get_runtime_context().get_node_id()
+    group = ray.util.placement_group([{DEVICE: 1}], bundle_label_selector=[{"ray.io/node-id": node}])
+    ray.get(group.ready(), timeout=WAITS_S)
+    return 1
+
+
+class RayCrew:
+    """A `Crew` of this process and of actors on the cluster at `address`.
+
+    `mine`: `hello` of this process; `kernels`: its class; `tell(event, fields)` writes the run's journal.
+    """
+
+    def __init__(
+        self,
+        model: LoraModel,
+        address: str,
+        *,
+        own_device: str,
+        order: ActorOrder,
+        mine: Mapping[str, Any],
+        kernels: Mapping[str, Any],
+        tell: Tell,
+    ):
+        self._model, self._mine, self._kernels, self._tell = model, mine, kernels, tell
+        # Masks of the general path are drawn by the device, so other classes have other ones.
+        self._comparable = not (model.path == "general" and order.welcome["lora"].get("dropout"))
+        self._comparisons = Comparisons(tell)
+        self._placer = Placer(address, own_device, order)
+        self._seats: list[Seat] = []
+        self._rounds = self._step = 0
+        self._computed: Counter[int] = Counter()
+
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
+        """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
+        self._step = step
+        self._rounds += 1
+        for seat in [seat for seat in self._seats if seat.number in self._comparisons.dismissed]:
+            self._seats.remove(seat)
+            self._placer.lose(seat, for_good=True)
+        self._admit()
+        if not works:
+            return []
+        return Round(self, works, sum_N).finish()
+
+    def close(self) -> None:
+        self._placer.close()
+        computed = {str(worker): packs for worker, packs in sorted(self._computed.items())}
+        self._tell("packs_computed", {"step": self._step, "workers": computed})
+
+    def _admit(self) -> None:
+        placer = self._placer
+        with placer.lock:
+            ready, placer.ready = placer.ready, []
+            notes, placer.notes = placer.notes, []
+        for text in notes:
+            self._tell("warning", {"step": self._step, "text": text})
+        for seat in ready:
+            said = seat.said
+            why = said.get("refused") or objection(self._mine, said) or self._comparisons.dismissed.get(seat.number, "")
+            described = {"step": self._step, "worker": seat.number, "host": said.get("host"), "pid": said.get("pid")}
+            if why:
+                self._tell("worker_refused", {**described, "why": why})
+                placer.lose(seat, for_good=True)
+                continue
+            seat.differs = differences(self._kernels, said["class"])
+            seat.joined, seat.proven = True, False
+            self._seats.append(seat)
+            self._comparisons.begin(seat.number, self._step)
+            self._tell("worker_joined", {**described, **({"differs": seat.differs} if seat.differs else {})})
+
+
+class Round:
+    """The works of one call of `RayCrew.run`, until each of them has figures and is in the sum."""
+
+    def __init__(self, crew: RayCrew, works: Sequence[Work], sum_N: Tensor):
+        self._crew, self._works, self._sum_N = crew, works, sum_N
+        self._ray = crew._placer.ray
+        self._costs = [cost_of(work) for work in works]
+        order = sorted(range(len(works)), key=lambda number: (-self._costs[number], number))
+        self._left: deque[int] = deque(order)
+        self._handed: dict[Any, Handed] = {}
+        self._figures: dict[int, Figures] = {}
+        self._of: dict[int, list[int]] = {}
+        """Works whose integers are in the sum of an actor."""
+        self._given: dict[int, tuple[Seat, WorkResult, str]] = {}
+        """Results of actors that this process compares with its own."""
+        self._messages = {number: work_message(number, work) for number, work in enumerate(works)}
+        self._weights = self._ray.put(crew._model.master_N.cpu().numpy()) if crew._seats else None
+
+    def finish(self) -> list[Figures]:
+        while True:
+            self._hand_out()
+            self._collect(0.0)
+            if self._left:
+                self._compute_own(self._left.pop() if self._handed else self._left.popleft())
+            elif self._handed:
+                self._collect(LOOK_EVERY_S / 10)
+                self._lose_late()
+            elif not self._fetch_sums():
+                break
+        self._compare()
+        return [self._figures[number] for number in range(len(self._works))]
+
+    def _hand_out(self) -> None:
+        for seat in list(self._crew._seats):
+            while self._left and len(self._held(seat)) < (AHEAD if len(self._left) > 2 * len(self._crew._seats) else 1):
+                number = self._left.popleft()
+                work = self._works[number]
+                give = isinstance(work, Gradient) and (not seat.proven or is_checked(work.pack.seed))
+                seat.proven = seat.proven or give
+                self._submit(seat, number, give)
+
+    def _submit(self, seat: Seat, number: int, give: bool) -> None:
+        header, payload = self._messages[number]
+        call = seat.actor.compute.remote(self._crew._rounds, self._weights, header, payload, counts=True, give=give)
+        self._handed[call] = Handed(seat, number, time.monotonic())
+
+    def _held(self, seat: Seat) -> list[Handed]:
+        return [handed for handed in self._handed.values() if handed.seat is seat]
+
+    def _collect(self, timeout_s: float) -> None:
+        """Read every answer that has come; wait for the first one at most `timeout_s`."""
+        if not self._handed:
+            return
+        ready, _ = self._ray.wait(list(self._handed), num_returns=1, timeout=timeout_s)
+        more, _ = self._ray.wait(list(self._handed), num_returns=len(self._handed), timeout=0)
+        for call in dict.fromkeys([*ready, *more]):
+            handed = self._handed.get(call)
+            if handed is None:  # it was lost with another one of its actor
+                continue
+            try:
+                answer = self._ray.get(call)
+            except self._ray.exceptions.RayError as error:
+                self._lose(handed.seat, error)
+                continue
+            del self._handed[call]
+            self._take(handed, answer)
+
+    def _take(self, handed: Handed, answer: PackAnswer) -> None:
+        seat, number = handed.seat, handed.number
+        now = time.monotonic()
+        pace = (now - handed.since) / max(1, self._costs[number])
+        before = seat.seconds_per_token
+        seat.seconds_per_token = pace if before is None else (1 - NEWEST) * before + NEWEST * pace
+        seat.ends = 0
+        for other in self._held(seat):
+            other.since = now
+        self._figures[number] = figures = Figures(answer.nlls, answer.peak, answer.fits)
+        if isinstance(self._works[number], Gradient):
+            self._of.setdefault(seat.number, []).append(number)
+        if answer.digest:
+            integers = None if answer.integers_N is None else torch.from_numpy(answer.integers_N.copy())
+            self._given[number] = (seat, WorkResult(figures, integers), answer.digest)
+
+    def _compute_own(self, number: int) -> None:
+        crew, work = self._crew, self._works[number]
+        result = compute(crew._model, work)
+        if result.integers_N is not None:
+            self._sum_N.add_(result.integers_N)
+        self._figures[number] = result.figures
+        crew._computed[OWN] += isinstance(work, Gradient)
+
+    def _lose_late(self) -> None:
+        now = time.monotonic()
+        for handed in list(self._handed.values()):
+            pace = handed.seat.seconds_per_token
+            usual_s = None if pace is None else LATE_TIMES * pace * self._costs[handed.number]
+            if now - handed.since > (FIRST_PACK_S if usual_s is None else max(LATE_FLOOR_S, usual_s)):
+                self._lose(handed.seat, None)
+                return
+
+    def _lose(self, seat: Seat, error: Exception | None) -> None:
+        """The actor is gone or late: everything that it has of this round is computed again."""
+        if seat not in self._crew._seats:
+            return
+        held = [handed.number for handed in self._held(seat)]
+        packs = sorted({*held, *self._of.pop(seat.number, [])})
+        self._handed = {call: handed for call, handed in self._handed.items() if handed.seat is not seat}
+        self._given = {number: given for number, given in self._given.items() if given[0] is not seat}
+        self._left.extend(packs)
+        self._crew._seats.remove(seat)
+        why = "it is late" if error is None else _words(error)
+        cause = getattr(error, "cause", None)
+        self._crew._placer.lose(seat, out_of_memory=isinstance(cause, torch.OutOfMemoryError))
+        step = self._crew._step
+        self._crew._tell("worker_lost", {"step": step, "worker": seat.number, "why": why, "packs": packs})
+        if packs:
+            self._crew._tell("packs_again", {"step": step, "packs": len(packs)})
+
+    def _fetch_sums(self) -> bool:
+        """Add the sums that the actors have; return whether works are left, since one of them was lost."""
+        crew = self._crew
+        calls = {seat.actor.take.remote(crew._rounds): seat for seat in crew._seats if self._of.get(seat.number)}
+        for call, seat in calls.items():
+            packs = self._of[seat.number]
+            pace = seat.seconds_per_token or 0.0
+            try:
+                part_N = self._ray.get(call, timeout=max(FIRST_PACK_S, LATE_TIMES * pace * sum(self._costs)))
+            except self._ray.exceptions.RayError as error:
+                self._lose(seat, error)
+                continue
+            if part_N is not None:
+                self._sum_N.add_(torch.from_numpy(part_N.copy()))
+            crew._computed[seat.number] += len(packs)
+            del self._of[seat.number]
+        return bool(self._left)
+
+    def _compare(self) -> None:
+        """Compare results of actors with those of this process: bit for bit, or as far as rounding goes for a class of
+        its own. Raises WorkerWrong, CanaryFailed."""
+        crew, model = self._crew, self._crew._model
+        for number, (seat, result, digest) in sorted(self._given.items()):
+            if seat.differs and not crew._comparable:
+                continue
+            own = compute(model, self._works[number])
+            if not seat.differs:
+                votes = [Vote(seat.number, digest), Vote(OWN, own.digest())]
+                crew._comparisons.judge(crew._step, number, votes, partial(self._ask, number))
+            elif off := more_than_rounding(result, own, model.dtype):
+                products = canary.shapes_of(model.adapter, canary.TOKENS)
+                canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
+                why = f"its gradient of step {crew._step}, pack {number}: {off}"
+                crew._comparisons.accuse([seat.number], crew._step, why)
+            else:
+                crew._comparisons.passed(seat.number, crew._step)
+
+    def _ask(self, number: int) -> list[Vote]:
+        """Return what this process and every actor of its class compute for one pack, twice."""
+        votes = [Vote(OWN, compute(self._crew._model, self._works[number]).digest()) for _ in range(2)]
+        header, payload = self._messages[number]
+        for seat in [seat for seat in self._crew._seats if not seat.differs]:
+            for _ in range(2):
+                call = seat.actor.compute.remote(
+                    self._crew._rounds, self._weights, header, payload, counts=False, give=False
+                )
+                try:
+                    votes.append(Vote(seat.number, self._ray.get(call, timeout=FIRST_PACK_S).digest))
+                except self._ray.exceptions.RayError as error:
+                    self._lose(seat, error)
+                    break
+        return votes
+
+
+def _words(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -1,0 +1,577 @@
+"""The processes that compute a run's steps together on one machine: a group of `torch.distributed` over gloo.
+
+Rank 0 is the run's own worker. It alone reads checkpoints, decides and updates; it sends each round's packs and weights
+to the others and receives the sum of their integers. So the other ranks hold nothing that a run could lose. A rank that
+dies or is silent breaks the group. Rank 0 still has the weights of the last step: it forms another group of those that
+are left, and repeats the round. A worker that comes later takes part from the next round on.
+
+Workers and rank 0 meet in a store. The supervisor's workers use a file that only this user can open, and the loopback;
+processes of torchrun use its store and the network that GLOO_SOCKET_IFNAME names.
+
+Shapes: N adapter weights, F figures, R ranks, C comparisons.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hivetune.errors import MachineNotFit
+from hivetune.process.child import Heartbeat
+from hivetune.process.protocol import Beat, Meeting
+from hivetune.train.worker.exchange.pack import is_checked
+from hivetune.train.worker.exchange.trust import OWN, Comparisons, Tell, Vote, differences, objection
+from hivetune.train.worker.exchange.work import (
+    Figures,
+    Gradient,
+    Work,
+    compute,
+    cost_of,
+    read_work,
+    work_message,
+)
+from hivetune.train.worker.measure import canary
+from hivetune.train.worker.measure.canary import CanaryFailed
+from hivetune.train.worker.model.protocol import LoraModel
+
+# A rank is lost when it is silent for this many times as long as rank 0 computed, and for at least this long.
+SILENT_TIMES, SILENT_FLOOR_S = 5.0, 10.0
+# The first round of a group may include a compiler.
+FIRST_ROUND_S = 60.0
+# Ranks that were told to form a group connect at once, or have died since.
+CONNECT_S = 15.0
+# Ranks whose group broke call again at once; they may have a pack to finish first.
+CALL_AGAIN_S = 2.0
+# torchrun starts all ranks at the same time; each loads the model.
+LOAD_S = 600.0
+# The others wait for rank 0 while it validates and saves. They are ended by its connection, or by the supervisor.
+IDLE_S = 7 * 24 * 3600.0
+POLL_S, BEAT_S = 0.02, 1.0
+WORK, LEAVE, END = 1, 2, 0
+# Of the weight of the newest round in a rank's pace.
+NEWEST = 0.3
+
+
+class GroupBroken(Exception):
+    """A rank is gone or silent, or the network between the ranks failed."""
+
+
+class Group:
+    """One group from its forming to its end. Every call raises GroupBroken."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, *, local: bool):
+        self.rank, self.size = rank, size
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=CONNECT_S)
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(interface="lo")
+            if local
+            else dist.ProcessGroupGloo.create_default_device()
+        ]
+        with _broken():
+            self._gloo = dist.ProcessGroupGloo(store, rank, size, options)
+            self._gloo.barrier(dist.BarrierOptions()).wait(timedelta(seconds=CONNECT_S))
+
+    def broadcast(self, tensor: Tensor, timeout_s: float) -> Tensor:
+        """Return what rank 0 has, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
+        with _broken():
+            self._gloo.broadcast([tensor], options).wait()
+        return tensor
+
+    def reduce(self, tensor: Tensor, timeout_s: float) -> None:
+        """Leave the sum over all ranks in rank 0's tensor; the other ranks' values are lost."""
+        options = dist.ReduceOptions()
+        options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
+        with _broken():
+            self._gloo.reduce([tensor], options).wait()
+
+
+@contextlib.contextmanager
+def _broken() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupBroken(str(error).partition("\n")[0]) from None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank computes of a round: numbers of the works that count, then those that are only compared."""
+
+    counted: tuple[int, ...]
+    compared: tuple[int, ...] = ()
+
+
+@dataclass
+class RoundTables:
+    """What the ranks report of a round besides integers. Each entry is written by one rank, so sums are exact."""
+
+    figures_F: Tensor
+    ranks_R: Tensor
+    """Of each rank: seconds that it computed, and 1 after a wrong test product."""
+    digests_RC: Tensor
+
+    @classmethod
+    def empty(cls, works: Sequence[Work], ranks: int, comparisons: int) -> "RoundTables":
+        return cls(
+            torch.zeros(sum(2 + len(work.documents) for work in works), dtype=torch.float64),
+            torch.zeros(2 * ranks, dtype=torch.float64),
+            torch.zeros(ranks * comparisons, dtype=torch.int64),
+        )
+
+    def figures(self, works: Sequence[Work]) -> list[Figures]:
+        found, at = [], 0
+        for work in works:
+            peak, fits, *nlls = self.figures_F[at : at + 2 + len(work.documents)].tolist()
+            found.append(Figures(tuple(nlls), peak, bool(fits)))
+            at += 2 + len(work.documents)
+        return found
+
+
+@dataclass
+class Member:
+    """A worker that takes part: the number that the supervisor knows it by, and what it said when it called."""
+
+    number: int
+    call: int
+    said: Mapping[str, Any]
+    seconds_per_token: float | None = None
+    proven: bool = False
+
+    @property
+    def process(self) -> tuple[int, int]:
+        return self.number, self.said["pid"]
+
+
+def open_store(meeting: Meeting | None) -> dist.Store:
+    """Return the store where the run's processes meet: a file of the supervisor, or torchrun's own without one."""
+    if meeting is not None:
+        return dist.PrefixStore(meeting.token, dist.FileStore(meeting.address, -1))
+    store, _, _ = next(dist.rendezvous("env://"))
+    return dist.PrefixStore("hivetune", store)
+
+
+class GroupCrew:
+    """A `Crew` of this process, rank 0, and of all workers that call at `store`.
+
+    `mine`: `hello` of this process; `kernels`: its class; `welcome`: everything that a worker needs to load the same
+    model. `expected`: workers that the first round waits for. `tell(event, fields)` writes the run's journal.
+    """
+
+    def __init__(
+        self,
+        model: LoraModel,
+        store: dist.Store,
+        *,
+        local: bool,
+        mine: Mapping[str, Any],
+        kernels: Mapping[str, Any],
+        welcome: Mapping[str, Any],
+        tell: Tell,
+        expected: int = 0,
+    ):
+        self._model, self._store, self._local, self._tell = model, store, local, tell
+        self._mine, self._kernels, self._expected = mine, kernels, expected
+        self._comparisons = Comparisons(tell)
+        self._members: list[Member] = []
+        self._own = Member(OWN, 0, mine, proven=True)
+        self._group: Group | None = None
+        self._groups = self._calls = self._step = 0
+        self._rounds_of_group = 0
+        self._computed: Counter[int] = Counter()
+        store.set("welcome", json.dumps(welcome))
+
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
+        """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
+        self._step = step
+        while True:
+            self._gather()
+            try:
+                return self._round(works, sum_N)
+            except GroupBroken as error:
+                sum_N.zero_()
+                self._regroup(str(error))
+                if works:
+                    self._tell("packs_again", {"step": step, "packs": len(works)})
+
+    def close(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(GroupBroken):
+                self._command(self._group, END)
+        computed = {str(worker): packs for worker, packs in sorted(self._computed.items())}
+        self._tell("packs_computed", {"step": self._step, "workers": computed})
+
+    def _gather(self) -> None:
+        """Take in every worker that has called since the last round."""
+        deadline = time.monotonic() + LOAD_S
+        came = self._callers()
+        while len(self._members) + len(came) < self._expected and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            came += self._callers()
+        self._expected = 0
+        trusted = [member for member in self._members if member.number not in self._comparisons.dismissed]
+        if not came and len(trusted) == len(self._members):
+            return
+        if self._group is not None:
+            try:
+                self._command(self._group, LEAVE)
+            except GroupBroken as error:
+                return self._regroup(str(error), came)
+        self._members = trusted
+        self._form(self._called_again(came), came)
+
+    def _regroup(self, why: str, came: Sequence[Member] = ()) -> None:
+        """Form a group of those that call again; the others are lost."""
+        self._group = None
+        self._form(self._called_again(list(came)), list(came), why)
+
+    def _called_again(self, came: list[Member]) -> list[Member]:
+        """Return the members that have called again; a newcomer that calls meanwhile is added to `came`."""
+        again: list[Member] = []
+        deadline = time.monotonic() + CALL_AGAIN_S
+        while time.monotonic() < deadline and any(
+            member not in again and not (self._local and _is_gone(member)) for member in self._members
+        ):
+            for caller in self._callers():
+                before = next((each for each in self._members if each.process == caller.process), None)
+                if before is None:
+                    came.append(caller)
+                else:
+                    before.call = caller.call
+                    again.append(before)
+            time.sleep(POLL_S)
+        return again
+
+    def _form(self, again: Sequence[Member], came: Sequence[Member], why: str = "it ended") -> None:
+        for member in self._members:
+            if member not in again:
+                self._tell("worker_lost", {"step": self._step, "worker": member.number, "why": why, "packs": []})
+        newest = {member.number: member for member in (*again, *came)}  # a worker may have been started again
+        here = [member for member in newest.values() if not (self._local and _is_gone(member))]
+        self._members = sorted(here, key=lambda member: member.number)
+        self._group, self._groups, self._rounds_of_group = None, self._groups + 1, 0
+        if not self._members:
+            return
+        size = 1 + len(self._members)
+        for rank, member in enumerate(self._members, 1):
+            self._store.set(f"seat/{member.call}", json.dumps({"group": self._groups, "rank": rank, "size": size}))
+        try:
+            self._group = Group(dist.PrefixStore(f"group/{self._groups}", self._store), 0, size, local=self._local)
+        except GroupBroken as error:
+            return self._regroup(str(error))
+        for member in self._members:
+            if member in again:
+                continue
+            said = {name: member.said.get(name) for name in ("worker", "host", "pid")}
+            self._tell("worker_joined", {"step": self._step, **said})
+
+    def _callers(self) -> list[Member]:
+        """Return the workers that have called and may compute; the others are told why not."""
+        found = []
+        while self._store.check([f"call/{self._calls + 1}"]):
+            self._calls += 1
+            said = json.loads(self._store.get(f"call/{self._calls}"))
+            why = objection(self._mine, said) or self._comparisons.dismissed.get(said["worker"], "")
+            if not why and (other := differences(self._kernels, said["class"])):
+                why = f"its kernels are of another class: {other}"
+            if why:
+                described = {name: said.get(name) for name in ("worker", "host", "pid")}
+                self._tell("worker_refused", {"step": self._step, **described, "why": why})
+                self._store.set(f"seat/{self._calls}", json.dumps({"refused": why}))
+            else:
+                found.append(Member(said["worker"], self._calls, said))
+        return found
+
+    def _round(self, works: Sequence[Work], sum_N: Tensor) -> list[Figures]:
+        ranks = [self._own, *self._members]
+        counted = shares_of([cost_of(work) for work in works], [each.seconds_per_token for each in ranks])
+        compared = self._compared(works, counted)
+        shares = [
+            Share(tuple(numbers), tuple(number for number, those in compared if rank in those and rank != those[0]))
+            for rank, numbers in enumerate(counted)
+        ]
+        comparisons = [number for number, _ in compared]
+        tables = self._compute(works, shares, comparisons, sum_N)
+        self._learn(works, shares, tables)
+        digests_RC = tables.digests_RC.view(len(ranks), len(comparisons))
+        for place, (number, those) in enumerate(compared):
+            votes = [Vote(ranks[rank].number, str(int(digests_RC[rank, place]))) for rank in those]
+            self._comparisons.judge(self._step, number, votes, partial(self._ask, works[number]))
+        for member in self._members:
+            member.proven = member.proven or any(isinstance(work, Gradient) for work in works)
+        return tables.figures(works)
+
+    def _compared(self, works: Sequence[Work], counted: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+        """Return the packs that several ranks compute, each with these ranks, the one that counts first.
+
+        The next rank computes one pack in a hundred too; rank 0 and each newcomer compute the smallest pack of a round.
+        """
+        owner = {number: rank for rank, numbers in enumerate(counted) for number in numbers}
+        packs = [number for number, work in enumerate(works) if isinstance(work, Gradient)]
+        newcomers = [rank for rank, member in enumerate(self._members, 1) if not member.proven]
+        compared = {}
+        if len(counted) > 1:
+            for number in packs:
+                if is_checked(works[number].pack.seed):  # type: ignore[union-attr]
+                    compared[number] = [owner[number], (owner[number] + 1) % len(counted)]
+        if newcomers and packs:
+            smallest = min(packs, key=lambda number: cost_of(works[number]))
+            ranks = {owner[smallest], OWN, *newcomers} - {owner[smallest]}
+            compared[smallest] = [owner[smallest], *sorted(ranks)]
+        return sorted(compared.items())
+
+    def _ask(self, work: Work) -> list[Vote]:
+        """Return what every rank computes for one pack, twice."""
+        ranks = [self._own, *self._members]
+        votes = []
+        for _ in range(2):
+            shares = [Share((0,) if rank == 0 else (), () if rank == 0 else (0,)) for rank in range(len(ranks))]
+            digests = self._compute([work], shares, [0], torch.zeros_like(self._model.master_N, dtype=torch.int64))
+            votes += [
+                Vote(each.number, str(int(digest))) for each, digest in zip(ranks, digests.digests_RC, strict=True)
+            ]
+        return votes
+
+    def _compute(
+        self, works: Sequence[Work], shares: Sequence[Share], comparisons: Sequence[int], sum_N: Tensor
+    ) -> RoundTables:
+        """Have every rank compute its share; the integers that count are added to `sum_N`. Raises GroupBroken."""
+        tables = RoundTables.empty(works, len(shares), len(comparisons))
+        if self._group is None:
+            _compute_share(self._model, works, shares[0], 0, comparisons, sum_N, tables)
+            return tables
+        messages = [work_message(number, work) for number, work in enumerate(works)]
+        header = {
+            "works": [header for header, _ in messages],
+            "shares": [[share.counted, share.compared] for share in shares],
+            "comparisons": comparisons,
+        }
+        self._command(self._group, WORK, json.dumps(header).encode(), b"".join(data for _, data in messages))
+        started = time.monotonic()
+        _compute_share(self._model, works, shares[0], 0, comparisons, sum_N, tables)
+        floor_s = SILENT_FLOOR_S if self._rounds_of_group else FIRST_ROUND_S
+        silent_s = max(floor_s, SILENT_TIMES * (time.monotonic() - started))
+        _reduce_all(self._group, works, tables, sum_N, silent_s)
+        self._rounds_of_group += 1
+        return tables
+
+    def _command(self, group: Group, kind: int, header: bytes = b"", payload: bytes = b"") -> None:
+        group.broadcast(torch.tensor([kind, len(header), len(payload)], dtype=torch.int64), SILENT_FLOOR_S)
+        for data in (header, payload):
+            if data:
+                group.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), SILENT_FLOOR_S)
+        if kind == WORK:
+            group.broadcast(self._model.master_N.cpu(), SILENT_FLOOR_S)
+
+    def _learn(self, works: Sequence[Work], shares: Sequence[Share], tables: RoundTables) -> None:
+        """Read each rank's pace and whether its test products are right. Raises WorkerWrong."""
+        costs = [cost_of(work) for work in works]
+        seconds_wrong_R2 = tables.ranks_R.view(-1, 2).tolist()
+        ranks = [self._own, *self._members]
+        for member, share, (seconds, _) in zip(ranks, shares, seconds_wrong_R2, strict=True):
+            if share.counted:
+                self._comparisons.begin(member.number, self._step)
+                pace = seconds / max(1, sum(costs[number] for number in (*share.counted, *share.compared)))
+                before = member.seconds_per_token
+                member.seconds_per_token = pace if before is None else (1 - NEWEST) * before + NEWEST * pace
+            self._computed[member.number] += sum(isinstance(works[number], Gradient) for number in share.counted)
+        wrong = [member.number for member, (_, wrong) in zip(ranks, seconds_wrong_R2, strict=True) if wrong]
+        if wrong:
+            self._comparisons.accuse(wrong, self._step, "a product that it computed to test itself is wrong")
+
+
+def serve_group(
+    model: LoraModel, store: dist.Store, said: Mapping[str, Any], heartbeat: Heartbeat, *, local: bool
+) -> int:
+    """Compute for the run until it ends; return how many works that was. `said`: `hello` and the class of this process.
+
+    Raises MachineNotFit when this worker is refused, CanaryFailed when its test products are wrong.
+    """
+    rank = Rank(model, canary.shapes_of(model.adapter, canary.TOKENS), heartbeat)
+    while True:
+        seat = _take_seat(store, said, heartbeat)
+        try:
+            with _beating(heartbeat):
+                members = dist.PrefixStore(f"group/{seat['group']}", store)
+                group = Group(members, seat["rank"], seat["size"], local=local)
+            while (command := rank.wait_for_work(group)) is not None:
+                rank.compute(group, *command)
+            if rank.ended:
+                return rank.computed
+        except GroupBroken:  # rank 0 forms another group, or is gone: then the supervisor ends this process
+            continue
+
+
+def _take_seat(store: dist.Store, said: Mapping[str, Any], heartbeat: Heartbeat) -> dict[str, Any]:
+    """Call at the store and wait until rank 0 answers. Raises MachineNotFit when this worker is refused."""
+    call = store.add("calls", 1)
+    store.set(f"call/{call}", json.dumps(said))
+    beaten = 0.0
+    while not store.check([f"seat/{call}"]):
+        if time.monotonic() - beaten > BEAT_S:
+            heartbeat.beat(Beat.WAITING)
+            beaten = time.monotonic()
+        time.sleep(POLL_S)
+    seat: dict[str, Any] = json.loads(store.get(f"seat/{call}"))
+    if "refused" in seat:
+        raise MachineNotFit(f"this worker can't compute for the run: {seat['refused']}")
+    return seat
+
+
+@dataclass
+class Rank:
+    """A worker's own part in its groups, one after the other."""
+
+    model: LoraModel
+    products: list[canary.Product]
+    heartbeat: Heartbeat
+    computed: int = 0
+    ended: bool = False
+    tested: float = field(default=-canary.EVERY_S)
+
+    def wait_for_work(self, group: Group) -> tuple[dict[str, Any], bytearray] | None:
+        """Return the header and the tokens of a round; None when rank 0 ends the group, or the run."""
+        with _beating(self.heartbeat):
+            kind, *sizes = group.broadcast(torch.zeros(3, dtype=torch.int64), IDLE_S).tolist()
+            if kind != WORK:
+                self.ended = kind == END
+                return None
+            parts = [bytearray(size) for size in sizes]
+            for part in parts:
+                if part:
+                    group.broadcast(torch.frombuffer(part, dtype=torch.uint8), FIRST_ROUND_S)
+            self.model.master_N.copy_(
+                group.broadcast(torch.empty_like(self.model.master_N, device="cpu"), FIRST_ROUND_S)
+            )
+        return json.loads(parts[0]), parts[1]
+
+    def compute(self, group: Group, header: Mapping[str, Any], payload: bytearray) -> None:
+        works, at = [], 0
+        for each in header["works"]:
+            size = 5 * sum(each["lengths"])
+            works.append(read_work(each, memoryview(payload)[at : at + size]))
+            at += size
+        share = Share(*map(tuple, header["shares"][group.rank]))
+        tables = RoundTables.empty(works, group.size, len(header["comparisons"]))
+        failed = self._test_products()
+        tables.ranks_R[2 * group.rank + 1] = failed is not None
+        sum_N = torch.zeros(self.model.master_N.numel(), dtype=torch.int64)
+        _compute_share(
+            self.model, works, share, group.rank, header["comparisons"], sum_N, tables,
+            lambda: self.heartbeat.beat(Beat.ITEM),
+        )  # fmt: skip
+        with _beating(self.heartbeat):
+            _reduce_all(group, works, tables, sum_N, IDLE_S)
+        if failed is not None:
+            raise failed
+        self.computed += len(share.counted)
+
+    def _test_products(self) -> CanaryFailed | None:
+        if time.monotonic() - self.tested < canary.EVERY_S:
+            return None
+        model = self.model
+        try:
+            canary.must_pass(self.products, dtype=model.dtype, device=model.device, multiply=model.product)
+        except CanaryFailed as error:
+            return error
+        self.tested = time.monotonic()
+        return None
+
+
+@contextlib.contextmanager
+def _beating(heartbeat: Heartbeat) -> Iterator[None]:
+    """Beat from a thread while this one waits for other ranks: a collective can't be looked at in between."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(BEAT_S):
+            heartbeat.beat(Beat.WAITING)
+
+    heartbeat.beat(Beat.WAITING)
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        heartbeat.beat(Beat.WAITING)
+
+
+def shares_of(costs: Sequence[int], paces: Sequence[float | None]) -> list[list[int]]:
+    """Return the numbers of the works for each rank: the largest first, each to the rank that would finish it first.
+
+    `paces`: seconds a token of each rank; a rank without one is taken to be as fast as the fastest.
+    """
+    fastest = min((pace for pace in paces if pace is not None), default=1.0)
+    shares: list[list[int]] = [[] for _ in paces]
+    busy_s = [0.0] * len(paces)
+    for number in sorted(range(len(costs)), key=lambda number: (-costs[number], number)):
+        ends_s = [busy + costs[number] * (pace or fastest) for busy, pace in zip(busy_s, paces, strict=True)]
+        rank = ends_s.index(min(ends_s))
+        shares[rank].append(number)
+        busy_s[rank] = ends_s[rank]
+    return shares
+
+
+def _compute_share(
+    model: LoraModel,
+    works: Sequence[Work],
+    share: Share,
+    rank: int,
+    comparisons: Sequence[int],
+    sum_N: Tensor,
+    tables: RoundTables,
+    on_item: Callable[[], None] = lambda: None,
+) -> None:
+    started = time.perf_counter()
+    starts, at = [], 0
+    for work in works:
+        starts.append(at)
+        at += 2 + len(work.documents)
+    for number in (*share.counted, *share.compared):
+        result = compute(model, works[number])
+        if number in comparisons:
+            tables.digests_RC[rank * len(comparisons) + comparisons.index(number)] = _short(result.digest())
+        if number in share.counted:
+            if result.integers_N is not None:
+                sum_N.add_(result.integers_N)
+            figures = result.figures
+            values = (figures.peak, float(figures.fits), *figures.nlls)
+            tables.figures_F[starts[number] : starts[number] + len(values)] = torch.tensor(values, dtype=torch.float64)
+        on_item()
+    tables.ranks_R[2 * rank] = time.perf_counter() - started
+
+
+def _reduce_all(group: Group, works: Sequence[Work], tables: RoundTables, sum_N: Tensor, timeout_s: float) -> None:
+    for table in (tables.figures_F, tables.ranks_R, tables.digests_RC):
+        if table.numel():
+            group.reduce(table, timeout_s)
+    if any(isinstance(work, Gradient) for work in works):
+        group.reduce(sum_N, timeout_s)
+
+
+def _is_gone(member: Member) -> bool:
+    """Whether the member's process on this machine has ended."""
+    try:
+        return psutil.Process(member.said["pid"]).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _short(digest: str) -> int:
+    """Return a digest as one int64, which ranks can add to zeros."""
+    return int.from_bytes(bytes.fromhex(digest)[:8], "big", signed=True)
