@@ -1,6 +1,5 @@
 """A real cluster of Ray on this machine: workers are placed, watched and placed again, and the bits stay the same."""
 
-import functools
 import json
 import os
 import signal
@@ -14,15 +13,13 @@ from typing import Any
 
 import pytest
 from data.intake.collecting import RedisServer, free_port
-from hivetune.train.supervise.workers.cluster import ClusterPlaces
 from programs import require_module
 from safetensors.torch import load_file
 from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
 
-from hivetune.base.disk import MANIFEST, home, manifest_problems, sha256_file, write_manifest
+from hivetune.base.disk import home, manifest_problems, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.cluster.node import HOME_MARK, end_node, mark_of_home
-from hivetune.config import SuperviseConfig
 from hivetune.errors import MachineNotFit
 from hivetune.machine.cluster import (
     DEVICE,
@@ -33,15 +30,17 @@ from hivetune.machine.cluster import (
     token_path,
     write_membership,
 )
-from hivetune.process.cluster import Order, ask_cluster
-from hivetune.run.choices import NO_CHOICES
+from hivetune.process.cluster import ask_cluster
 from hivetune.run.record import read_record, write_record
 
 require_module("ray", "cluster")
-TINY = str(Path(__file__).with_name("tiny_worker.py"))
-TESTS = Path(__file__).parents[2]
-PACED = str(TESTS / "supervise" / "paced_worker.py")
-SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}
+TESTS = Path(__file__).parents[1]
+PACED = str(TESTS / "train" / "supervise" / "paced_worker.py")
+SETTINGS: dict[str, Any] = {
+    "batch_size": 8,
+    "lora": {"r": 4, "dropout": 0.1},
+    "choices": {"pack_tokens": 16, "products": "torch"},
+}
 
 
 def until(true: Callable[[], object], what: str, timeout_s: float = 120) -> None:
@@ -65,7 +64,7 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
         assert json.loads(started.stdout)["devices"] == ["cpu", "cpu"]
         again = hivetune("cluster", "up", "--json")
         assert again.returncode == 75
-        _place_and_kill(address, tmp_path)
+        _compute_and_kill(address, tmp_path)
         _carry_a_run(address, tmp_path)
         token_path().write_text("0" * 64)
         with pytest.raises(MachineNotFit, match="does not know this machine's token"):
@@ -77,33 +76,26 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
         ask_cluster(address)
 
 
-def _place_and_kill(address: str, folder: Path) -> None:
-    model = folder / "waits"
-    model.mkdir()
-    (model / "weights").write_text("same")
-    write_manifest(model)
-    order = functools.partial(
-        Order,
-        run="run",
-        model="tiny",
-        model_folder=model,
-        model_hash=sha256_file(model / MANIFEST),
-        supervise=SuperviseConfig().model_dump(mode="json"),
-        module=TINY,
-    )
-    places = ClusterPlaces(address, order, "cpu", folder / "cluster.log")
-    try:
-        until(lambda: (places.look(), places.count)[1], "the devices are told")
-        assert places.count == 1  # one of the two is the run's own
-        worker = places.start(1, NO_CHOICES, {})
-        until(lambda: (places.look(), worker.worked)[1], "the worker is told of")
-        assert worker.device == "cpu" and worker.host
-        os.kill(worker.pid, signal.SIGKILL)
-        until(lambda: (places.look(), worker.look())[1], "its end is told")
-        outcome = worker.look()
-        assert outcome is not None and outcome.signal == signal.SIGKILL
-    finally:
-        places.close()
+def _compute_and_kill(address: str, folder: Path) -> None:
+    """A run with one worker of the cluster beside its own: the other of the two devices. It is killed while it has packs."""
+    rows, own = 320, home()
+    alone = begin(folder / "alone", rows, 1, "", own)
+    done(alone, folder / "alone")
+    run = begin(folder / "beside", rows, address, PACED, own)
+    joined_or_ended(run, folder / "beside", 1)
+    (joined,) = told(folder / "beside", "worker_joined")
+    assert joined["worker"] == 1 and joined["host"]
+    before = len(told(folder / "beside", "step"))
+    until(lambda: run.poll() is not None or len(told(folder / "beside", "step")) > before + 1, "the run goes on")
+    os.kill(joined["pid"], signal.SIGKILL)
+    joined_or_ended(run, folder / "beside", 2)
+    done(run, folder / "beside")
+    (lost,) = told(folder / "beside", "worker_lost")
+    assert lost["packs"], "it had none, so nothing was placed again"
+    computed = told(folder / "beside", "packs_computed")[-1]["workers"]
+    assert computed["0"] > 0 and computed["1"] > 0
+    hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (folder / "alone", folder / "beside")}
+    assert len(hashes) == 1 and not told(folder / "beside", "worker_wrong")
 
 
 def _carry_a_run(address: str, folder: Path) -> None:
@@ -247,6 +239,10 @@ def test_machines_and_the_head_die_and_the_bits_stay(
     record_property("connections lost", len(told(folder, "worker_lost")))
     record_property("attempts of the run's own worker", len(told(folder, "attempt", "events")))
     assert len(hashes) == 1
+    lost = [entry for entry in told(folder, "worker_lost") if entry["packs"]]
+    assert lost, "no worker died with packs of its own, so nothing was placed again"
+    computed = told(folder, "packs_computed")[-1]["workers"]
+    assert sum(packs for worker, packs in computed.items() if worker != "0") > computed["0"] / 2
     for node in (first, third):  # the next test has machines of its own
         machines.kill(node)
 

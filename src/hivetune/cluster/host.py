@@ -34,7 +34,7 @@ from hivetune.train.queue import visible_devices
 RUN, SNAPSHOT = "run", "snapshot"
 # What tells how a run is doing, and is followed while it is away.
 FOLLOWED = (METRICS, EVENTS, ROW_LOSSES, AMENDMENTS)
-# A piece of a parcel in one call: far below the shared memory that Ray has (node.OBJECT_STORE_BYTES).
+# A piece of a parcel in one call: far below the shared memory that Ray has (node.py).
 CARRIED_BYTES = 4 << 20
 _IN, _OUT, _LOG, _KEPT = "in", "out", "log", "kept"
 _YOUNG_S, _CLAIM_S = 60.0, 5.0

@@ -37,22 +37,26 @@ from hivetune.machine.cluster import (
     view_cluster,
     write_membership,
 )
-from hivetune.machine.inventory import read_machine
+from hivetune.machine.inventory import Machine, read_machine
 from hivetune.process.cluster import ClusterView, own_address
 
 PORT = 6479
 # In the environment of all processes of this home's Ray.
 HOME_MARK = "HIVETUNE_CLUSTER"
-# Ray's shared memory: nothing of ours passes through it. Its own least size is 75 MiB.
-OBJECT_STORE_BYTES = 80 << 20
+# Of a machine's memory, what Ray shares between its processes there: weights of a round, sums of actors, pieces of a
+# run. Ray itself takes three times as much; its least size is 75 MiB.
+OBJECT_STORE_SHARE, MIN_OBJECT_STORE_BYTES, MAX_OBJECT_STORE_BYTES = 0.1, 80 << 20, 8 << 30
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
 # Bytes: a socket's name has at most 107 (unix(7)), and Ray puts /session_DATE_TIME_PID/sockets/plasma_store behind it.
 LONGEST_FOLDER = 107 - len("/session_2026-11-25_23-59-59_123456_4194304/sockets/plasma_store")
 # `ray start` with its options read from a pipe: a password does not stand in the list of processes.
 _START = "import json, sys; from ray.scripts.scripts import cli; cli(json.load(sys.stdin))"
 _TAIL_LINES = 5
-# Of an environment that shall compute: the version of Hivetune, and whether it has torch.
-_ASKED = "import importlib.util, hivetune; print(hivetune.__version__, importlib.util.find_spec('torch') is not None)"
+# Of an environment that shall compute: the version of Hivetune, and which packages are missing.
+_ASKED = (
+    "import importlib.util, hivetune; print(hivetune.__version__, "
+    "*(name for name in ('torch', 'ray') if importlib.util.find_spec(name) is None))"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,8 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
     need_ray()
     _refuse_living()
     python = _checked_python(joining.python)
-    devices = offered_devices(joining.devices, read_machine())
+    machine = read_machine()
+    devices = offered_devices(joining.devices, machine)
     warnings: tuple[str, ...] = ()
     if joining.join is None:
         make_token()
@@ -94,7 +99,8 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
     extra = {} if joining.redis is None else _redis_environment(joining.redis)
     extra = {**ray_environment(address), **extra}
     try:
-        _ray_start([*words, *_own_words(here, len(devices)), *_redis_options(joining.redis)], extra)
+        words += [*_own_words(here, len(devices), machine), *_redis_options(joining.redis)]
+        _ray_start(python, words, extra)
     except BaseException:  # what has started already would run for ever
         end_node()
         raise
@@ -149,18 +155,21 @@ def _checked_python(python: str | None) -> str:
         raise UsageError(
             f"--python {python}: {error.strerror}", hint="name a Python or a virtual environment"
         ) from None
-    if said.returncode or said.stdout.split() != [__version__, "True"]:
-        has = said.stdout.split() or ["no version"]
-        lacks = "torch is missing" if has[0] == __version__ else f"Hivetune {__version__} is needed, it has {has[0]}"
-        raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command('train')} in that environment")
+    if said.returncode or said.stdout.split() != [__version__]:
+        has, *missing = said.stdout.split() or ["no version"]
+        lacks = f"{missing[0]} is missing" if missing else f"Hivetune {__version__} is needed, it has {has}"
+        extra = "cluster" if missing == ["ray"] else "train"
+        raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command(extra)} in that environment")
     return str(path.absolute())
 
 
-def _own_words(here: str, devices: int) -> list[str]:
+def _own_words(here: str, devices: int, machine: Machine) -> list[str]:
     resources = {DEVICE: devices} if devices else {}
+    share = int(OBJECT_STORE_SHARE * machine.memory_bytes)
+    store_bytes = min(max(share, MIN_OBJECT_STORE_BYTES), MAX_OBJECT_STORE_BYTES)
     return [
         *("--node-ip-address", here, "--num-cpus", "0", "--num-gpus", "0", "--resources", json.dumps(resources)),
-        *("--object-store-memory", str(OBJECT_STORE_BYTES), "--temp-dir", str(_ray_folder()), "--disable-usage-stats"),
+        *("--object-store-memory", str(store_bytes), "--temp-dir", str(_ray_folder()), "--disable-usage-stats"),
         *("--include-log-monitor", "false"),
     ]
 
@@ -186,11 +195,11 @@ def _ray_folder() -> Path:
     return temporary_folder(name, None if len(os.fsencode(wanted)) <= LONGEST_FOLDER else Path("/tmp")) / "ray"
 
 
-def _ray_start(words: list[str], extra: Mapping[str, str]) -> None:
+def _ray_start(python: str, words: list[str], extra: Mapping[str, str]) -> None:
     environment = {**os.environ, **extra, HOME_MARK: mark_of_home()}
     try:
         started = subprocess.run(
-            [sys.executable, "-c", _START],
+            [python, "-c", _START],  # the actors that compute run in the environment of their node
             input=json.dumps(["start", *words]),
             env=environment,
             capture_output=True,

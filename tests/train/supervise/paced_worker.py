@@ -9,7 +9,9 @@ import torch
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import ComputePacks, Train
 from hivetune.train.worker import loop, session
+from hivetune.train.worker.exchange import cluster
 from hivetune.train.worker.exchange import worker as beside
+from hivetune.train.worker.exchange.actor import PackActor
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
@@ -32,7 +34,14 @@ def paced_model(*arguments: Any, **named: Any) -> Any:
     return Paced(load_model(*arguments, **named))
 
 
+class PacedActor(PackActor):
+    def compute(self, *values: Any, **named: Any) -> Any:
+        time.sleep(PACE_S)
+        return super().compute(*values, **named)
+
+
 def main(task: Train | ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
+    cluster.PackActor = PacedActor  # type: ignore[misc]
     session.load_model = beside.load_model = paced_model  # type: ignore[attr-defined]
     return beside.main(task, heartbeat) if isinstance(task, ComputePacks) else loop.main(task, heartbeat)
 
