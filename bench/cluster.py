@@ -1,7 +1,7 @@
 """A simulation of one step on 1 to 64 workers: which number is worth it on which link. Nothing is measured here.
 
-Packs are handed out by the code that hands them out in a run; each takes the seconds that were measured for it, and
-weights and gradients share the link of the run's own worker, one after the other. The workers are equally fast.
+Packs go to whoever is free; each takes the seconds that were measured for it. Weights and one sum a worker share the
+link of the run's own worker, one after the other. The workers are equally fast.
 
     python bench/cluster.py                                          the table of docs/cluster.md
     python bench/cluster.py --pack-s 1.3 --weights 80.7 --packs 16   a case of your own
@@ -13,14 +13,12 @@ from dataclasses import dataclass
 
 from hivetune.machine.network import TCP_SHARE
 from hivetune.train.plan.speed import GRADIENT_BYTES, LOCAL_BYTES_PER_S, WEIGHT_BYTES
-from hivetune.train.worker.exchange.handout import Handout, Paces
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 # One machine, then networks by their names.
 LINKS = {"one machine": LOCAL_BYTES_PER_S} | {
     f"{gigabit:g} Gbit/s": gigabit * 1e9 / 8 * TCP_SHARE for gigabit in (1, 2.5, 10, 25)
 }
-STEPS = 2  # the first teaches the workers' paces
 OWN = 0
 
 
@@ -42,41 +40,20 @@ CASES = (
 
 
 def step_s(case: Case, workers: int, bytes_per_s: float) -> float:
-    """Seconds of a step, the last of a few."""
-    paces, taken_s = Paces(), 0.0
-    for _ in range(STEPS):
-        taken_s = _round_s(case, workers, bytes_per_s, paces)
-    return taken_s
-
-
-def _round_s(case: Case, workers: int, bytes_per_s: float, paces: Paces) -> float:
-    handout, alive = Handout([1] * case.packs, (), paces), range(workers)
-    weights_s, gradient_s = WEIGHT_BYTES * case.weights / bytes_per_s, GRADIENT_BYTES * case.weights / bytes_per_s
-    link_free_s, now_s = 0.0, 0.0
-    has_weights, idle = {OWN}, set(alive)
-    ends: list[tuple[float, int, int, bool]] = []  # when, who, which pack, whether it was computed or has arrived
-    while not handout.done(alive, now_s):
-        for worker in sorted(idle):
-            pack = handout.take(worker, alive, now_s)
-            if pack is None:
-                continue
-            idle.discard(worker)
-            start_s = now_s
-            if worker not in has_weights:
-                has_weights.add(worker)
-                start_s = link_free_s = max(now_s, link_free_s) + weights_s
-            heapq.heappush(ends, (start_s + case.pack_s, worker, pack, worker == OWN))
-        if not ends:
-            now_s += 0.05
-            continue
-        now_s, worker, pack, arrived = heapq.heappop(ends)
-        if arrived:
-            handout.give(worker, pack, "", now_s)
-            idle.add(worker)
-        else:
-            link_free_s = max(now_s, link_free_s) + gradient_s
-            heapq.heappush(ends, (link_free_s, worker, pack, True))
-    return now_s
+    """Return the seconds of a step. Weights leave one after the other, and so do the sums that come back."""
+    weights_s, sum_s = WEIGHT_BYTES * case.weights / bytes_per_s, GRADIENT_BYTES * case.weights / bytes_per_s
+    starts_s = [0.0] + [rank * weights_s for rank in range(1, workers)]
+    free_s = [(start, worker) for worker, start in enumerate(starts_s)]
+    computed = [0] * workers
+    for _ in range(case.packs):  # to whoever is free first
+        at, worker = heapq.heappop(free_s)
+        computed[worker] += 1
+        heapq.heappush(free_s, (at + case.pack_s, worker))
+    link_free_s = 0.0
+    for at, worker in sorted(free_s):
+        if worker != OWN and computed[worker]:
+            link_free_s = max(at, link_free_s) + sum_s
+    return max(link_free_s, next(at for at, worker in free_s if worker == OWN))
 
 
 def main() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import ComputePacks
-from hivetune.train.worker.exchange import worker
+from hivetune.train.worker.exchange import group, worker
 from hivetune.train.worker.exchange.work import Work, WorkResult
 from hivetune.train.worker.model.protocol import LoraModel
 
 TIMES_AS_SLOW = 3.0
-_compute = worker.compute
+_compute = group.compute
 
 
 def compute_slowly(model: LoraModel, work: Work) -> WorkResult:
@@ -22,7 +22,7 @@ def compute_slowly(model: LoraModel, work: Work) -> WorkResult:
 
 
 def main(task: ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
-    worker.compute = compute_slowly
+    group.compute = compute_slowly
     return worker.main(task, heartbeat)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.process.launch import ENVIRONMENT
-from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.run.choices import Choices
 
 os.environ.update(ENVIRONMENT)  # as a run has it; torch's OpenMP reads it when it is loaded
 
@@ -29,16 +29,17 @@ import torch
 from slow_worker import TIMES_AS_SLOW
 from train_step import MODEL, prepared_model
 
+from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import LoraConfig
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.process.limits import FixedLimits
 from hivetune.train.plan.layout import pack_tokens
-from hivetune.train.supervise.workers.local import LocalPlaces
+from hivetune.train.supervise.workers import Workers
 from hivetune.train.worker.device import complete, start_with
-from hivetune.train.worker.exchange.admission import class_of, hello
-from hivetune.train.worker.exchange.coordinator import OWN, Coordinator
 from hivetune.train.worker.exchange.exchange import Alone, Crew, Packs
+from hivetune.train.worker.exchange.group import GroupCrew, open_store
+from hivetune.train.worker.exchange.trust import OWN, class_of, hello
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
@@ -125,15 +126,16 @@ class Step:
 @contextmanager
 def beside(
     folder: Path, model: LoraModel, lora: LoraConfig, choices: Choices, module: str | None = None
-) -> Iterator[Coordinator]:
+) -> Iterator[GroupCrew]:
     """This process with one worker beside it, which is there."""
     joined: list[str] = []
     with tempfile.TemporaryDirectory() as run:
-        places = LocalPlaces(Path(run), folder, ("cpu",), environment={}, limits=FixedLimits, module=module)
-        assert places.meeting is not None
-        crew = Coordinator(
+        events = Journal(Path(run) / "events.jsonl")
+        workers = Workers(Path(run), folder, ("cpu",), events, environment={}, limits=FixedLimits, module=module)
+        crew = GroupCrew(
             model,
-            places.meeting,
+            open_store(workers.meeting),
+            local=True,
             mine=hello(OWN, folder),
             kernels=class_of(model),
             welcome={
@@ -144,14 +146,11 @@ def beside(
             },
             tell=lambda event, fields: joined.append(event),
         )
-        worker = places.start(1, NO_CHOICES, {})
-        try:
+        with workers:
+            workers.tend()
             _wait(lambda: (crew.run([], 0, torch.zeros(0, dtype=torch.int64)), "worker_joined" in joined)[1])
             yield crew
-        finally:
             crew.close()
-            worker.end()
-            places.close()
 
 
 def _wait(true: Callable[[], bool]) -> None:

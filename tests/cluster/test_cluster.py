@@ -77,16 +77,18 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
 
 
 def _compute_and_kill(address: str, folder: Path) -> None:
-    """A run with one worker of the cluster beside its own: the other of the two devices. It is killed while it has packs."""
-    rows, own = 320, home()
+    """A run with one worker of the cluster beside its own, which has the other device. It is killed while it has packs."""
+    rows, own = 800, home()
     alone = begin(folder / "alone", rows, 1, "", own)
     done(alone, folder / "alone")
     run = begin(folder / "beside", rows, address, PACED, own)
     joined_or_ended(run, folder / "beside", 1)
     (joined,) = told(folder / "beside", "worker_joined")
     assert joined["worker"] == 1 and joined["host"]
-    before = len(told(folder / "beside", "step"))
-    until(lambda: run.poll() is not None or len(told(folder / "beside", "step")) > before + 1, "the run goes on")
+    before, progress = len(told(folder / "beside", "step")), Progress(folder / "beside")
+    while run.poll() is None and len(told(folder / "beside", "step")) < before + 2:
+        progress.check()
+        time.sleep(0.05)
     os.kill(joined["pid"], signal.SIGKILL)
     joined_or_ended(run, folder / "beside", 2)
     done(run, folder / "beside")

@@ -23,6 +23,7 @@ def test_a_large_adapter_over_a_slow_link_is_not_worth_it() -> None:
 
 def test_a_small_adapter_on_one_machine_is() -> None:
     worth = worth_of(2, 8, 2.65, 4_400_000)
+    assert worth.exchange_s == pytest.approx(12 * 4_400_000 / 1e9)  # one sum, however many packs it has
     assert worth.gain > 1.8 and "not worth it" not in worth.words
 
 
