@@ -43,13 +43,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def until(true: Callable[[], object], what: str, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def hivetune(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hivetune", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
@@ -77,7 +70,7 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
 
 
 def _compute_and_kill(address: str, folder: Path) -> None:
-    """A run with one worker of the cluster beside its own, which has the other device. It is killed while it has packs."""
+    """A run with one worker of the cluster beside its own, which has the other device. It dies while it has packs."""
     rows, own = 800, home()
     alone = begin(folder / "alone", rows, 1, "", own)
     done(alone, folder / "alone")
