@@ -1,4 +1,4 @@
-"""Who computes a run's steps: this process alone, with workers beside it, or with torchrun's other processes."""
+"""The processes that compute a run's steps: this one alone, a group on this machine, or a cluster's actors too."""
 
 import json
 from dataclasses import replace
@@ -28,8 +28,10 @@ from hivetune.train.worker.model.protocol import LoraModel
 
 
 def with_packs(run: Path, config: RunConfig, settled: Choices, snapshot: Snapshot) -> Choices:
-    """`settled` with what packs aim at where the config sets `workers`; written down before step 0. Stage 2, whose rows
-    are compared with each other, is computed by one process."""
+    """Return `settled` with the size of packs where the config sets `workers`, and write it down before step 0.
+
+    Stage 2 compares rows with each other, so one process computes it.
+    """
     if config.workers is None or config.learn.stage == 2 or settled.pack_tokens is not None:
         return settled
     lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
@@ -41,7 +43,7 @@ def with_packs(run: Path, config: RunConfig, settled: Choices, snapshot: Snapsho
 
 
 def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraModel, metrics: Journal) -> Exchange:
-    """Without the setting `workers` sums in fp32, with it sums of integers, whoever computes.
+    """Return how steps are summed: in fp32 without the setting `workers`, as integers with it.
 
     Raises UsageError where torchrun started several processes for a run without the setting.
     """
@@ -89,7 +91,7 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
 
 
 def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
-    """What a worker needs to load the same model: `load_welcomed`."""
+    """Return everything that a worker needs to load the same model by `load_welcomed`."""
     return {
         "lora": config.lora.model_dump(mode="json"),
         "method": config.method,
@@ -108,5 +110,5 @@ def serve_as_rank(task: Train, ranks: Ranks, heartbeat: Heartbeat) -> dict[str, 
 
 
 def place(device: str, ranks: Ranks) -> str:
-    """A process's own card where the choice names none."""
+    """Return the process's own card where the choice names none."""
     return f"cuda:{ranks.local_rank}" if device == "cuda" else device

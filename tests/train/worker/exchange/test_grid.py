@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hivetune.train.worker.exchange.grid import (
     HEADROOM_BITS,
-    LEAST_EXPONENT,
-    MOST_EXPONENT,
+    MAX_EXPONENT,
+    MIN_EXPONENT,
     Overflow,
     exponent_of,
     to_gradient,
@@ -67,8 +67,8 @@ def test_a_gradient_above_the_headroom_is_an_overflow_and_never_a_wrong_number()
 
 def test_the_grid_follows_the_largest_value_and_stays_where_fp32_can_reach_it() -> None:
     assert exponent_of(0.0, 7) == 7
-    assert exponent_of(1e-45, 0) == LEAST_EXPONENT and exponent_of(3e38, 0) == MOST_EXPONENT
-    for exponent in (LEAST_EXPONENT, MOST_EXPONENT):
+    assert exponent_of(1e-45, 0) == MIN_EXPONENT and exponent_of(3e38, 0) == MAX_EXPONENT
+    for exponent in (MIN_EXPONENT, MAX_EXPONENT):
         value = torch.tensor([2.0**exponent if exponent < 0 else 3e38])
         back = to_gradient(to_integers(value, peak_of(value), exponent, 8), exponent, torch.float32)
         assert torch.equal(back, value)

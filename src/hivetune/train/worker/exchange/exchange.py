@@ -1,7 +1,7 @@
-"""How a step's gradient comes about: the one way that the loop knows, with packs or without.
+"""How a step's gradient comes about: the one interface that the loop knows, with packs or without.
 
-`Whole` is one process that adds in fp32. `Packs` adds integers (grid.py): one sum whoever computes, and that is decided
-by a `Crew`: this process alone, workers on sockets (coordinator.py), or the ranks of torchrun (ranks.py).
+`Whole` is one process that adds in fp32. `Packs` adds integers (grid.py), so the sum is the same whoever computes. A
+`Crew` decides who that is: this process alone, a group on this machine (group.py), or a cluster's actors (cluster.py).
 
 Shapes: N adapter weights.
 """
@@ -36,21 +36,21 @@ class Exchange(Protocol):
     def backward(
         self, documents: Sequence[Document], step: int, *, scale: float, exponent: int, beta: float | None = None
     ) -> Summed:
-        """The gradient of `scale` times the step's loss, into the model's `grad_N`. `beta`: of stage 2 (preference.py).
+        """Leave the gradient of `scale` times the step's loss in the model's `grad_N`. `beta`: of stage 2.
 
         Raises WorkerWrong.
         """
         ...
 
     def nll(self, documents: Sequence[Document], step: int) -> list[float]:
-        """Sum over the trained tokens of each document."""
+        """Return the sum over the trained tokens of each document."""
         ...
 
     def close(self) -> None: ...
 
 
 class Whole:
-    """One process, sums in fp32, also of the judged rows of stage 2."""
+    """One process that adds in fp32, also for the judged rows of stage 2."""
 
     def __init__(self, model: LoraModel, seed: int):
         self._model, self._seed = model, seed
@@ -72,17 +72,17 @@ class Whole:
 
 
 class Crew(Protocol):
-    """Those who compute."""
+    """The processes that compute a round."""
 
     def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
-        """The figures of each; the gradients' integers are added to `sum_N`."""
+        """Return the figures of each work, and add the gradients' integers to `sum_N`."""
         ...
 
     def close(self) -> None: ...
 
 
 class Alone:
-    """This process computes all of it, in order."""
+    """A crew of this process alone, which computes the works in order."""
 
     def __init__(self, model: LoraModel):
         self._model = model
@@ -101,7 +101,7 @@ class Alone:
 
 
 class Packs:
-    """Sums of integers: the same bits whoever of the crew computed which pack."""
+    """Sums of integers: the same bits whichever process of the crew computed which pack."""
 
     def __init__(self, model: LoraModel, seed: int, crew: Crew):
         self._model, self._seed, self._crew = model, seed, crew
@@ -116,20 +116,20 @@ class Packs:
         while True:
             terms = PackTerms(scale, exponent, len(packs))
             self._sum_N.zero_()
-            found = self._crew.run([Gradient(pack, terms) for pack in packs], step, self._sum_N)
-            if not all(figures.finite for figures in found):
+            every = self._crew.run([Gradient(pack, terms) for pack in packs], step, self._sum_N)
+            if not all(figures.finite for figures in every):
                 return self._not_finite(exponent)
-            if all(figures.fits for figures in found):
+            if all(figures.fits for figures in every):
                 break
-            exponent = exponent_of(max(figures.peak for figures in found), exponent)
+            exponent = exponent_of(max(figures.peak for figures in every), exponent)
         grad_N = self._model.grad_N
         grad_N.copy_(to_gradient(self._sum_N, exponent, grad_N.dtype))
         peak = float(grad_N.abs().max())
-        return Summed(self._one(math.fsum(figures.nlls[0] for figures in found)), exponent_of(peak, exponent))
+        return Summed(self._one(math.fsum(figures.nlls[0] for figures in every)), exponent_of(peak, exponent))
 
     def nll(self, documents: Sequence[Document], step: int) -> list[float]:
-        found = self._crew.run(losses_of(documents, SCORED_TOGETHER), step, self._sum_N)
-        return [nll for figures in found for nll in figures.nlls]
+        every = self._crew.run(losses_of(documents, SCORED_TOGETHER), step, self._sum_N)
+        return [nll for figures in every for nll in figures.nlls]
 
     def close(self) -> None:
         self._crew.close()

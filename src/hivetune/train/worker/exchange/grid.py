@@ -19,7 +19,7 @@ HEADROOM_BITS = 16
 # |sum| < 2^61, and rounding may add a half to each term.
 SUM_BITS = 61
 # The factor 2^(45 - exponent) must be a finite fp32 number.
-LEAST_EXPONENT, MOST_EXPONENT = -80, 128
+MIN_EXPONENT, MAX_EXPONENT = -80, 128
 # Of the first step: gradients of a mean loss are far below 2^16, and 1e-4 of them still keep 24 bits.
 FIRST_EXPONENT = 0
 
@@ -29,14 +29,14 @@ class Overflow(ArithmeticError):
 
 
 def exponent_of(peak: float, before: int) -> int:
-    """The grid after a step whose largest value was `peak`; that of `before` where there was no gradient."""
+    """Return the grid after a step whose largest value was `peak`; `before` where there was no gradient."""
     if peak == 0:
         return before
-    return min(max(math.frexp(peak)[1], LEAST_EXPONENT), MOST_EXPONENT)
+    return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
 
 
 def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tensor:
-    """`grad_N` on the grid as int64 on the CPU, so small that `packs` of them can be added. `peak`: its largest value.
+    """Return `grad_N` on the grid as int64 on the CPU, so small that `packs` of them can be added. `peak`: its maximum.
 
     Raises Overflow when it does not fit.
     """
@@ -46,7 +46,7 @@ def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tenso
 
 
 def to_gradient(sum_N: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
-    """A sum of such integers as numbers again, rounded once."""
+    """Return a sum of such integers as floating-point numbers, rounded once."""
     return sum_N.to(dtype) * 2.0 ** -_shift(exponent)
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from hivetune.train.worker.exchange.grid import Overflow, to_integers
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
-# Of all packs, those that two workers compute and compare.
+# This share of all packs is computed by two workers and compared.
 CHECKED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class StepPack:
-    """`number` counts within the step. `seed`: of dropout."""
+    """One pack of a step. `number` counts within the step; `seed` is that of dropout."""
 
     number: int
     documents: tuple[Document, ...]
@@ -32,7 +32,7 @@ class StepPack:
 
 @dataclass(frozen=True)
 class PackTerms:
-    """What all packs of a step have in common. `scale`: of the loss; `exponent`: of the grid; `packs`: how many."""
+    """What all packs of a step share: `scale` of the loss, `exponent` of the grid, and the number of `packs`."""
 
     scale: float
     exponent: int
@@ -41,7 +41,7 @@ class PackTerms:
 
 @dataclass(frozen=True)
 class PackResult:
-    """`nll`: sum over the trained tokens. `peak`: largest value of the gradient, nan or inf where it is not finite.
+    """Loss and gradient of one pack. `nll`: sum over the trained tokens; `peak`: largest value, nan or inf.
 
     `integers_N`: the gradient on the grid; None where it is not finite or does not fit.
     """
@@ -56,7 +56,7 @@ class PackResult:
 
 
 def make_packs(model: LoraModel, documents: Sequence[Document], seed: int, step: int) -> list[StepPack]:
-    """The packs of a step, by the model's own rule for micro-batches."""
+    """Return the packs of a step, by the model's own rule for micro-batches."""
     return [
         StepPack(number, tuple(documents[index] for index in indices), pack_seed(seed, step, number))
         for number, indices in enumerate(model.micro_batches(documents))
@@ -64,17 +64,17 @@ def make_packs(model: LoraModel, documents: Sequence[Document], seed: int, step:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """Of dropout; so that resuming is "go to step i"."""
+    """Return the seed of dropout in a step, so that resuming is "go to step i"."""
     return _number(f"{seed}/{step}")
 
 
 def pack_seed(seed: int, step: int, number: int) -> int:
-    """Of dropout in one pack; so that it does not matter who computes it."""
+    """Return the seed of dropout in one pack, so that it does not matter who computes it."""
     return _number(f"{seed}/{step}/{number}")
 
 
 def is_checked(seed: int) -> bool:
-    """Whether a pack of this seed is computed twice: one in a hundred, the same ones in every repetition of a run."""
+    """Return whether a pack of this seed is computed twice: one in a hundred, the same ones in each repetition."""
     return _number(f"checked/{seed}") < CHECKED_SHARE * 2**56
 
 
@@ -83,7 +83,7 @@ def _number(text: str) -> int:
 
 
 def compute_pack(model: LoraModel, pack: StepPack, terms: PackTerms) -> PackResult:
-    """Loss and gradient of one pack on the model's device. `grad_N` holds the gradient afterwards."""
+    """Return loss and gradient of one pack on the model's device. `grad_N` holds the gradient afterwards."""
     torch.manual_seed(pack.seed)
     model.grad_N.zero_()
     nll = model.backward_one(pack.documents, terms.scale)

@@ -1,4 +1,4 @@
-"""What a worker can be asked for: a pack's gradient, or the loss of some documents. As values, and as messages.
+"""The work that a worker can be asked for: a pack's gradient, or the loss of some documents. As values and messages.
 
 A message carries the tokens, so a worker needs neither snapshot nor plan: it can't compute another plan's rows.
 
@@ -20,7 +20,7 @@ from hivetune.train.worker.model.protocol import Document, LoraModel
 
 @dataclass(frozen=True)
 class Gradient:
-    """Loss and gradient of one pack."""
+    """The loss and the gradient of one pack."""
 
     pack: StepPack
     terms: PackTerms
@@ -42,8 +42,10 @@ Work = Gradient | Losses
 
 @dataclass(frozen=True)
 class Figures:
-    """`nlls`: of each document of Losses, one for a pack. Of a gradient also `peak`, its largest value, and whether
-    it `fits` on the grid."""
+    """The numbers of a result. `nlls`: of each document of Losses, one for a pack.
+
+    A gradient also has its largest value `peak`, and `fits` says whether it fits on the grid.
+    """
 
     nlls: tuple[float, ...]
     peak: float = 0.0
@@ -56,17 +58,17 @@ class Figures:
 
 @dataclass(frozen=True)
 class WorkResult:
-    """`integers_N`: of a gradient that is finite and fits."""
+    """What a work came to. `integers_N`: the gradient, where it is finite and fits on the grid."""
 
     figures: Figures
     integers_N: Tensor | None = None
 
     def kept(self) -> "WorkResult":
-        """With memory of its own: a worker's next result is written over this one."""
+        """Return a copy with memory of its own: a worker's next result is written over this one."""
         return WorkResult(self.figures, None if self.integers_N is None else self.integers_N.clone())
 
     def digest(self) -> str:
-        """Equal for equal results, bit for bit."""
+        """Return a hash of the result, bit for bit."""
         hashed = hashlib.sha256(repr(self.figures).encode())
         if self.integers_N is not None:
             hashed.update(memoryview(self.integers_N.numpy()))
@@ -74,11 +76,12 @@ class WorkResult:
 
 
 def cost_of(work: Work) -> int:
-    """Its tokens: what its time is about proportional to."""
+    """Return the number of tokens of a work. Its time is about proportional to them."""
     return sum(len(document.tokens_L) for document in work.documents)
 
 
 def compute(model: LoraModel, work: Work) -> WorkResult:
+    """Return what the model makes of a work, on its own device."""
     if isinstance(work, Losses):
         return WorkResult(Figures(tuple(model.nll(work.documents).tolist())))
     result = compute_pack(model, work.pack, work.terms)
@@ -87,6 +90,7 @@ def compute(model: LoraModel, work: Work) -> WorkResult:
 
 
 def work_message(number: int, work: Work) -> tuple[dict[str, Any], bytes]:
+    """Return a work as a header for JSON and the bytes of its tokens."""
     header: dict[str, Any] = {
         "kind": "work",
         "number": number,
@@ -103,7 +107,7 @@ def work_message(number: int, work: Work) -> tuple[dict[str, Any], bytes]:
 
 
 def read_work(header: Mapping[str, Any], payload: memoryview) -> Work:
-    """Raises KeyError, TypeError or ValueError for what is none."""
+    """Return the work of a message. Raises KeyError, TypeError or ValueError for a message that holds none."""
     total = sum(header["lengths"])
     if payload.nbytes != 5 * total:
         raise ValueError(f"{payload.nbytes} bytes for {total} tokens")
@@ -116,17 +120,6 @@ def read_work(header: Mapping[str, Any], payload: memoryview) -> Work:
     return Gradient(StepPack(documents=documents, **header["pack"]), PackTerms(**header["terms"]))
 
 
-def result_message(number: int, result: WorkResult) -> tuple[dict[str, Any], bytes | memoryview]:
-    figures = result.figures
-    header = {"kind": "result", "number": number, "nlls": figures.nlls, "peak": figures.peak, "fits": figures.fits}
-    return header, b"" if result.integers_N is None else memoryview(result.integers_N.numpy()).cast("B")
-
-
-def read_result(header: Mapping[str, Any], payload: memoryview) -> WorkResult:
-    """Raises KeyError, TypeError or ValueError for what is none."""
-    figures = Figures(tuple(float(nll) for nll in header["nlls"]), float(header["peak"]), bool(header["fits"]))
-    return WorkResult(figures, torch.frombuffer(payload, dtype=torch.int64) if payload.nbytes else None)
-
-
 def losses_of(documents: Sequence[Document], size: int) -> list[Work]:
+    """Return the work that scores these documents, `size` of them at a time."""
     return [Losses(tuple(documents[start : start + size])) for start in range(0, len(documents), size)]
