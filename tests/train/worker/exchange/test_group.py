@@ -286,9 +286,8 @@ def test_a_worker_whose_test_products_are_wrong_is_named(stage: Stage, monkeypat
 
     monkeypatch.setattr(module.canary, "must_pass", must_pass)
     thread = stage.worker(1)
-    stage.wait_for("worker_joined")
     with pytest.raises(WorkerWrong, match="a product that it computed to test itself is wrong"):
-        stage.step()
+        stage.wait_for("worker_joined", 2)
     thread.join(30)
     assert not thread.is_alive()
 
