@@ -59,6 +59,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "shared memory",
         ["-m", "proof", "tests/train/worker/model/test_triton.py"],
     ),
+    "over-read": (
+        "whole steps of every family give the same bits where NaN lies in all memory that was not written and beside "
+        "each slice that a product reads",
+        ["-m", "proof", "tests/train/worker/model/test_over_read.py"],
+    ),
     "kills": (
         "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",
         ["-m", "proof", "tests/train/supervise/test_kills.py"],

@@ -71,9 +71,9 @@ FAMILIES = {
 }
 
 
-def each_family(*quick: str) -> list[Any]:
-    """All families as parameters; those that are not named are slow tests."""
-    return [pytest.param(case, marks=() if case in quick else pytest.mark.slow) for case in FAMILIES]
+def each_family(*quick: str, others: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
+    """Return all families as parameters. Those that are not named get the mark `others`."""
+    return [pytest.param(case, marks=() if case in quick else others) for case in FAMILIES]
 
 
 def write_model(folder: Path, case: str = "llama", **changes: object) -> Path:
