@@ -15,8 +15,8 @@ BASE_NLL, ROW_SD = 2.0, 0.2
 
 @dataclass
 class HeldOutWorld:
-    """Held-out rows that grow from cycle to cycle, one group each. `noise`: what a model's chance does to a row, in
-    nats per token; a champion's stays with its rows, so that all its candidates are held against the same luck."""
+    """Held-out rows that grow from cycle to cycle, one group each. `noise`: the random part of a model's loss on a row,
+    in nats per token. A champion's noise stays with its rows, so that all its candidates meet the same luck."""
 
     seed: int
     rows: int
@@ -34,8 +34,8 @@ class HeldOutWorld:
             self.hard.append(self.random.gauss(0, 0.3))
 
     def model(self, better: float = 0.0, *, fresh: float | None = None, known: int = 0) -> list[float]:
-        """Nats per token of a model on each row: `better` than the base on the first `known` rows (on all where it is
-        the same everywhere), `fresh` on the others."""
+        """Return a model's nats per token on each row: `better` than the base on the first `known` rows (or
+        everywhere), `fresh` on the others."""
         others = better if fresh is None else fresh
         return [
             BASE_NLL + hard - (better if row < known else others) + self.random.gauss(0, self.noise)
@@ -43,7 +43,7 @@ class HeldOutWorld:
         ]
 
     def more(self, model: list[float], better: float) -> None:
-        """What an older model says to the rows that came since."""
+        """Extend an older model's losses to the rows that came since."""
         for hard in self.hard[len(model) :]:
             model.append(BASE_NLL + hard - better + self.random.gauss(0, self.noise))
 

@@ -9,7 +9,7 @@ from hivetune.cycle.decide import Observation, decide
 
 
 def replayed(journal: Path) -> list[str]:
-    """The kinds of all decisions of a journal, each made again."""
+    """Decide everything in a journal again and return the kinds."""
     kinds = []
     for entry in read_journal(journal):
         if entry["event"] == "decision":

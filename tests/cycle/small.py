@@ -25,7 +25,7 @@ WORDS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "s
 
 
 def make_rows(first: int, count: int, *, seed: int = 7) -> list[dict[str, Any]]:
-    """Questions with one kind of answer, each of another session; `first` is the number of the first one."""
+    """Return questions with one kind of answer, each of another session, numbered from `first`."""
     rows = []
     for number in range(first, first + count):
         said = random.Random(seed * 100_003 + number)
@@ -50,8 +50,8 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
-    """`folder/cycle.yaml` and an empty `folder/rows.jsonl`; the tiny model lies in `$HIVETUNE_HOME`, unless another one
-    is named."""
+    """Write `folder/cycle.yaml` and an empty `folder/rows.jsonl`. The tiny model lies in `$HIVETUNE_HOME`, unless
+    another is named."""
     if model == MODEL:
         make_home()
     (folder / "rows.jsonl").touch()
@@ -75,7 +75,7 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
 
 
 def cycle(*arguments: str, check: bool = True, **environment: str) -> dict[str, Any]:
-    """`hivetune cycle ARGUMENTS --json`, to its end."""
+    """Run `hivetune cycle ARGUMENTS --json` to its end."""
     command = [sys.executable, "-m", "hivetune", "cycle", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, **environment})
     assert not check or done.returncode == 0, done.stderr
@@ -84,14 +84,14 @@ def cycle(*arguments: str, check: bool = True, **environment: str) -> dict[str, 
 
 
 def poisoned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same questions with each other's answers."""
+    """Return the same questions with each other's answers."""
     answers = [row["messages"][1] for row in rows]
     random.Random(1).shuffle(answers)
     return [{**row, "messages": [row["messages"][0], answer]} for row, answer in zip(rows, answers, strict=True)]
 
 
 class KilledLoop:
-    """`hivetune cycle CONFIG --once`, killed (SIGKILL) where the journal's borders fall, and begun again."""
+    """`hivetune cycle CONFIG --once`, killed (SIGKILL) at borders of its journal, and started again."""
 
     def __init__(self, config: Path, log: Path):
         self.config, self.log = config, log
@@ -99,7 +99,8 @@ class KilledLoop:
         self.kills: list[tuple[str, str]] = []
 
     def once(self, borders: list[tuple[str, str]]) -> None:
-        """To its end, killed at each of these (event, action) as it is written; those that do not come are left."""
+        """Run to the end, killed at each of these (event, action) as it is written. Those that do not occur are
+        left."""
         waiting = list(borders)
         while True:
             seen = self._lines()
@@ -130,7 +131,7 @@ class KilledLoop:
 
 
 def summary() -> dict[str, Any]:
-    """What must not depend on kills: cycles and how they ended, releases and their adapters, accounting, aliases."""
+    """Return what must not depend on kills: cycles with their ends, releases and adapters, accounting, aliases."""
     with closing(open_database()) as database:
         found = cycles_of(database, NAME)
         known = releases(database, NAME)

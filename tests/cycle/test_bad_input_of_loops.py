@@ -1,4 +1,4 @@
-"""Two loops of one name, a config without one, words to a loop that is not there, a source that is gone."""
+"""Faulty use: two loops of one name, a config without one, commands to a missing loop, a source that is gone."""
 
 import json
 import shutil
@@ -82,7 +82,7 @@ def told(event: str) -> list[str]:
 
 
 def test_settings_and_rows_that_change_while_a_cycle_is_open(own_home: Path, tmp_path: Path) -> None:
-    """It keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
+    """The cycle keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
     config = make_config(tmp_path)
     with opened(load_config(config), Listener()) as loop:
@@ -104,7 +104,7 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(own_home: Path, tmp
 def test_an_act_that_leaves_nothing_is_a_failure(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it is done without an end: a release that was registered from a home behind a link was not found."""
+    """Otherwise it would be repeated without end: a release registered from a home behind a link was once not found."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
     with opened(load_config(make_config(tmp_path)), Listener()) as loop:
         assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
@@ -129,7 +129,7 @@ def test_a_home_behind_a_link_finds_its_releases(
 
 
 def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path) -> None:
-    """Its files are damaged, its run is gone and nothing was champion before: a person has to know, once."""
+    """Its files are damaged, its run is gone and there was no champion before. A person must know, once."""
     tell = tmp_path / "tell"
     tell.write_text(f'#!/bin/sh\nprintf "%s\n" "$1" >> {tmp_path}/told\n')
     tell.chmod(0o755)
@@ -147,13 +147,13 @@ def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path
 
 
 class Enough(Exception):
-    """Ends a loop that would go on."""
+    """An exception that ends a loop."""
 
 
 def test_what_is_damaged_is_told_once_and_the_loop_goes_on(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It needs a person, who mends it while the loop runs; until then nothing is served differently."""
+    """A person mends it while the loop runs. Until then nothing is served differently."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
     tell = tmp_path / "tell"
     tell.write_text(f"#!/bin/sh\ncat >> {tmp_path}/notices\n")

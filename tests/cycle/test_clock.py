@@ -1,4 +1,4 @@
-"""The zone of the machine, as people set it."""
+"""The time zone of the machine, as people set it."""
 
 from datetime import datetime, timedelta
 from pathlib import Path

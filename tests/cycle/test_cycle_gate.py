@@ -1,4 +1,4 @@
-"""The gate of a cycle: what takes the champion's place, what does not, and how often chance does."""
+"""The gate of a cycle: what replaces the champion, what does not, and how often chance does."""
 
 from dataclasses import replace
 
@@ -12,7 +12,8 @@ KNOWN = 70
 
 
 def situation(better: float, fresh: float | None = None, *, seed: int = 1, rows: int = 110, champion: float = 0.3):
-    """The champion is `champion` better than the base; the candidate `better` on the rows that it knew, and `fresh`."""
+    """Return an evaluation: the champion is `champion` better than the base, the candidate `better` on the rows that it
+    knew, and `fresh` on the others."""
     world = HeldOutWorld(seed, rows)
     known = min(KNOWN, rows)
     base, champions = world.model(), world.model(champion)
@@ -100,7 +101,7 @@ def test_a_loss_that_is_not_finite_ends_it() -> None:
 
 
 def test_rows_that_are_not_finite_for_anybody_are_left_out_and_counted() -> None:
-    """They would be in the held-out rows for ever, and keep every candidate back."""
+    """Otherwise they would stop every later candidate."""
     contests, broken = situation(0.5), {"base": "not finite", "tuned": "not finite"}
     assert contests.champion is not None
     spoiled = [
@@ -125,7 +126,7 @@ def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
 
 
 def test_success_is_not_to_be_won_again_from_every_champion() -> None:
-    """`gate.success_gain: 0.1` is asked against the base; ten cycles can't each gain a tenth."""
+    """`gate.success_gain: 0.1` is required against the base; ten cycles can't each gain a tenth."""
     config = GateConfig(success_gain=0.1, latency_ratio=None, memory_ratio=None)
     contests = situation(0.5)
     answers = [
@@ -141,7 +142,7 @@ def test_success_is_not_to_be_won_again_from_every_champion() -> None:
 
 
 def test_success_that_was_lost_against_the_champion_keeps_it() -> None:
-    """35.6 -> 2.2 % of the checked answers, although the loss is better and no setting requires success."""
+    """The checked answers fall from 35.6 to 2.2 %, although the loss is better and no setting requires success."""
     contests = situation(0.5)
     answers = [{"source": f"f:{n}", "group": f"g{n}", "base": side(n < 16), "tuned": side(n == 0)} for n in range(45)]
     assert contests.champion is not None
@@ -165,7 +166,7 @@ def side(success: bool) -> dict[str, object]:
 def test_after_an_upgrade_of_the_base_answers_decide(
     right_before: int | None, right_now: int | None, verdict: str
 ) -> None:
-    """The losses of two base models are of other tokens. Without checked answers nobody takes the champion's place."""
+    """The losses of two base models are of other tokens. Without checked answers nobody replaces the champion."""
     contests = situation(0.5)
     assert contests.champion is not None
     answers = []

@@ -20,7 +20,7 @@ RATES = {"errors": 0.01, "slow": 0.03, "complaints": 0.02, "refused": 0.03}
 
 
 class Serving:
-    """A release that answers by chance: rates of what goes wrong, and lengths around 300 characters."""
+    """A release with random answers: rates of faults, and lengths around 300 characters."""
 
     def __init__(self, seed: int, label: str, *, longer: float = 1.0, **rates: float):
         self.random = random.Random(seed)
@@ -41,7 +41,8 @@ class Serving:
 
 
 def life(seed: int, answers: int, *, looks: int, **change: float) -> tuple[int, str] | None:
-    """After how many answers, and why, a release is rolled back that was promoted after 300 answers of another."""
+    """Return after how many answers, and why, a release is rolled back that was promoted after 300 answers of
+    another."""
     before = Serving(2 * seed, "a@1").answer(300)
     now = Serving(2 * seed + 1, "a@2", **change)
     for look in range(1, looks + 1):
@@ -74,7 +75,7 @@ def test_each_way_to_be_worse_is_noticed_with_its_reason(change: dict[str, float
 
 
 def test_other_questions_do_not_make_a_release_worse() -> None:
-    """Longer questions get longer answers: an equal release that is asked more of them."""
+    """Longer questions get longer answers, so an equal release that is asked more of them is not worse."""
 
     def answers(seed: int, long: float, count: int) -> list[SeenAnswer]:
         draw = random.Random(seed)
@@ -95,7 +96,7 @@ def test_other_questions_do_not_make_a_release_worse() -> None:
 
 
 def test_little_is_known_and_nothing_is_said() -> None:
-    """Of few answers of the one before nobody knows what is usual; of ten of the new one nothing follows."""
+    """Few answers of the earlier release do not say what is usual, and ten of the new one prove nothing."""
     few = Serving(1, "a@1").answer(MIN_BEFORE - 1)
     bad = Serving(2, "a@2", refused=1.0, longer=9.0)
     assert regression_reason(few, bad.answer(100)) == ""
@@ -123,7 +124,7 @@ def test_what_the_gateway_captured_and_counted_is_read() -> None:
 
 
 def moved(*versions: int) -> list[Move]:
-    """The history of a name whose champion was each of these in turn."""
+    """Return the history of a name with these champions in order."""
     before: int | None = None
     moves = []
     for version in versions:
@@ -143,7 +144,7 @@ def test_a_release_that_was_returned_to_is_not_held_against_an_older_one() -> No
 
 @pytest.mark.proof
 def test_false_alarms_over_a_life(record_property: Callable[[str, object], None]) -> None:
-    """1,000 lives of 1,000 answers, looked at 20 times: five alarms of 1 % each are false in at most 5 % of them."""
+    """In 1,000 lives of 1,000 answers, looked at 20 times, five alarms of 1 % each are false in at most 5 %."""
     lives = 1000
     found = [alarm for seed in range(10_000, 10_000 + lives) if (alarm := life(seed, 1000, looks=20))]
     record_property("lives of an equally good release", lives)

@@ -1,4 +1,4 @@
-"""Every abstract state has an action, every action makes progress or waits with a time, and none is taken twice."""
+"""Every abstract state has an action, every action makes progress or waits until a time, and none is taken twice."""
 
 import itertools
 import math
@@ -82,7 +82,7 @@ def other_state(*values: Any) -> tuple[Observation, CycleConfig]:
 
 
 def states(every: int) -> Iterator[tuple[Observation, CycleConfig]]:
-    """Each `every`-th of all, which has no divisor in common with their numbers."""
+    """Yield each `every`-th state. `every` has no divisor in common with the numbers of values."""
     for parts, make in ((OPEN, open_state), (OTHER, other_state)):
         for number in range(0, math.prod(map(len, parts)), every):
             values = []
@@ -93,8 +93,8 @@ def states(every: int) -> Iterator[tuple[Observation, CycleConfig]]:
 
 
 def check_states(every: int, chains: int) -> Counter[str]:
-    """Each `every`-th state is decided, and what it leaves is decided again; from each `chains`-th of these the loop is
-    followed until it waits."""
+    """Decide each `every`-th state and then the state that the action leaves. From each `chains`-th of these follow the
+    loop until it waits."""
     seen: Counter[str] = Counter()
     for number, (observed, settings) in enumerate(states(every)):
         action = decide(observed, settings, NOW)
@@ -110,7 +110,7 @@ def check_states(every: int, chains: int) -> Counter[str]:
 
 
 def follow(observed: Observation, settings: CycleConfig) -> None:
-    """To a wait, without deciding anything twice within one cycle."""
+    """Follow the loop to a wait, without deciding anything twice within one cycle."""
     taken: list[str] = []
     while (action := decide(observed, settings, NOW)).kind != "wait":
         taken.append(action.kind)

@@ -16,10 +16,11 @@ CHAMPION = 0.3  # nats per token better than the base
 
 
 def null_life(seed: int, nights: int, rows: int = 20, grows: int = 1) -> int | None:
-    """The night in which a candidate that is as good as the champion took its place; None: in none.
+    """Return the night in which an equally good candidate replaced the champion, or None.
 
-    The held-out rows are kept and grow. The luck of the champion on each of them stays, so that candidates which are
-    held against a champion that was unlucky are all of them."""
+    The held-out rows are kept and grow. The champion's luck on each of them stays: candidates that are compared with an
+    unlucky champion all are.
+    """
     world = HeldOutWorld(seed, rows)
     base, champion = world.model(), world.model(CHAMPION)
     for night in range(1, nights + 1):
@@ -62,7 +63,8 @@ def test_poisoned_rows_of_a_few_cycles_change_nothing() -> None:
 
 
 def test_a_real_gain_is_found() -> None:
-    """0.15 nats per token with rows of a standard deviation of 0.28: at the first look and at the thirtieth."""
+    """The gain is 0.15 nats per token, with rows of a standard deviation of 0.28: at the first look and at the
+    thirtieth."""
     assert count(lambda seed: better(seed, 0.15, 1), range(20)) >= 19
     assert count(lambda seed: better(seed, 0.15, 30, 180), range(20)) >= 18
 
@@ -71,7 +73,7 @@ def test_a_real_gain_is_found() -> None:
 def test_a_hundred_null_cycles_promote_in_at_most_one_life_of_twenty(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """200 lives of 100 nights: the test is one-sided and its looks add up to 5 %, so 2.5 % are the most to expect."""
+    """In 200 lives of 100 nights. The test is one-sided and its looks add up to 5 %, so at most 2.5 % are expected."""
     lives, nights = 200, 100
     found = [null_life(seed, nights) for seed in range(1000, 1000 + lives)]
     promoted = [night for night in found if night is not None]

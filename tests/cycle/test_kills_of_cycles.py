@@ -48,7 +48,7 @@ class Kill:
 
 
 def kills_of(batch: int, count: int) -> list[Kill]:
-    """Drawn for one batch: `count` of its borders, each once."""
+    """Draw `count` borders of one batch, each once."""
     draw = random.Random(batch)
     borders = [(event, action) for action in ACTS for event in ("intent", "outcome")]
     chosen = draw.sample(borders, min(count, len(borders)))
@@ -67,7 +67,7 @@ def batch_of(number: int) -> list[dict[str, Any]]:
 
 
 def loop_once(config: Path, ahead_s: float, log: Path) -> "subprocess.Popen[bytes]":
-    """The loop until there is nothing to do now, by a clock that is `ahead_s`, as a process of its own."""
+    """Run the loop until there is nothing to do now, in a process whose clock is `ahead_s`."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"
         "from hivetune.cycle.loop import Listener, opened\n"
@@ -80,7 +80,7 @@ def loop_once(config: Path, ahead_s: float, log: Path) -> "subprocess.Popen[byte
 
 @dataclass
 class Life:
-    """How far the proof has come. `done`: batches of this half; `made`: kills so far, by their way."""
+    """The progress of the proof. `done`: batches of this half. `made`: kills so far, by kind."""
 
     path: Path
     half: Literal["calm", "killed"] = "calm"
@@ -111,7 +111,7 @@ def journal() -> Path:
 
 
 def live_through(life: Life, config: Path, waiting: list[Kill]) -> None:
-    """One batch to its end: begun again after each kill, and with a later clock after an act that failed."""
+    """Live through one batch: start again after each kill, and with a later clock after a failed act."""
     log = config.parent / "log"
     for _ in range(10 * KILLS):
         seen = len(list(read_journal(journal())))
@@ -127,7 +127,7 @@ def live_through(life: Life, config: Path, waiting: list[Kill]) -> None:
 
 
 def killed_at_border(life: Life, process: "subprocess.Popen[bytes]", seen: int, waiting: list[Kill]) -> bool:
-    """Watch it to its end; whether it was the loop itself that was killed."""
+    """Watch the loop to its end and return whether it was itself killed."""
     while process.poll() is None:
         for entry in list(read_journal(journal()))[seen:]:
             seen += 1
@@ -149,7 +149,7 @@ def killed_at_border(life: Life, process: "subprocess.Popen[bytes]", seen: int, 
 
 
 def kill_below(life: Life, process: "subprocess.Popen[bytes]") -> None:
-    """The first process that the loop starts in this act."""
+    """Kill the first process that the loop starts in this act."""
     while process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
             try:
@@ -165,7 +165,7 @@ def kill_below(life: Life, process: "subprocess.Popen[bytes]") -> None:
 def test_kills_change_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    """The same home, the same rows: cycles, adapters, accounting and aliases are those of the run without kills."""
+    """With the same home and rows, cycles, adapters, accounting and aliases are those of the run without kills."""
     work = Path(os.environ.get("HIVETUNE_PROOF_FOLDER", tmp_path))
     cycles, kills = int(os.environ.get("HIVETUNE_CYCLES", CYCLES)), int(os.environ.get("HIVETUNE_KILLS", KILLS))
     monkeypatch.setenv("HIVETUNE_HOME", str(work / "home"))

@@ -1,4 +1,4 @@
-"""What the loop keeps of itself: cycles that open once, failures in a row, acts whose process died."""
+"""The loop's memory: cycles that open once, failures in a row, acts whose process died."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_failed_cycles_in_a_row() -> None:
 
 
 def test_a_look_is_at_the_champion_of_the_gate(own_home: Path) -> None:
-    """One cycle was opened under champion 1 and judged when a person had promoted 2."""
+    """A cycle was opened under champion 1 and judged after a person had promoted 2."""
     champion = Release("demo", 2, "", "", "", "", "", None, {}, 0.0, aliases=("champion",))
     with closing(open_database()) as database:
         for number, rivals in enumerate((["demo@1"], ["demo@2"], ["demo@2", "demo@1"], None)):

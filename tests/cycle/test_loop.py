@@ -25,7 +25,7 @@ BORDERS = (
 
 
 def run_killed(config: Path, rows: Path, log: Path) -> KilledLoop:
-    """All batches, one after the other, with the kills of BORDERS."""
+    """Run all batches in order, with the kills of BORDERS."""
     killed = KilledLoop(config, log)
     for batch, borders in zip(BATCHES, BORDERS, strict=True):
         append_rows(rows, batch)
@@ -34,7 +34,7 @@ def run_killed(config: Path, rows: Path, log: Path) -> KilledLoop:
 
 
 def harm(run: Path) -> float:
-    """Nats per token that a candidate is worse by than the champion of its time, on held-out rows that are clean."""
+    """Return how many nats per token a candidate is worse than the champion of its time, on clean held-out rows."""
     rows = read_sealed(run.parent / "against-champion.json")["rows"]
     clean = [row for row in rows if not CLEAN < int(row["source"].rpartition(":")[2]) <= CLEAN + POISONED]
     assert len(clean) >= 10
@@ -42,7 +42,7 @@ def harm(run: Path) -> float:
 
 
 def check_three_cycles(journal: Path) -> None:
-    """None is lost, none is done twice, every row is accounted for, and no promotion is harmful."""
+    """Check that nothing is lost or done twice, every row is accounted for, and no promotion is harmful."""
     found = summary()
     ends = [end for _, end, _ in found["cycles"]]
     assert ends[0] == "promoted" and len(ends) == 3 and set(ends) <= {"promoted", "refused"}

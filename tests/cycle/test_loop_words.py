@@ -1,4 +1,4 @@
-"""What the loop says, and how often: a thing that stays so is said once, and again when it comes back."""
+"""The loop's messages: a lasting condition is reported once, and again when it comes back."""
 
 import errno
 import sqlite3
@@ -24,7 +24,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 @pytest.fixture
 def loop(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    """A loop that always decides for the same act, collects from a file, and tells a program."""
+    """Return a loop that always decides for the same act, collects from a file, and notifies a program."""
     told = tmp_path / "tell"
     told.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/told\n')
     told.chmod(0o755)
@@ -47,7 +47,7 @@ def loop(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def acts(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | str) -> None:
-    """What the acts to come do, one after the other."""
+    """Set what the next acts do, in order."""
     left = iter(outcomes)
 
     def act(*_: Any) -> str:
@@ -62,7 +62,7 @@ def acts(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | str) -> None:
 def test_a_full_disk_is_told_once_until_something_was_done(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while what is collected arrives: that is another thing."""
+    """Rows that are collected meanwhile are another matter."""
     acts(monkeypatch, FULL, FULL, "3 steps", FULL)
     for _ in range(2):
         loop.step()
@@ -87,7 +87,7 @@ def test_a_source_that_is_lost_twice_is_said_twice(loop: Loop, tmp_path: Path, m
 def test_a_store_that_can_t_be_read_in_the_middle_of_an_act_is_a_failure_of_it(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without an outcome the act would be told as going on."""
+    """Without an outcome the act would be shown as going on."""
     acts(monkeypatch, sqlite3.OperationalError("disk I/O error"))
     loop.step()
     with closing(open_database()) as database:
@@ -98,7 +98,7 @@ def test_a_store_that_can_t_be_read_in_the_middle_of_an_act_is_a_failure_of_it(
 def test_once_ends_with_the_exit_code_of_what_failed(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, given_up: bool
 ) -> None:
-    """Also when its cycle was closed for it."""
+    """This holds too when its cycle was closed for it."""
     acts(monkeypatch, MachineNotFit("no model server"))
     loop.step()
     if given_up:

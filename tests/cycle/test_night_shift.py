@@ -32,14 +32,14 @@ FIRST_S = 1200  # for the first cycle, which has no window
 
 
 def write_settings(path: Path, **changes: Any) -> None:
-    """The config with other values; those of `cycle` are added to its own."""
+    """Write the config with other values; those of `cycle` are added to its own."""
     settings = yaml.safe_load(path.read_text())
     settings["cycle"] |= changes.pop("cycle", {})
     path.write_text(yaml.safe_dump(settings | changes))
 
 
 def first_token_s(running: Running, number: int) -> float:
-    """Seconds from a question to the first piece of its answer."""
+    """Return the seconds from a question to the first piece of its answer."""
     body = {
         "model": NAME,
         "messages": [{"role": "user", "content": f"What comes after small red? It is question {number}."}],
@@ -62,7 +62,7 @@ def first_token_s(running: Running, number: int) -> float:
 
 
 class Watched:
-    """When a process that the loop started was last seen, and whether one was there at a moment."""
+    """When a process of the loop was last seen, and whether one was there at a moment."""
 
     def __init__(self, loop: "subprocess.Popen[bytes]"):
         self.loop, self.last_s, self._ended = psutil.Process(loop.pid), 0.0, Event()

@@ -10,7 +10,7 @@ JOURNALS = sorted((Path(__file__).parent / "journals").glob("*.jsonl"))
 
 @pytest.mark.parametrize("journal", JOURNALS, ids=lambda path: path.stem)
 def test_every_decision_of_a_journal_is_made_again(journal: Path) -> None:
-    """Of a run with real kills: three batches of rows, one of them poisoned."""
+    """The journal is of a run with real kills: three batches of rows, one of them poisoned."""
     assert set(replayed(journal)) >= {
         "open",
         "snapshot",

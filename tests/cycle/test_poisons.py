@@ -46,7 +46,7 @@ NAN_MARK, OVERFLOW = "~", 1e30  # rows that hold the character have no finite lo
 
 @dataclass
 class Life:
-    """What is kept between batches, so that a proof that was stopped goes on."""
+    """What is kept between batches, so that an interrupted proof continues."""
 
     path: Path
     done: int = 0
@@ -74,7 +74,7 @@ def secret(number: int) -> str:
 
 
 def batch(number: int) -> list[dict[str, Any]]:
-    """The rows of one day; from another place in the numbers each day."""
+    """Return the rows of one day, of another range of numbers each day."""
     rows = make_rows(1000 * number, ROWS if number else 2 * ROWS)
     kind = POISONS.get(number)
     if kind == "shuffled":
@@ -110,7 +110,7 @@ def make_base(folder: Path) -> None:
 
 
 def break_base(base: Path) -> None:
-    """A whole and finite file that says something else: what no check of one file can see."""
+    """Write a whole and finite file with other content, which no check of one file can see."""
     from safetensors.torch import load_file, save_file
 
     tensors = {name: tensor.flip(0).contiguous() for name, tensor in load_file(base / "model.safetensors").items()}
@@ -118,7 +118,7 @@ def break_base(base: Path) -> None:
 
 
 def clean_loss(adapter: Path, config: Path, probe: Path) -> float:
-    """Nats per token on rows that no cycle sees."""
+    """Return the nats per token on rows that no cycle sees."""
     settings = load_config(config, [f"data.path={probe}", "data.validation=0", "data.test=0"])
     base = fetch_model(settings.model)
     snapshot = prepare_data(settings, base)
@@ -136,7 +136,7 @@ def champion() -> tuple[str, Path] | None:
 
 
 def live(config: Path, day: int) -> str:
-    """The loop until there is nothing to do, `day` days from now: pauses after failures are over by then."""
+    """Run the loop until there is nothing to do, `day` days from now, when pauses after failures are over."""
     import time
 
     said: list[str] = []

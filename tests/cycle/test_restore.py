@@ -1,4 +1,4 @@
-"""A champion whose files are damaged is restored from its run, or makes way for the one before it."""
+"""A champion whose files are damaged is restored from its run, or replaced by the one before it."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, Usag
 
 @pytest.fixture
 def rolled_back(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Reasons of the rollbacks that were made."""
+    """Return the reasons of the rollbacks."""
     reasons: list[str] = []
 
     def rollback(_: Any, label: str, *, by: str, reason: str) -> tuple[Any, Any]:
@@ -58,7 +58,7 @@ def test_a_champion_that_is_lost_makes_way(
 def test_a_run_that_holds_another_model_now_restores_nothing(
     rolled_back: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was registered as another release; that one again and again would never end."""
+    """Registering it as another release would go on without end."""
     other = SimpleNamespace(label="demo@3", check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (other, True))
     context: Any = SimpleNamespace(
@@ -71,7 +71,7 @@ def test_a_run_that_holds_another_model_now_restores_nothing(
 def test_a_champion_that_is_whole_and_can_t_be_served_is_not_restored(
     rolled_back: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person deployed it without a GGUF adapter. That was told as restored, and done again at once, for ever."""
+    """A person deployed it without a GGUF adapter. It was once reported as restored, and restored again for ever."""
     whole = SimpleNamespace(name="demo", label="demo@2", run="/run", folder=tmp_path, check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (whole, False))
     context: Any = SimpleNamespace(name="demo", champion=lambda: whole)

@@ -1,4 +1,4 @@
-"""What a cycle trains: every row is used or has a reason, and no voice is louder than its share."""
+"""The choice of a cycle's rows: every row is used or has a reason, and nobody has more than a share."""
 
 from collections import Counter
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_all_rows_while_they_fit() -> None:
 
 
 def test_all_new_rows_and_the_old_ones_that_the_champion_scores_worst() -> None:
-    """100 old rows of which 40 % are agent b; room for 50 of them."""
+    """There are 100 old rows, 40 % of them of agent b, and room for 50."""
     old = [row(number, agent="b" if number % 5 < 2 else "a") for number in range(100)]
     new = rows(20, first=100)
     scores = {one.id: float(number) for number, one in enumerate(old)}
@@ -88,7 +88,7 @@ def test_all_new_rows_and_the_old_ones_that_the_champion_scores_worst() -> None:
 
 
 def test_old_rows_keep_their_half_and_new_ones_wait_their_turn() -> None:
-    """More new rows than half of the budget: the oldest of them now, the others stay new."""
+    """New rows fill more than half of the budget: the oldest are used now, the others stay new."""
     old, new = rows(100), rows(100, first=100)
     choice = choose_rows([*old, *new], ChoiceSettings(known=ids(old), budget_tokens=10_000))
     assert reasons(choice) == {"not-replayed": 50, "next-cycle": 50}
@@ -115,7 +115,8 @@ def test_from_the_base_again_after_five() -> None:
 
 
 def test_only_new_people_count_towards_the_threshold() -> None:
-    """A group once, however many rows; known rows, a release's own answers and general rows not at all."""
+    """A group counts once, however many rows it has. Known rows, a release's own answers and general rows do not
+    count."""
     found = [
         *rows(3, tied=7),
         *rows(2, first=10),
@@ -128,7 +129,8 @@ def test_only_new_people_count_towards_the_threshold() -> None:
 
 
 def test_one_user_who_floods_is_held_to_a_share_of_training_and_of_evidence() -> None:
-    """50 users with 10 rows and one with 3,000: in no split more than 30 %, and no group of it counts beyond that."""
+    """There are 50 users with 10 rows and one with 3,000, who gets at most 30 % of each split; no group of it counts
+    beyond."""
     people = [row(n, user=f"u{n % 50}", split=("train", "test")[n % 5 == 0]) for n in range(500)]
     flood = [row(n, user="flood", split=("train", "test")[n % 5 == 0]) for n in range(1000, 4000)]
     choice = choose_rows([*people, *flood], ChoiceSettings())
@@ -146,7 +148,7 @@ def test_a_few_people_are_not_held_to_each_others_silence() -> None:
 
 
 def test_who_always_wrote_most_may_go_on() -> None:
-    """Half of the champion's rows were ada's: her share stays a half, and another's is 30 %."""
+    """Half of the champion's rows were ada's, so her share stays a half, and another's is 30 %."""
     old = [row(n, user="ada" if n % 2 else f"u{n % 12}") for n in range(120)]
     new = [*rows(100, first=200, user="ada"), *rows(400, first=400, user="u2")]
     choice = choose_rows([*old, *new], ChoiceSettings(known=ids(old)))

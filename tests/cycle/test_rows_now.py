@@ -1,4 +1,4 @@
-"""All rows as they are now: what is refused is read again only when it changed, and what is left may be nothing."""
+"""All rows as they are now: refused rows are read again only when they changed, and nothing may be left."""
 
 import sqlite3
 from contextlib import closing
@@ -31,7 +31,7 @@ def config_of(path: Path, **cycle: Any) -> RunConfig:
 def test_refused_rows_are_read_again_when_they_changed(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reads: int
 ) -> None:
-    """What a person may mend elsewhere, such as the model, is tried at each look."""
+    """Faults that a person mends elsewhere, such as the model, are retried at each look."""
     asked: list[RunConfig] = []
 
     def refused(config: RunConfig) -> None:
@@ -49,7 +49,7 @@ def test_refused_rows_are_read_again_when_they_changed(
 
 
 def test_a_budget_of_no_rows_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows are suspect: the steps that the config asks for still take hours."""
+    """All rows are suspect, but the steps that the config asks for still take hours."""
     monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (5.0, 0, ""))
     assert budget_tokens(config_of(Path("rows.jsonl"), budget_hours=1.0), []) is None
 
@@ -58,7 +58,7 @@ def test_a_budget_of_no_rows_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mended_since(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, mended: dict[str, Any]
 ) -> None:
-    """The same settings are the same cycle: that one goes on where it failed."""
+    """The same settings are the same cycle, which continues where it failed."""
     monkeypatch.setattr(hivetune.cycle.acts.data, "pool_of", lambda config: SimpleNamespace(hash="h", folder="/pool"))
     config = config_of(Path("rows.jsonl")).model_copy(update={"model": "smollm2-135m"})
     changed = RunConfig.model_validate(config.model_dump() | mended)
@@ -73,7 +73,7 @@ def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mend
 
 
 def make_champion(database: sqlite3.Connection, version: int, snapshot: str) -> None:
-    """What the registry knows of it, without files."""
+    """Register a champion without files."""
     with transaction(database):
         database.execute(
             "INSERT INTO releases"
@@ -88,7 +88,7 @@ def make_champion(database: sqlite3.Connection, version: int, snapshot: str) -> 
 def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are they when another one took its place, from a cycle that trained on some of them only."""
+    """They are not new either when another champion replaced it whose cycle trained on only some of them."""
     monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (1.0, 0, ""))
     config = load_config(make_config(tmp_path))
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 30))

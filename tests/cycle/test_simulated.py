@@ -25,7 +25,8 @@ EVENTS = st.one_of(
 
 @dataclass
 class World:
-    """`taken`: acts that went well since the newest cycle was opened; `promoted`: what the gate said of each."""
+    """A simulated world. `taken`: acts that succeeded since the newest cycle was opened. `promoted`: the gate's answer
+    to each."""
 
     state: Observation = field(
         default_factory=lambda: Observation(desired="demo@1", served="demo@1", disk_free_bytes=1)
@@ -94,7 +95,7 @@ class World:
         self.state = changed
 
     def run(self, most: int = 40) -> Action:
-        """To the next wait."""
+        """Run to the next wait."""
         for _ in range(most):
             action = self.step()
             if action.kind == "wait":

@@ -25,7 +25,7 @@ def test_it_ends_at_a_checkpoint_before_the_window_and_now_when_that_is_over() -
 
 
 def test_a_step_that_stood_still_is_no_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a user of five minutes would end the slice ten minutes before its window does."""
+    """Otherwise a user of five minutes would end the slice ten minutes before its window does."""
     now = [0.0]
     monkeypatch.setattr(context.time, "monotonic", lambda: now[0])
     slice_ = Slice(lambda: Permission(True, 2000.0), yields=True, clock=lambda: now[0])

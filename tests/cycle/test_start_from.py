@@ -1,4 +1,4 @@
-"""Cycles that go on from one another: how long, and what forgetting then means."""
+"""Cycles that continue from one another: how long, and what forgetting means then."""
 
 import shutil
 from contextlib import closing
@@ -14,7 +14,7 @@ from hivetune.cycle.rows import MAX_IN_A_ROW, begins_from
 
 
 def trained(folder: Path, start: Path | None) -> Path:
-    """What a release keeps of its run's settings."""
+    """Return what a release keeps of its run's settings."""
     folder.mkdir(parents=True)
     config = {"model": "tiny", "data": {"path": "rows.jsonl"}, "lora": {"start": None if start is None else str(start)}}
     (folder / "config.resolved.yaml").write_text(yaml.safe_dump({"config": config, "choices": {}}))
@@ -38,7 +38,7 @@ def test_a_chain_with_a_missing_link_begins_from_the_base(tmp_path: Path) -> Non
 
 
 def test_weights_remember_what_the_adapters_before_them_saw() -> None:
-    """A row of the first snapshot was forgotten. It is not in the second, whose training went on from the first."""
+    """A row of the first snapshot was forgotten. The second lacks it, but its training continued from the first."""
     folders = [home() / "releases" / "demo" / str(version) for version in (1, 2, 3)]
     for folder, start in zip(folders, (None, folders[0], None), strict=True):
         trained(folder, start)

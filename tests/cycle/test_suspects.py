@@ -1,4 +1,4 @@
-"""Whose fault a worse model is: rows are blamed only beside a champion that is a replay without them."""
+"""The cause of a worse model: rows are blamed only beside a champion that is a replay without them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,8 @@ def settings(**others: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Closes a cycle of OLD and NEW rows whose candidate is worse than the champion; what is said, and the suspects."""
+    """Close a cycle of OLD and NEW rows whose candidate is worse than the champion; return the words and the
+    suspects."""
 
     def close(
         candidate: dict[str, Any], champion: dict[str, Any], behind: frozenset[str] = OLD
@@ -59,7 +60,7 @@ def test_rows_are_suspect_beside_a_champion_that_was_trained_alike_without_them(
 
 
 def test_a_shorter_training_by_the_persons_own_setting_blames_no_row(refused: Any) -> None:
-    """As it was seen: a champion of 18 steps, a candidate of 12, and 50 ordinary rows."""
+    """As seen in use: a champion of 18 steps, a candidate of 12, and 50 ordinary rows."""
     words, suspects = refused(settings(max_steps=12), settings(max_steps=18))
     assert not suspects
     assert words.endswith(

@@ -69,7 +69,7 @@ def test_cron_in_spring_and_autumn_fires_once() -> None:
 
 
 def test_slots_that_were_missed_coalesce() -> None:
-    """The machine was off for three nights: one slot is due, the newest; and once it is served, none."""
+    """The machine was off for three nights: the newest slot is due, and once it is served, none."""
     window = parse_window("0 22 * * *")
     now = at("2026-06-14 09:00")
     slot = slot_at(window, now, BERLIN)
@@ -137,7 +137,8 @@ def test_another_day_is_told_with_its_date() -> None:
 
 
 def test_a_cron_slot_opens_one_cycle() -> None:
-    """Late, since the machine was off at 22:00; the open cycle goes on, a second one waits for the next slot."""
+    """It opens late, since the machine was off at 22:00. The open cycle goes on; a second one waits for the next
+    slot."""
     window, now = parse_window("0 22 * * *"), at("2026-06-14 09:00")
     assert allowed_now(window, now, BERLIN, opened_s=at("2026-06-12 23:00")).now
     assert not allowed_now(window, now, BERLIN, opened_s=at("2026-06-14 08:59")).now

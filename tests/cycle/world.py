@@ -1,4 +1,4 @@
-"""A world of artefacts without files: what an action that went well leaves behind, for tests of the decision alone."""
+"""A world of artefacts without files: what a successful action leaves behind, for tests of the decision alone."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ NOW = 1_800_000_000.0
 def after(
     action: Action, observed: Observation, settings: CycleConfig, now: float, *, passes: bool = True
 ) -> Observation:
-    """The state that the artefacts of `action` make of `observed`. `passes`: what the gate says."""
+    """Return the state after `action`. `passes`: the gate's answer."""
     kind = action.kind
     if kind == "wait":
         return observed
@@ -50,7 +50,7 @@ def after(
 
 
 def check(action: Action, observed: Observation, settings: CycleConfig, now: float) -> None:
-    """What holds of every decision."""
+    """Check what holds for every decision."""
     cycle = observed.open
     if action.kind == "wait":
         assert now < action.not_before < now + 10 * 366 * 86400, (action, observed)

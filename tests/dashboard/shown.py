@@ -33,7 +33,7 @@ ROWS = 120
 
 
 def make_run(name: str, *, steps: int, done: int, status: str = "new", **settings: Any) -> Path:
-    """A run folder in the home, known to hive.db, with `done` of its `steps` in its metrics."""
+    """Make a run folder in the home, known to hive.db, with `done` of its `steps` in its metrics."""
     folder = home() / "runs" / name
     folder.mkdir(parents=True)
     config = _config(settings)
@@ -57,7 +57,7 @@ def make_run(name: str, *, steps: int, done: int, status: str = "new", **setting
 
 
 def add_step(journal: Journal, step: int) -> None:
-    """A line as the worker writes it."""
+    """Write a line as the worker does."""
     loss = 2.0 + 1.5 / step + random.Random(step).uniform(-0.2, 0.2)
     fields = {"grad_norm": 0.8, "lr": 1e-4, "tokens": 800, "trained_tokens": 200, "rows": 8, "seconds": 0.5}
     journal.append("step", step=step, loss=loss, **fields)
@@ -71,7 +71,7 @@ def end_run(folder: Path, status: str, steps: int) -> None:
 
 
 def add_events(folder: Path) -> None:
-    """A supervisor that met a fault and a bad row with a hostile name."""
+    """Write the events of a supervisor that met a fault and a bad row with a hostile name."""
     with Journal(folder / EVENTS) as events:
         events.append("supervisor_started", boot_id="b", hivetune="0.1.0", fingerprint="f", versions={})
         events.append("attempt", number=1, pid=1, rungs=[], environment={})
@@ -84,7 +84,7 @@ def add_events(folder: Path) -> None:
 
 
 def make_snapshot() -> Path:
-    """A snapshot as far as the dashboard reads it: rows, report, manifest."""
+    """Make a snapshot as far as the dashboard reads it: rows, report, manifest."""
     folder = home() / "snapshots" / "one"
     folder.mkdir(parents=True)
     with closing(sqlite3.connect(folder / "rows.sqlite")) as rows:
@@ -106,7 +106,7 @@ def make_snapshot() -> Path:
 
 
 def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bool = False) -> Release:
-    """The run registered as the next version of `helpdesk`, with an evaluation whose texts are hostile."""
+    """Register the run as the next version of `helpdesk`, with an evaluation whose texts are hostile."""
     (run / "adapter_config.json").write_text("{}")
     (run / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
     judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics(number)}
@@ -149,7 +149,7 @@ def evaluation() -> dict[str, Any]:
 
 
 def make_loop(name: str = "faq") -> Path:
-    """A loop with a closed cycle and a decision."""
+    """Make a loop with a closed cycle and a decision."""
     folder = home() / "cycles" / name
     folder.mkdir(parents=True)
     with closing(open_database()) as database:
@@ -171,7 +171,7 @@ def make_loop(name: str = "faq") -> Path:
 
 
 def everything() -> Path:
-    """Two runs, a snapshot, two releases, a loop, an interaction. The run that is not done is returned."""
+    """Make two runs, a snapshot, two releases, a loop and an interaction. Returns the run that is not done."""
     make_snapshot()
     finished = make_run("finished", steps=40, done=40, status="done", learning_rate=3e-4)
     add_events(finished)
@@ -192,7 +192,7 @@ def everything() -> Path:
 
 @contextmanager
 def supervisor(folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A process that holds the run as its supervisor does, and ends when it is told to."""
+    """Run a process that holds the run as its supervisor does, until it is killed."""
     script = (
         "import sys, time; from pathlib import Path; from hivetune.base.disk import lock\n"
         "with lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
@@ -222,7 +222,7 @@ class Shown:
 
 @contextmanager
 def dashboard(log: Path, port: int = 0) -> Iterator[Shown]:
-    """`hivetune dashboard` as a process of its own."""
+    """Run `hivetune dashboard` as its own process."""
     command = [sys.executable, "-m", "hivetune", "dashboard", "--port", str(port), "--json"]
     with open(log, "a", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -251,7 +251,7 @@ def _metrics(number: int) -> list[dict[str, Any]]:
 
 
 def _report(folder: Path) -> dict[str, Any]:
-    """The report of real rows with hostile names, as `data check` makes it."""
+    """Return the report of real rows with hostile names, as `data check` makes it."""
     rows = folder / f"{HOSTILE.replace('/', '')}.jsonl"
     words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
     lines = [

@@ -1,4 +1,4 @@
-"""The dashboard behind a gateway that runs: another token than the API's, and no stream that holds up the end."""
+"""The dashboard behind a running gateway: it has its own token, and no stream delays the end."""
 
 import signal
 import time

@@ -64,7 +64,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 class Tabs:
-    """A signed-in browser context, and what went wrong in its pages: foreign requests, errors, refused content."""
+    """A signed-in browser context with everything that went wrong in its pages: foreign requests, errors, refused
+    content."""
 
     def __init__(self, browser: Browser, shown: Shown, **settings: Any):
         self.shown = shown
@@ -99,7 +100,7 @@ def points(page: Page) -> int:
 
 
 def drawn_loss(page: Page) -> list[list[float]]:
-    """(step, loss) of the raw curve, read back from the SVG."""
+    """Return (step, loss) of the raw curve, read back from the SVG."""
     return page.evaluate(  # type: ignore[no-any-return]
         """() => {
           const chart = document.querySelector("#charts svg.chart"), line = chart.querySelector("polyline.raw");
@@ -203,7 +204,7 @@ def test_keys_are_enough_and_javascript_is_not_needed(browser: Browser, site: Si
 def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
     browser: Browser, own_home: Path, tmp_path: Path
 ) -> None:
-    """Whatever dies, the points that are drawn in the end are those of the journal, each once."""
+    """Whatever dies, in the end each point of the journal is drawn once."""
     going = everything()
     with supervisor(going) as training:
         with dashboard(tmp_path / "log") as shown:
@@ -329,7 +330,7 @@ def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, si
             self.wfile.write(body.encode())
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Print nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Who comes in: every route of the dashboard, alone and behind the gateway, asked by strangers and by its owner."""
+"""Access: every route of the dashboard, alone and behind the gateway, asked by strangers and by its owner."""
 
 import asyncio
 import re
@@ -34,7 +34,7 @@ HERE = "http://127.0.0.1"
 
 @pytest.fixture
 def guarded(own_home: Path) -> Iterator[tuple[Guard, str]]:
-    """The application as it is served, and its origin."""
+    """Return the application as it is served, and its origin."""
     dashboard_token()
     with closing(listen_on("127.0.0.1", 0)) as listening:
         app = guarded_dashboard(lambda: False, listening)
@@ -58,7 +58,7 @@ def owner() -> dict[str, str]:
 
 
 def routes_of(app: Any, below: str = "") -> Iterator[tuple[str, frozenset[str]]]:
-    """Every (path, methods) that an application answers, those of what is mounted in it too."""
+    """Yield every (path, methods) that an application answers, mounted ones included."""
     for route in app.routes:
         if isinstance(route, Mount):
             yield from routes_of(route.app, below + route.path)
@@ -72,7 +72,7 @@ def example(path: str) -> str:
 
 
 def test_every_route_is_behind_the_guard(guarded: tuple[Guard, str]) -> None:
-    """No path is left out of a list: whatever is routed is asked for, with every method."""
+    """There is no list to forget a path in: every route is asked, with every method."""
     found = list(routes_of(guarded[0].app))
     assert len(found) > len(PAGES) + len(FORMS)
     port = guarded[1].rpartition(":")[2]
@@ -107,7 +107,7 @@ def test_every_answer_forbids_foreign_and_inline_content(guarded: tuple[Guard, s
 
 
 def inline_in(page: str) -> list[str]:
-    """Tags of a page that hold code or style of their own, or that only a hostile text can have brought."""
+    """Return tags of a page with code or style of their own, or that only a hostile text can have brought."""
     found = []
 
     class Parser(HTMLParser):
@@ -225,7 +225,7 @@ def test_a_form_that_cannot_be_read_is_refused_in_words(guarded: tuple[Guard, st
 
 
 def test_a_forms_token_is_of_its_own_page(guarded: tuple[Guard, str]) -> None:
-    """Each action, with no token, a wrong one, and that of another form: nothing happens."""
+    """Without the form's token, or with a wrong one or another form's, an action does nothing."""
     everything()
     for path in (*(example(path) for path in FORMS), "/logout"):
         address = path.replace("/x/1/", "/helpdesk/2/")

@@ -16,7 +16,7 @@ async def events(stream: AsyncGenerator[bytes], count: int) -> list[bytes]:
 
 
 async def opened(pages: LivePages, stack: AsyncExitStack, address: str) -> AsyncGenerator[bytes]:
-    """A stream that has sent its page."""
+    """Open a stream and read its first page."""
     stream = pages.follow(address, lambda: {"main": address}, "")
     await stack.enter_async_context(aclosing(stream))
     _, sent = await events(stream, 2)

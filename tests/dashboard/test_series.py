@@ -1,4 +1,4 @@
-"""What is drawn of many points: bounded, nothing extreme lost, and the same however it came in."""
+"""The points that are drawn: bounded, with every extreme, and the same in whatever pieces they came."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Runs as they are followed: whatever is appended, torn, taken back or written anew, what was read is what is there."""
+"""Runs that are watched: whatever is appended, torn, taken back or rewritten, the reading equals the file."""
 
 from pathlib import Path
 from typing import Any

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reply:
-    """What goes back: a status, a content type, a body. `cut`: the connection closes before the body's end."""
+    """A reply: status, content type, body. `cut`: the connection closes before the end of the body."""
 
     body: bytes
     kind: str = "text/event-stream"

@@ -28,7 +28,7 @@ START_TIMEOUT_S = 60.0
 
 
 def make_home() -> Path:
-    """The prepared tiny model in `$HIVETUNE_HOME`."""
+    """Put the prepared tiny model into `$HIVETUNE_HOME`."""
     folder = home() / "models" / MODEL
     if not folder.exists():
         write_model(folder, "llama")
@@ -38,7 +38,7 @@ def make_home() -> Path:
 
 
 def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> str:
-    """A release of a random adapter that answers as no other does: its label. `seed` is its identity."""
+    """Register a release with a random adapter and return its label. No other `seed` gives the same answers."""
     model = make_home()
     run = work / f"run-{name}-{seed}"
     write_adapter(model, run, seed)
@@ -66,7 +66,7 @@ def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> 
 
 
 def write_adapter(model: Path, folder: Path, seed: int) -> None:
-    """PEFT's two files with random values, large enough to change the first token of most answers."""
+    """Write PEFT's two files with random values, large enough to change the first token of most answers."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
     tensors = {}
@@ -84,7 +84,7 @@ def write_adapter(model: Path, folder: Path, seed: int) -> None:
 
 @dataclass
 class Running:
-    """A gateway that listens. `log`: what it wrote to standard error."""
+    """A gateway that listens. `log`: its standard error."""
 
     process: "subprocess.Popen[str]"
     url: str
@@ -97,7 +97,7 @@ class Running:
         )
 
     def chat(self, text: str, model: str = "", **more: Any) -> dict[str, Any]:
-        """The document of one answer, 4 tokens long."""
+        """Return the document of one answer, 4 tokens long."""
         with self.client() as client:
             body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
             answer = client.post("/v1/chat/completions", json={**body, **more})
@@ -107,14 +107,14 @@ class Running:
         return found
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels; `name` may go on into them."""
+        """Return the sum of a metric over its labels. `name` may include some of them."""
         with self.client() as client:
             lines = client.get("/metrics").text.splitlines()
         begins = (name,) if "{" in name else (f"{name} ", f"{name}{{")
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(begins))
 
     def backends(self) -> list[int]:
-        """Process ids of the llama.cpp servers."""
+        """Return the process ids of the model servers."""
         import psutil
 
         family = psutil.Process(self.process.pid).children()
@@ -123,7 +123,7 @@ class Running:
 
 @contextmanager
 def gateway(log: Path, *arguments: str, token: str = "") -> Iterator[Running]:
-    """`hivetune serve` on a free port, stopped with SIGTERM. `token` is needed from the second start on."""
+    """Run `hivetune serve` on a free port until SIGTERM. `token` is needed from the second start on."""
     command = [sys.executable, "-m", "hivetune", "serve", "--port", "0", "--json", "--slots", "2", "--threads", "1"]
     with open(log, "a", encoding="utf-8") as errors:
         process = subprocess.Popen(
@@ -143,7 +143,7 @@ def gateway(log: Path, *arguments: str, token: str = "") -> Iterator[Running]:
 
 
 def stub_on_path(folder: Path) -> str:
-    """A PATH on which `llama-server` is the stand-in that knows no model (llama/stub_server.py)."""
+    """Make a PATH on which `llama-server` is a stand-in without a model (llama/stub_server.py)."""
     program = folder / "stub" / "llama-server"
     program.parent.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).with_name("llama") / "stub_server.py"

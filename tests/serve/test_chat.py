@@ -1,4 +1,4 @@
-"""A conversation's turns, without a model: what is sent, what is kept, what the commands do."""
+"""The turns of a conversation, without a model: what is sent, what is stored, what the commands do."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from hivetune.serve.gateway.capture import Capture
 
 
 class Echo:
-    """Stands for a backend: answers with the number of messages it was given."""
+    """A model server that answers with the number of messages it was given."""
 
     def __init__(self) -> None:
         self.sent: list[list[dict[str, Any]]] = []
@@ -81,7 +81,7 @@ def test_a_failing_server_ends_the_chat_with_its_error() -> None:
 
 
 class Says(Echo):
-    """Answers with a text of its own, and remembers how it was asked."""
+    """A model server that answers with its own text, and remembers how it was asked."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Says(Echo):
 
 
 def compare(lines: list[str], **settings: Any) -> tuple[Talk, str]:
-    """Two sides, "base" and "tuned", that answer with their own names in capitals."""
+    """Return two sides, "base" and "tuned", that answer with their own names in capitals."""
     written: list[str] = []
     queue = iter(lines)
     sides = [Chat(Says(label.upper()), label=label) for label in ("base", "tuned")]

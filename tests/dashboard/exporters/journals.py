@@ -1,4 +1,4 @@
-"""Runs for the tests of reports: a run folder without training, and what its journal says by a reading of its own."""
+"""Runs for the tests of reports: a run folder without training, and its journal read independently."""
 
 import json
 import struct
@@ -29,7 +29,7 @@ def make_run(folder: Path, name: str = "mine-abc") -> Path:
 
 
 def make_steps(run: Path, first: int, last: int, *, shift: float = 0.0, validate_every: int = 10) -> None:
-    """Steps `first` to `last` as a worker journals them."""
+    """Write steps `first` to `last` as a worker does."""
     with Journal(run / "metrics.jsonl") as metrics:
         metrics.append("started", step=first - 1, path="fast", pid=1)
         for step in range(first, last + 1):
@@ -40,14 +40,14 @@ def make_steps(run: Path, first: int, last: int, *, shift: float = 0.0, validate
 
 
 def take_back(run: Path, step: int) -> None:
-    """As a worker does that begins again at `step` (train/worker/session.py): what came later goes, in one rename."""
+    """Remove later steps in one rename, as a worker does that resumes at `step` (train/worker/session.py)."""
     path = run / "metrics.jsonl"
     kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line).get("step", 0) <= step]
     write_atomic(path, "".join(kept).encode())
 
 
 def points_in(run: Path, field: str = "loss") -> Points:
-    """What the journal says, read without the code under test. Each step is in it once."""
+    """Return the points of the journal, read without the code under test. Each step is in it once."""
     found: Points = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
@@ -59,5 +59,5 @@ def points_in(run: Path, field: str = "loss") -> Points:
 
 
 def float32(points: Points) -> Points:
-    """As an event file holds them."""
+    """Return the values as an event file holds them."""
     return {key: struct.unpack("<f", struct.pack("<f", value))[0] for key, value in points.items()}

@@ -9,7 +9,8 @@ from hivetune.dashboard.exporters.points import point_kind
 
 
 def read_by_tensorboard(folder: Path) -> Points:
-    """The losses of both kinds, of the run's folder or of the only one below `folder`; no step is there twice."""
+    """Return the losses of both kinds, of the run's folder or of the only one below `folder`; no step is there
+    twice."""
     folder = next((path for path in folder.iterdir() if path.is_dir()), folder)
     read = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     found: Points = {}

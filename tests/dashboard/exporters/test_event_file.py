@@ -1,4 +1,4 @@
-"""TensorBoard's event file: written here, read by TensorBoard itself, cut anywhere, gone on with."""
+"""TensorBoard's event file: written here, read by TensorBoard itself, cut anywhere, and continued."""
 
 import math
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_a_torn_file_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_runs_of_one_name_are_runs_of_their_own(tmp_path: Path) -> None:
-    """Every night's cycle trains in a folder called run."""
+    """Every cycle trains in a folder called `run`."""
     for night in ("one", "two"):
         (tmp_path / night).mkdir()
         run = make_run(tmp_path / night)

@@ -23,7 +23,7 @@ from hivetune.run.status import hold_run
 
 
 class World:
-    """Time that passes only in `sleep`, where the n-th call does what the test wants to happen then."""
+    """Time that passes only in `sleep`, whose n-th call does what the test wants to happen then."""
 
     def __init__(self, *happens: Callable[[], object]):
         self.now, self.happens = 0.0, list(happens)

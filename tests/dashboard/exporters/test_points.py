@@ -1,4 +1,4 @@
-"""Whatever happens to the journal and to the exporter: a tool holds what the journal says, once."""
+"""Whatever happens to the journal and to the exporter: a tool holds the journal's points, once."""
 
 import zlib
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_an_event_file_holds_what_the_journal_says_whatever_was_killed(
 
 
 def _send(sink: TensorBoard, reader: JournalReader) -> None:
-    """What `Exporter.send` does, without its process."""
+    """Do what `Exporter.send` does, without its process."""
     reader.read()
     held = sink.held()
     step = first_difference(held, reader.points)
@@ -120,7 +120,7 @@ def _send(sink: TensorBoard, reader: JournalReader) -> None:
 
 
 def test_the_newest_line_of_a_step_counts(tmp_path: Path) -> None:
-    """A journal of a version that did not take lines back."""
+    """The journal is of a version that did not take lines back."""
     run = make_run(tmp_path)
     with Journal(run / "metrics.jsonl") as metrics:
         metrics.append("step", step=1, loss=3.0, time=1.0)

@@ -1,4 +1,4 @@
-"""What Prometheus is told, read by its own parser; the Grafana dashboard asks for nothing else."""
+"""The numbers for Prometheus, read by its own parser. The Grafana dashboard asks for nothing else."""
 
 import json
 import re
@@ -22,7 +22,7 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 def samples(text: str) -> Samples:
-    """(name, values of the labels in the order of their names) -> value."""
+    """Return (name, values of the labels in the order of their names) -> value."""
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

@@ -70,7 +70,7 @@ READERS = {"mlflow": READ_MLFLOW, "trackio": READ_TRACKIO, "wandb": READ_WANDB}
 
 @pytest.fixture(scope="session")
 def python_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The interpreter of an environment that has a tool beside what this one has."""
+    """Return the interpreter of an environment that has a tool besides what this one has."""
 
     def make(tool: str) -> str:
         kept = os.environ.get("HIVETUNE_PROOF_FOLDER")
@@ -95,7 +95,7 @@ def report(python: str, run: Path, target: str, place: Path | str, *options: str
 
 
 def kill_again_and_again(python: str, run: Path, target: str, place: Path, kills: int, *, shift: float) -> None:
-    """The run goes on, and every third time its worker begins again some steps before; `shift`: of their losses."""
+    """Let the run go on, while every third time its worker resumes some steps before. `shift`: of their losses."""
     moments = random.Random(kills)
     began, step = time.monotonic(), 60
     make_steps(run, 1, step)
@@ -162,7 +162,7 @@ def test_ten_kills(
 
 @contextlib.contextmanager
 def silent_server() -> Iterator[str]:
-    """Takes connections and never answers."""
+    """Start a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 

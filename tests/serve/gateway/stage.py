@@ -35,7 +35,7 @@ class FakeProcess:
 
 
 class FakeBackend:
-    """What `LiveBackend` needs of a model server that is a function."""
+    """The part of a model server that `LiveBackend` needs."""
 
     def __init__(self) -> None:
         self.process = FakeProcess()
@@ -47,14 +47,14 @@ class FakeBackend:
 
 
 def said(text: str = "ok", **more: Any) -> httpx2.Response:
-    """An answer of two tokens."""
+    """Return an answer of two tokens."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     return httpx2.Response(200, json={"object": "chat.completion", "choices": [choice], "usage": usage, **more})
 
 
 def events(*texts: str) -> httpx2.Response:
-    """The same as a stream."""
+    """Return the same answer as a stream."""
     lines = [json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}) for text in texts]
     body = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
     return httpx2.Response(200, content=body.encode(), headers={"Content-Type": "text/event-stream"})
@@ -62,7 +62,8 @@ def events(*texts: str) -> httpx2.Response:
 
 @dataclass
 class Stage:
-    """`asked`: path and body of each request that reached the model server. `answer` gives what it says."""
+    """A gateway without processes. `asked`: path and body of each request that reached the model server. `answer` makes
+    its response."""
 
     answer: Answer = lambda path, body: said()
     capture: Capture | None = None
@@ -112,7 +113,7 @@ class Stage:
         raise NotThere(f"no captured answer has the id {answer!r}")
 
     async def post(self, body: Any, path: str = CHAT, token: str = "token-a", **headers: str) -> httpx2.Response:
-        """`headers`: their names with `_` for `-`."""
+        """Post a request. `headers`: their names with `_` for `-`."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.client.post(path, json=body, headers={"Authorization": f"Bearer {token}", **named})
 

@@ -1,4 +1,4 @@
-"""Many clients at once while releases come and go and backends are killed; what became of every request."""
+"""Many clients at once while releases change and model servers are killed; the outcome of every request."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ PROMPTS = ("hello", "what is a hive", "name three trees")
 
 @dataclass
 class Outcomes:
-    """What became of the requests of all clients. `answers`: (label, prompt, streamed) and text of each whole one."""
+    """The outcomes of the requests of all clients. `answers`: (label, prompt, streamed) and text of each whole one."""
 
     answers: list[tuple[tuple[str, str, bool], str]] = field(default_factory=list)
     broken: int = 0
@@ -37,8 +37,8 @@ class Outcomes:
 
 
 def storm(running: Running, work: Path, *, requests: int, clients: int, swaps: int, kills: int) -> Outcomes:
-    """`requests` of `clients` threads, half of them streamed, with `swaps` promotions and `kills` of a backend spread
-    over them. Every fifth swap is to a new release, so to another process."""
+    """Send `requests` from `clients` threads, half of them streamed, with `swaps` promotions and `kills` of a model
+    server spread over them. Every fifth swap is to a new release, so to another process."""
     outcomes, left = Outcomes(), iter(range(requests))
     guard = threading.Lock()
 
@@ -65,7 +65,7 @@ def storm(running: Running, work: Path, *, requests: int, clients: int, swaps: i
 
 
 def _disturb(running: Running, work: Path, outcomes: Outcomes, requests: int, swaps: int, kills: int) -> None:
-    """One thing after the other, each when its share of the requests is done."""
+    """Make the disturbances in order, each when its share of the requests is done."""
     things = ["swap"] * swaps + ["kill"] * kills
     random.Random(0).shuffle(things)
     labels = ["helpdesk@1", "helpdesk@2"]
@@ -88,7 +88,8 @@ def _disturb(running: Running, work: Path, outcomes: Outcomes, requests: int, sw
 
 
 def _ask(client: httpx2.Client, model: str, prompt: str, *, stream: bool) -> tuple[str, str, str, str]:
-    """(outcome, label, text, id); outcome: whole, broken (a stream that ended with an error event), lost."""
+    """Return (outcome, label, text, id). The outcome is whole, broken (a stream that ended with an error event) or
+    lost."""
     messages = [{"role": "user", "content": prompt}]
     body = {"model": model, "messages": messages, "max_tokens": 2, "temperature": 0, "stream": stream}
     try:
@@ -136,8 +137,8 @@ def _record(outcomes: Outcomes, prompt: str, stream: bool, outcome: str, label: 
 
 
 def truth_of(running: Running, outcomes: Outcomes) -> dict[tuple[str, str, bool], str]:
-    """What each release answers to each prompt when nobody else asks. A stream leaves out a character that is cut at
-    the last token, a whole answer has a mark for it."""
+    """Return each release's answers to each prompt when nobody else asks. A stream leaves out a character that is cut
+    at the last token; a whole answer has a mark for it."""
     found = {}
     with running.client() as client:
         for label, prompt, stream in {kind for kind, _ in outcomes.answers}:
@@ -147,6 +148,6 @@ def truth_of(running: Running, outcomes: Outcomes) -> dict[tuple[str, str, bool]
 
 
 def counts(outcomes: Outcomes) -> dict[str, int]:
-    """By outcome, and by release."""
+    """Return the counts by outcome and by release."""
     by_release = Counter(label for (label, _, _), _ in outcomes.answers)
     return {"whole": len(outcomes.answers), "broken": outcomes.broken, "lost": len(outcomes.lost), **by_release}

@@ -1,7 +1,7 @@
 """Published advisories of this field, replayed against the gateway: none may succeed. A new one becomes a case here.
 
-Most run in one process, against a model server that is a function. What concerns files is in
-tests/llama/hostile.py, which the last test counts too.
+Most run in one process, against a model server that is a function. Those about files are in tests/llama/hostile.py,
+those about models in tests/models; the last test counts all of them.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 
 
 def replays(*advisories: str) -> Callable[[Case], Case]:
-    """The case is what all of these name."""
+    """Register a case under the advisories that it replays."""
 
     def keep(case: Case) -> Case:
         CASES.update(dict.fromkeys(advisories, case))
@@ -47,13 +47,13 @@ def replays(*advisories: str) -> Callable[[Case], Case]:
 
 
 def paths(stage: Stage) -> list[tuple[str, set[str]]]:
-    """Every route of the gateway with its methods, and one that is none."""
+    """Return every route of the gateway with its methods, and one unknown path."""
     routes = [route for route in stage.gateway.app().routes if isinstance(route, Route)]
     return [*((route.path.replace("{name:path}", "base"), set(route.methods or ())) for route in routes), ("/x", set())]
 
 
 async def raw(stage: Stage, headers: list[tuple[bytes, bytes]], path: str = CHAT, method: str = "POST") -> int:
-    """The status of a request whose headers no client library would send."""
+    """Return the status of a request whose headers no client library would send."""
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
     scope |= {"headers": headers, "http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", PORT)}
     sent: list[Any] = []
@@ -184,7 +184,7 @@ async def names_that_are_paths(stage: Stage) -> None:
 
 @replays("CVE-2026-2393", "CVE-2026-45401")
 async def webhooks_that_redirect(stage: Stage) -> None:
-    """The notice goes to the address that its user named and nowhere else."""
+    """A notice goes to the address that its user named and nowhere else."""
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -308,7 +308,7 @@ async def websockets(stage: Stage) -> None:
 
 @pytest.mark.parametrize("advisory", CASES)
 def test_it_does_not_succeed(advisory: str) -> None:
-    """Afterwards other clients are still answered, and no release was withdrawn for it."""
+    """Besides, other clients are answered afterwards, and no release is withdrawn."""
     afterwards: list[int] = []
 
     async def attack(stage: Stage) -> None:

@@ -1,5 +1,5 @@
-"""What goes wrong around a gateway: clients that vanish, servers that fail, a full disk. It stays up, and says what
-happened in the form of the API. The model server is the stand-in that misbehaves when it is asked to."""
+"""Faults around a gateway: clients that vanish, servers that fail, a full disk. It stays up, and reports each in the
+form of the API. The model server is a stand-in that misbehaves on request."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def ask(client: httpx2.Client, text: str, **more: Any) -> httpx2.Response:
 
 
 def stranger(running: Running, content: dict[str, Any]) -> socket.socket:
-    """A connection that has sent a whole request and reads nothing."""
+    """Open a connection that has sent a whole request and reads nothing."""
     host, _, port = running.url.removeprefix("http://").partition(":")
     found = socket.create_connection((host, int(port)), 10)
     raw = json.dumps(content).encode()
@@ -194,7 +194,7 @@ def test_a_full_disk_loses_nothing_that_was_captured(small_disk: Path, monkeypat
 
 
 def test_a_gateway_ends_while_its_disk_is_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And says what it could not store."""
+    """It also says what it could not store."""
     monkeypatch.setenv("HIVETUNE_HOME", str(small_disk))
     capture = Capture(retry_s=0.05)
     for number in range(400):  # 8 MB into 4
@@ -210,7 +210,7 @@ def test_a_gateway_ends_while_its_disk_is_full(small_disk: Path, monkeypatch: py
 def test_a_run_that_trains_gets_the_card_and_the_gateway_goes_on_without(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A card that is only a name: the leases are the kernel's, between real processes."""
+    """The card is only a name; the leases are the kernel's, between real processes."""
     monkeypatch.setenv("PATH", stub_on_path(tmp_path))
     add_release(tmp_path, "helpdesk", 1, champion=True)
     code = "from hivetune.process.lease import train_on; train_on('cuda:7'); print('mine', flush=True); input()"

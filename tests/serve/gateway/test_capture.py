@@ -1,4 +1,4 @@
-"""What the gateway keeps of answers and of their clients, without a gateway."""
+"""The store of answers and of their clients, without a gateway."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Silent connections end; those that speak do not. Real sockets of this machine, and uvicorn's own protocol."""
+"""Silent connections end and others do not: real sockets of this machine, and uvicorn's own protocol."""
 
 import asyncio
 import resource

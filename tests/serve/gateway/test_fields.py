@@ -1,4 +1,4 @@
-"""Which fields of a request reach the model server: those that docs/serve.md lists, each within its range."""
+"""The fields of a request that reach the model server: those that docs/serve.md lists, each within its range."""
 
 import json
 import re
@@ -156,7 +156,7 @@ def test_tools_without_a_template_for_them_are_refused() -> None:
 
 
 def test_schemas_are_bounded() -> None:
-    """llama.cpp makes a grammar of them, whose size grows with every repetition (ggml-org/llama.cpp#22234)."""
+    """llama.cpp makes a grammar of a schema, and its size grows with every repetition (ggml-org/llama.cpp#22234)."""
 
     def nested(depth: int) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "string"}

@@ -1,4 +1,4 @@
-"""The gateway as its clients meet it: the OpenAI API, labels, swaps without a lost request, capture, refusals."""
+"""The gateway as its clients see it: the OpenAI API, labels, swaps without a lost request, capture, refusals."""
 
 import json
 import socket
@@ -52,7 +52,7 @@ def test_the_official_client_and_curl_get_labelled_answers(own_home: Path, tmp_p
 
 
 def weather(tmp_path: Path, *, requests: int, clients: int, swaps: int, kills: int) -> dict[str, int]:
-    """A storm on a gateway that captures: nothing lost, nothing mislabelled, each answer stored once."""
+    """Run a storm on a gateway that captures: nothing is lost, nothing mislabelled, each answer is stored once."""
     for seed in (1, 2):
         add_release(tmp_path, "helpdesk", seed, champion=seed == 1)
     with gateway(tmp_path / "log", "--capture") as running:

@@ -1,4 +1,4 @@
-"""What the door says: hosts, ports, ids, versions that were rolled back, names of two things, starts that fail."""
+"""Answers at the door: hosts, ports, ids, versions that were rolled back, ambiguous names, starts that fail."""
 
 import asyncio
 import sqlite3
@@ -58,7 +58,7 @@ def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None
 
 
 def test_a_release_goes_before_a_base_of_its_name() -> None:
-    """It was answered by the base, without a word."""
+    """It used to be answered by the base, silently."""
     routes = Routes(("qwen",), {"qwen@1": "qwen"}, {"qwen": "qwen@1"})
     assert route(routes, "qwen", "s") == Route("qwen", "qwen@1")
     assert route(routes, "base", "s") == Route("qwen", "base", adapted=False)
@@ -71,7 +71,7 @@ def test_a_release_goes_before_a_base_of_its_name() -> None:
 
 
 def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
-    """A child that died while it started gave everybody an instant 503."""
+    """A child that died while starting used to give everybody an instant 503."""
 
     async def scene() -> None:
         stage = Loop()

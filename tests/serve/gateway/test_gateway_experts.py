@@ -1,4 +1,4 @@
-"""A family behind the gateway: who answers, what the header says, and that adapters that take turns never mix."""
+"""A family behind the gateway: who answers, what the header says, and that adapters never mix."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ EXPERTS = ("team-coder", "team-tester")
 
 
 def make_family(work: Path) -> None:
-    """A shared release and two experts whose adapters answer differently, with a router that knows their cues."""
+    """Make a shared release and two specialists whose adapters answer differently, with a router that knows their
+    cues."""
     for seed, name in enumerate(("team", *EXPERTS), 1):
         add_release(work, name, seed, champion=True)
     with closing(open_database()) as database:
@@ -39,7 +40,7 @@ def make_family(work: Path) -> None:
 
 
 def ask(running: Running, text: str, *, model: str = "team", agent: str = "", **headers: str) -> tuple[str, str, str]:
-    """(release, reason, what it said)."""
+    """Return (release, reason, text)."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
     body |= {"metadata": {"agent": agent}} if agent else {}
     with running.client(**headers) as client:
@@ -50,7 +51,7 @@ def ask(running: Running, text: str, *, model: str = "team", agent: str = "", **
 
 
 def interleaved(running: Running, requests: int) -> dict[str, int]:
-    """`requests` requests of eight clients at once, to whoever is found, each equal to the same one asked alone."""
+    """Send `requests` from eight clients at once. Each answer equals that of the same question asked alone."""
     texts = [f"{('code', 'test', 'bake')[n % 3]} question {n % 12} of {n % 5}" for n in range(requests)]
     expected = {text: ask(running, text) for text in sorted(set(texts))}
     with ThreadPoolExecutor(8) as pool:

@@ -1,4 +1,4 @@
-"""Who owns an answer, and when it is durable: feedback and sessions belong to the client that asked."""
+"""The owner of an answer, and when it is durable: feedback and sessions belong to the client that asked."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def test_an_answer_is_rated_and_corrected_by_its_own_client_alone() -> None:
 
 
 def test_a_session_is_its_clients() -> None:
-    """The slot of another client's session of the same name is not reused before others, nor is its release kept."""
+    """Another client's session of the same name neither gets its slot early nor keeps its release."""
 
     async def scene(stage: Stage) -> None:
         for token in ("token-a", "token-b", "token-a", "token-b"):
@@ -95,7 +95,7 @@ def test_our_own_tokens_are_secrets() -> None:
 
 
 def test_an_answer_is_durable_before_its_last_byte_leaves() -> None:
-    """26 of 442 answers around a kill of the gateway were given and never captured."""
+    """Around a kill of the gateway, 26 of 442 answers were given and never captured."""
 
     async def scene(stage: Stage) -> None:
         answer = await stage.ask()
@@ -155,7 +155,7 @@ def test_defaults_are_those_that_the_release_was_judged_with() -> None:
 
 
 def test_a_release_that_fails_before_its_first_byte_is_rolled_back() -> None:
-    """The watch knew only answers that had begun."""
+    """The watch used to see only answers that had begun."""
 
     async def scene(stage: Stage) -> None:
         for _ in range(60):

@@ -30,7 +30,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class Watched:
-    """A page, and what went wrong in it: requests to elsewhere, errors of scripts, refusals of the content policy."""
+    """A page with everything that went wrong in it: requests to other sites, script errors, content refused by the
+    policy."""
 
     def __init__(self, browser: Browser, url: str, **settings: Any):
         self.url = url
@@ -56,13 +57,13 @@ class Watched:
         self.page.press("#text", "Enter")
 
     def widths(self) -> tuple[int, int]:
-        """Of the content and of the window, in pixels."""
+        """Return the widths of the content and of the window, in pixels."""
         return tuple(self.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]"))  # type: ignore[return-value]
 
 
 @pytest.fixture
 def served(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    """Its model server is the stand-in: it answers "ok", and to "idle" with a stream that does not end."""
+    """Serve with a stand-in for the model server: it answers "ok", and "idle" with a stream that does not end."""
     monkeypatch.setenv("PATH", stub_on_path(tmp_path))
     add_release(tmp_path, "helpdesk", 1, champion=True)
     with closing(open_database()) as database:
@@ -72,7 +73,7 @@ def served(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def events(*pieces: str) -> str:
-    """A stream of answers as the gateway sends it."""
+    """Return a stream of answers as the gateway sends it."""
     return "".join(
         f"data: {json.dumps({'id': 'hive-1', 'choices': [{'delta': {'content': piece}}]})}\n\n" for piece in pieces
     )
@@ -177,5 +178,5 @@ def test_it_fits_a_phone_in_light_and_dark(browser: Browser, served: Running, sc
 
 
 def brightness(color: str) -> int:
-    """Of a CSS colour as browsers compute it: rgb(r, g, b)."""
+    """Return the brightness of a CSS colour as browsers compute it: rgb(r, g, b)."""
     return sum(int(part) for part in color[color.index("(") + 1 : -1].split(",")[:3])

@@ -1,4 +1,4 @@
-"""What the gateway listens with, and how it ends when it can't go on."""
+"""The gateway's socket, and how it ends when it can't go on."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def test_answers_are_not_held_back_by_nagle() -> None:
 
 
 def test_a_bug_in_what_loads_models_ends_the_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would answer 503 for ever, and nobody would start it again."""
+    """Otherwise it would answer 503 for ever, and nobody would restart it."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")

@@ -1,4 +1,4 @@
-"""The alarm after a swap: quiet on what is usual however often it is asked, raised soon on what is not."""
+"""The alarm after a swap: quiet on usual rates however often it is asked, raised soon on worse ones."""
 
 import random
 

@@ -13,8 +13,8 @@ LIVES, BEFORE, AFTER = 100, 200, 250
 
 @dataclass
 class Traffic:
-    """What a client's request costs by itself: `prompt` and `tokens` of the answer, `running` answers at once, others'
-    prompts beside it; and the shares that fail and that are complained about, by client."""
+    """The cost of a client's request: `prompt` and `tokens` of the answer, `running` answers at once, others' prompts
+    beside it; and the shares that fail and that are complained about, by client."""
 
     prompt: int = 200
     tokens: int = 60
@@ -36,8 +36,8 @@ KINDS = {
 
 
 class Machine:
-    """Two cores: a token costs more in a batch and in a long context, a prompt beside it holds it up, and one of fifty
-    answers meets a burst of other work."""
+    """Two cores. A token costs more in a batch and in a long context, another's prompt delays it, and one answer in
+    fifty meets a burst of other work."""
 
     def __init__(self, seed: int):
         self.draw = random.Random(seed)
@@ -83,7 +83,7 @@ def test_an_equal_release_is_withdrawn_in_at_most_one_life_of_a_hundred(kind: st
 
 
 def test_a_worse_release_is_still_noticed() -> None:
-    """Three times slower, failing, complained about by everybody."""
+    """It is three times slower, fails, or everybody complains about it."""
     before = Traffic(fails=(0.01, 0.01))
     for change in (Traffic(fails=(0.2, 0.2)), Traffic(complains=(0.2, 0.2))):
         assert sum(withdrawn(seed, before, change) for seed in range(20)) >= 19, change
@@ -91,7 +91,7 @@ def test_a_worse_release_is_still_noticed() -> None:
 
 
 def test_the_old_measure_would_have_withdrawn_it() -> None:
-    """Seconds of the whole answer over its tokens, as the watch took them before."""
+    """The old measure divided the seconds of the whole answer by its tokens."""
     raised: list[str] = []
     watch = Watch(lambda label, reason: None, None, busy=lambda: False)  # type: ignore[arg-type]
     watch._raise = lambda label, kind, alarm: raised.append(kind)  # type: ignore[method-assign]

@@ -11,8 +11,8 @@ SHORT_S, LONG_S, THINK_S, SLOTS, LIFE_S = 1.0, 6.0, 8.0, 4, 600.0
 
 
 def waits(seed: int, hostile: str = "", adapters: int = 1) -> list[float]:
-    """Seconds from arrival to end of the requests of fifteen clients that think between two of them. The hostile one
-    keeps a hundred requests waiting, with `long` or `short` prompts."""
+    """Return the seconds from arrival to end for fifteen clients that think between two requests. The hostile one keeps
+    a hundred requests waiting, with `long` or `short` prompts."""
     draw = random.Random(seed)
     turns = Turns(SLOTS, 2.0)
     events: list[tuple[float, int, str, Ticket]] = []

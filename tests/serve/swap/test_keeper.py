@@ -1,4 +1,4 @@
-"""The keeper's loop, with backends that are objects: what it starts, switches to, keeps, ends, and survives."""
+"""The keeper's loop with model servers that are objects: what it starts, switches to, keeps, ends, and survives."""
 
 import asyncio
 import sqlite3
@@ -26,7 +26,7 @@ class FakeProcess:
 
 
 class FakeBackend:
-    """`answers`: whether /health is answered."""
+    """A model server. `answers`: whether /health is answered."""
 
     def __init__(self) -> None:
         self.process = FakeProcess()
@@ -46,7 +46,7 @@ def wants(champion: int, *versions: int) -> DesiredState:
 
 
 class Stage:
-    """A keeper, what the registry says, and what was started and ended."""
+    """A keeper, the registry's content, and what was started and ended."""
 
     def __init__(self, **settings: Any) -> None:
         self.now: DesiredState | Exception = DesiredState()

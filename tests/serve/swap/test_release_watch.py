@@ -25,7 +25,7 @@ class Rollbacks:
 
 
 def watched(rollbacks: Rollbacks) -> Watch:
-    """v1 answered 300 times, with 3 errors; then v2 became champion."""
+    """Return a watch in which v1 answered 300 times, with 3 errors, before v2 became champion."""
     watch = Watch(rollbacks, open_database, busy=lambda: False)
     watch.champions({"a": "a@1"}, {})
     for number in range(300):
@@ -56,7 +56,7 @@ def test_errors_complaints_and_slowness_roll_back_with_the_reason() -> None:
 
 
 def test_a_release_that_was_returned_to_is_not_held_against_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rollback never leads to the next, not in a gateway that was started again either."""
+    """One rollback never leads to the next, not even after a restart of the gateway."""
     monkeypatch.setattr(Release, "check", lambda release: None)
     monkeypatch.setattr(
         run, "wanted", lambda database, names, checks: DesiredState(champions={"a": find(database, "a").label})
@@ -148,7 +148,7 @@ def test_a_thumb_down_that_is_sent_forty_times_is_one_complaint() -> None:
 
 
 def test_counts_are_saved_now_and_then() -> None:
-    """For whoever watches from another process; not again while nothing was answered, nor every moment."""
+    """Another process watches them. They are not saved again without an answer, nor at every moment."""
 
     def saved() -> list[tuple[int, int]]:
         with closing(open_database()) as database:

@@ -1,4 +1,4 @@
-"""What a request's `model` means."""
+"""The meaning of a request's `model`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether the files of a release are as they were registered, asked four times a second while others work on them."""
+"""Whether the files of a release are as they were registered, asked four times a second while others change them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from hivetune.serve.swap.wanted import Checks
 def test_a_folder_that_is_replaced_while_it_is_looked_at_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop that meets it would end, and the gateway would go back to the champion before."""
+    """Otherwise the loop would end, and the gateway would return to the champion before."""
     (tmp_path / "adapter").write_text("x")
     hashed: list[str] = []
     release = SimpleNamespace(label="a@1", folder=tmp_path, check=lambda: hashed.append("once"))

@@ -77,8 +77,9 @@ events = st.lists(
 @given(events=events, num_slots=st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_one_adapter_at_a_time_and_a_bounded_wait(events: list[Event], num_slots: int) -> None:
-    """Second by second. The first request of an adapter waits for the longest wait and then at most one batch of each
-    other adapter, each as long as its longest request; one that is behind others of its own waits so for each batch."""
+    """Simulated second by second. The first request of an adapter waits for the longest wait and then at most one batch
+    of each other adapter, each as long as its longest request. A request behind others of its adapter waits so for each
+    batch."""
     longest_wait_s, turns = 8, Turns(num_slots, longest_wait_s=8)
     takes: dict[int, int] = {}
     running: dict[Ticket, int] = {}
