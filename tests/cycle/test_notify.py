@@ -15,7 +15,7 @@ from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from hivetune.config import EmailConfig, NotifyConfig
 from hivetune.cycle import notify
-from hivetune.cycle.notify import LONGEST_SENTENCE, Notice, Sent, send_notice
+from hivetune.cycle.notify import MAX_SENTENCE_CHARS, Notice, Sent, send_notice
 
 pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH")  # a mail server without TLS, for a test
 
@@ -194,4 +194,4 @@ def test_a_sentence_is_one_printable_line() -> None:
     sentence = Notice("stuck", "helpdesk", "first\r\nBcc: x@example.org\x1b[2J" + "a" * 900).sentence
     assert sentence.startswith("the cycle of helpdesk can't go on: first Bcc: x@example.org")
     assert sentence.isprintable()
-    assert len(sentence) == LONGEST_SENTENCE
+    assert len(sentence) == MAX_SENTENCE_CHARS

@@ -21,7 +21,7 @@ from hivetune.base.disk import home
 from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
 from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
-from hivetune.dashboard.app import LONGEST_FORM_BYTES, PAGES, guarded_dashboard
+from hivetune.dashboard.app import MAX_FORM_BYTES, PAGES, guarded_dashboard
 from hivetune.dashboard.pages.acts import FORMS
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find
@@ -219,7 +219,7 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Gu
 
 def test_a_form_that_cannot_be_read_is_refused_in_words(guarded: tuple[Guard, str]) -> None:
     for path in ("login", "logout", "data/forget"):
-        for body in (b"token=\xff", b"token=%ff", b"x" * (LONGEST_FORM_BYTES + 1)):
+        for body in (b"token=\xff", b"token=%ff", b"x" * (MAX_FORM_BYTES + 1)):
             refused = ask(guarded, f"/dashboard/{path}", "POST", headers=owner(), content=body)
             assert refused.status_code == 400 and "form" in refused.text, (path, body[:10])
 

@@ -23,7 +23,7 @@ from hivetune.config import EmailConfig, NotifyConfig
 
 NoticeKind = Literal["promote", "rollback", "ask", "stuck", "suspect", "disk"]
 SEND_TIMEOUT_S = 20.0  # of each way; the loop waits no longer, whatever the other side does
-LONGEST_SENTENCE = 500
+MAX_SENTENCE_CHARS = 500
 _BEGINNINGS: dict[NoticeKind, str] = {
     "promote": "{release} is the new champion",
     "rollback": "{release} was rolled back",
@@ -48,7 +48,7 @@ class Notice:
         """Return one line for people."""
         words = f"{_BEGINNINGS[self.kind].format(release=self.release)}: {self.reason}"
         line = " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())
-        return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 3] + "..."
+        return line if len(line) <= MAX_SENTENCE_CHARS else line[: MAX_SENTENCE_CHARS - 3] + "..."
 
 
 @dataclass(frozen=True)

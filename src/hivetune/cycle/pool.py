@@ -8,7 +8,6 @@ import os
 import sqlite3
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
@@ -22,7 +21,7 @@ from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
-from hivetune.release.registry import Release
+from hivetune.release.registry import Release, snapshot_folder
 from hivetune.serve.swap.wanted import Checks
 from hivetune.train.plan.run import plan_document, plan_run
 
@@ -72,9 +71,9 @@ def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: 
         pool = pool_of(config)
     except DataRefused as error:
         return RowsNow(problem=error.message)
-    wishes = wishes_of(database, config, name, champion)
-    rows = [row for row in pool.pool() if row.id not in wishes.suspect]
-    groups = new_groups(rows, wishes)
+    settings = choice_settings(database, config, name, champion)
+    rows = [row for row in pool.pool() if row.id not in settings.suspect]
+    groups = new_groups(rows, settings)
     hours, disk_bytes, why_not = _planned(config, rows)
     if budget_tokens(config, rows) is not None:
         hours = config.cycle.budget_hours  # the choice of rows keeps to it
@@ -133,14 +132,18 @@ def pool_config(config: RunConfig) -> RunConfig:
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
     """Return the ids of the rows that a release was trained on or judged by, whoever registered it. Where its snapshot
     is gone, those of all cycles of its name."""
-    stored = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
+    folder = snapshot_folder(database, release.snapshot)
+    if folder is None:
+        return trained_rows(database, release.name)
     try:
-        return frozenset(row.id for row in open_snapshot(Path(stored[0] if stored else "")).pool())
-    except UsageError:
+        return frozenset(row.id for row in open_snapshot(folder).pool())
+    except UsageError:  # damaged
         return trained_rows(database, release.name)
 
 
-def wishes_of(database: sqlite3.Connection, config: RunConfig, name: str, champion: Release | None) -> ChoiceSettings:
+def choice_settings(
+    database: sqlite3.Connection, config: RunConfig, name: str, champion: Release | None
+) -> ChoiceSettings:
     """Return the settings for choosing the rows of the next cycle."""
     behind = frozenset() if champion is None else rows_behind(database, champion)
     return ChoiceSettings(

@@ -58,29 +58,29 @@ def begins_from(start_from: str, in_a_row: int) -> str:
     return "last" if start_from == "last" and in_a_row < MAX_IN_A_ROW else "base"
 
 
-def new_groups(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> int:
+def new_groups(rows: Sequence[PoolRow], settings: ChoiceSettings) -> int:
     """Count the groups with a new row that counts: not a release's own answer, not a general row, not above a share."""
-    left_out = _over_shares(rows, wishes)
-    return len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
+    left_out = _over_shares(rows, settings)
+    return len({row.tied for row in rows if row.id not in left_out and _counts(row, settings)})
 
 
-def needs_scores(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> bool:
+def needs_scores(rows: Sequence[PoolRow], settings: ChoiceSettings) -> bool:
     """Return whether the champion must score the old rows before `choose_rows` can tell them apart."""
-    trained = [row for row in rows if row.split == "train" and row.id not in wishes.suspect]
-    over = wishes.budget_tokens is not None and sum(row.length for row in trained) > wishes.budget_tokens
-    return bool(wishes.known) and (over or wishes.going_on)
+    trained = [row for row in rows if row.split == "train" and row.id not in settings.suspect]
+    over = settings.budget_tokens is not None and sum(row.length for row in trained) > settings.budget_tokens
+    return bool(settings.known) and (over or settings.going_on)
 
 
-def choose_rows(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> RowChoice:
+def choose_rows(rows: Sequence[PoolRow], settings: ChoiceSettings) -> RowChoice:
     """Choose what a cycle trains on and is judged on. Each row is in `left_out` at most once, with its first reason."""
-    left_out = _over_shares(rows, wishes)
-    groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, wishes)})
-    left_out |= _over_budget(_remaining(rows, left_out, "train"), wishes)
-    while more := _over_shares([row for row in rows if row.id not in left_out], wishes):
+    left_out = _over_shares(rows, settings)
+    groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, settings)})
+    left_out |= _over_budget(_remaining(rows, left_out, "train"), settings)
+    while more := _over_shares([row for row in rows if row.id not in left_out], settings):
         left_out |= more  # what the budget took away made a share too large; each turn leaves out more, so this ends
     trained = _remaining(rows, left_out, "train")
-    general = sum(row.trained for row in trained if _is_general(row, wishes))
-    old = sum(row.trained for row in trained if row.id in wishes.known and not _is_general(row, wishes))
+    general = sum(row.trained for row in trained if _is_general(row, settings))
+    old = sum(row.trained for row in trained if row.id in settings.known and not _is_general(row, settings))
     return RowChoice(left_out, groups, sum(row.trained for row in trained) - old - general, old, general)
 
 
@@ -88,13 +88,13 @@ def _remaining(rows: Iterable[PoolRow], left_out: Mapping[str, str], split: str)
     return [row for row in rows if row.split == split and row.id not in left_out]
 
 
-def _counts(row: PoolRow, wishes: ChoiceSettings) -> bool:
-    return row.id not in wishes.known and row.answered_by is None and not _is_general(row, wishes)
+def _counts(row: PoolRow, settings: ChoiceSettings) -> bool:
+    return row.id not in settings.known and row.answered_by is None and not _is_general(row, settings)
 
 
-def _is_general(row: PoolRow, wishes: ChoiceSettings) -> bool:
+def _is_general(row: PoolRow, settings: ChoiceSettings) -> bool:
     source = _source(row)
-    return wishes.general is not None and (source == wishes.general or source.startswith(f"{wishes.general}/"))
+    return settings.general is not None and (source == settings.general or source.startswith(f"{settings.general}/"))
 
 
 def _source(row: PoolRow) -> str:
@@ -104,20 +104,20 @@ def _source(row: PoolRow) -> str:
 # Shares hold for training and for evidence alike, so that one voice can't write the test that it is judged by.
 
 
-def _over_shares(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, str]:
+def _over_shares(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str, str]:
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
-    left_out |= {row.id: "suspect" for row in rows if row.id in wishes.suspect}
+    left_out |= {row.id: "suspect" for row in rows if row.id in settings.suspect}
     for split in ("train", "validation", "test"):
         here = _remaining(rows, left_out, split)
-        plain = [row for row in here if not _is_general(row, wishes)]
+        plain = [row for row in here if not _is_general(row, settings)]
         for name, voice in (("user-share", _user), ("source-share", _stated_source)):
             plain = [row for row in plain if row.id not in left_out]
-            left_out |= dict.fromkeys(_over_voices(plain, voice, wishes), name)
+            left_out |= dict.fromkeys(_over_voices(plain, voice, settings), name)
         plain = [row for row in plain if row.id not in left_out]
         own = [row for row in plain if row.answered_by is not None]
         others = sum(row.trained for row in plain) - sum(row.trained for row in own)
         left_out |= dict.fromkeys(_beyond(own, others * OWN_SHARE / (1 - OWN_SHARE), _newest_first), "own-share")
-        general = [row for row in here if _is_general(row, wishes)]
+        general = [row for row in here if _is_general(row, settings)]
         plain = [row for row in plain if row.id not in left_out]
         room = sum(row.trained for row in plain) * GENERAL_SHARE / (1 - GENERAL_SHARE)
         left_out |= dict.fromkeys(_beyond(general, room, _by_content), "general-share")
@@ -133,7 +133,9 @@ def _stated_source(row: PoolRow) -> str | None:
     return None if row.source.startswith("gateway:") else _source(row)
 
 
-def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], wishes: ChoiceSettings) -> list[str]:
+def _over_voices(
+    rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], settings: ChoiceSettings
+) -> list[str]:
     """Return rows of voices above their share of the tokens: 30 %, or what they had among the champion's rows."""
     tokens: Counter[str] = Counter()
     before: Counter[str] = Counter()
@@ -142,8 +144,8 @@ def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None]
         if (name := voice(row)) is not None:
             tokens[name] += row.trained
             mine[name].append(row)
-            before[name] += row.trained if row.id in wishes.known else 0
-    known = sum(row.trained for row in rows if row.id in wishes.known)
+            before[name] += row.trained if row.id in settings.known else 0
+    known = sum(row.trained for row in rows if row.id in settings.known)
     if len(tokens) < MIN_VOICES:
         return []
     shares = {name: max(VOICE_SHARE, before[name] / known if known else 0.0) for name in tokens}
@@ -151,7 +153,7 @@ def _over_voices(rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None]
     return [
         identity
         for name, limit in limits.items()
-        for identity in _beyond(mine[name], limit, lambda row: (row.id not in wishes.known, _by_content(row)))
+        for identity in _beyond(mine[name], limit, lambda row: (row.id not in settings.known, _by_content(row)))
     ]
 
 
@@ -181,24 +183,24 @@ def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tup
     return beyond
 
 
-def _over_budget(rows: Sequence[PoolRow], wishes: ChoiceSettings) -> dict[str, str]:
+def _over_budget(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str, str]:
     """Return the training rows beyond the budget, and where training continues, the old ones that are not replayed."""
-    budget = math.inf if wishes.budget_tokens is None else wishes.budget_tokens
-    if not wishes.going_on and sum(row.length for row in rows) <= budget:
+    budget = math.inf if settings.budget_tokens is None else settings.budget_tokens
+    if not settings.going_on and sum(row.length for row in rows) <= budget:
         return {}
-    always = [row for row in rows if _is_general(row, wishes)]
-    new = [row for row in rows if row.id not in wishes.known and not _is_general(row, wishes)]
-    old = [row for row in rows if row.id in wishes.known and not _is_general(row, wishes)]
+    always = [row for row in rows if _is_general(row, settings)]
+    new = [row for row in rows if row.id not in settings.known and not _is_general(row, settings)]
+    old = [row for row in rows if row.id in settings.known and not _is_general(row, settings)]
     room = budget - sum(row.length for row in always)
-    replay = max(wishes.replay, MIN_REPLAY) if wishes.going_on else wishes.replay
+    replay = max(settings.replay, MIN_REPLAY) if settings.going_on else settings.replay
     old_length = sum(row.length for row in old)
     kept_new = _take(sorted(new, key=_oldest_first), max(room * (1 - replay), room - old_length))
     used = sum(row.length for row in kept_new)
     for_old = room - used
-    if wishes.going_on:
+    if settings.going_on:
         for_old = min(for_old, used * replay / (1 - replay) if replay < 1 else for_old)
-    kept = {row.id for row in (*always, *kept_new, *_take(_worst_of_each(old, wishes.scores), for_old))}
-    return {row.id: "not-replayed" if row.id in wishes.known else "next-cycle" for row in rows if row.id not in kept}
+    kept = {row.id for row in (*always, *kept_new, *_take(_worst_of_each(old, settings.scores), for_old))}
+    return {row.id: "not-replayed" if row.id in settings.known else "next-cycle" for row in rows if row.id not in kept}
 
 
 def _take(rows: Iterable[PoolRow], room: float) -> list[PoolRow]:

@@ -18,7 +18,7 @@ from hivetune.serve.swap.watch import FLOORS, WORDS, Alarm, ReleaseCounts, usual
 
 REFUSAL_FLOOR = 0.02
 # Lengths outside these quantiles of the earlier champion's answers are unusual, as 10 % of its own are.
-SHORTEST_SHARE, LONGEST_SHARE = 0.05, 0.95
+LOW_QUANTILE, HIGH_QUANTILE = 0.05, 0.95
 MIN_BEFORE = 50  # fewer captured answers of the earlier champion do not say what is usual
 MAX_BEFORE, MAX_AFTER = 500, 5000  # answers that are read: the newest of the one before, the first of the new one
 
@@ -78,7 +78,7 @@ def regression_reason(before: Service, now: Service) -> str:
         shortest, longest = bounds[answer.asked]
         return not shortest <= answer.length <= longest
 
-    floor = 1 - LONGEST_SHARE + SHORTEST_SHARE
+    floor = 1 - HIGH_QUANTILE + LOW_QUANTILE
     usual = max(usual_rate(sum(map(is_unusual, group)), len(group), floor) for group in known.values())
     raised = _first_raised(usual, map(is_unusual, now_answers))
     if raised is not None:
@@ -111,7 +111,7 @@ def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
 
 def _usual_lengths(lengths: Sequence[int]) -> tuple[int, int]:
     ordered = sorted(lengths)
-    return ordered[math.floor(SHORTEST_SHARE * len(ordered))], ordered[math.ceil(LONGEST_SHARE * len(ordered)) - 1]
+    return ordered[math.floor(LOW_QUANTILE * len(ordered))], ordered[math.ceil(HIGH_QUANTILE * len(ordered)) - 1]
 
 
 def _seen(stored: str) -> SeenAnswer | None:

@@ -70,7 +70,7 @@ _FILES = {
     "page.css": (_PACKAGE / "judge" / "pages" / "page.css", "text/css"),
     "report.css": (_PACKAGE / "data" / "prepare" / "page.css", "text/css"),
 }
-LONGEST_FORM_BYTES = 64 << 10
+MAX_FORM_BYTES = 64 << 10
 FORM_TIMEOUT_S = 30.0
 
 
@@ -150,8 +150,8 @@ async def _form(request: Request) -> dict[str, str]:
         async with asyncio.timeout(FORM_TIMEOUT_S):
             async for piece in request.stream():
                 body += piece
-                if len(body) > LONGEST_FORM_BYTES:
-                    raise UsageError(f"a form holds at most {LONGEST_FORM_BYTES:,} bytes")
+                if len(body) > MAX_FORM_BYTES:
+                    raise UsageError(f"a form holds at most {MAX_FORM_BYTES:,} bytes")
     except (TimeoutError, ClientDisconnect):
         raise UsageError("the form is incomplete") from None
     try:

@@ -5,7 +5,7 @@ can leave no gap and no double point, because nothing is put together from piece
 page; a browser that comes back with the same id is sent nothing.
 
 All pages are made in one thread. The more a page costs, the less often it is made: together they may take SHARE of a
-core, as long as no page gets older than SLOWEST_S.
+core, as long as no page gets older than MAX_AGE_S.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from functools import partial
 from hivetune.base.disk import sha256_bytes
 
 SHARE = 0.002
-QUICKEST_S, SLOWEST_S = 1.0, 5.0
+MIN_AGE_S, MAX_AGE_S = 1.0, 5.0
 _LOOK_S = 1.0
 BEAT_S = 3.0  # after three of these without an event, a page says that it is old (static/dashboard.js)
 # A browser opens 6 connections to a host. Streams leave two of them: the oldest gives way and comes back later. A new
@@ -99,12 +99,12 @@ class LivePages:
     def _pause_s(self, known: RenderedPage) -> float:
         """Return how long a page is kept. All pages that are followed share the same processor time."""
         addresses = {stream.address for stream in self._streams}
-        return min(SLOWEST_S, max(QUICKEST_S, known.cost_s * len(addresses) / SHARE))
+        return min(MAX_AGE_S, max(MIN_AGE_S, known.cost_s * len(addresses) / SHARE))
 
     def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
         """Render a page, in the thread. A second request for it at the same time gets the same one."""
         known = self._made.get(address)
-        if known is not None and time.monotonic() - known.made < QUICKEST_S:
+        if known is not None and time.monotonic() - known.made < MIN_AGE_S:
             return known
         began = time.thread_time()
         parts = make()

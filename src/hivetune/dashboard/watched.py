@@ -15,7 +15,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.dashboard.series import Series
-from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.choices import read_resolved
@@ -246,10 +246,6 @@ def planned_rates(run: Path) -> PlannedRates | None:
     for step in plan.steps[:_MAX_STEPS]:
         documents = [trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in step.rows]
         shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=shares_prefixes(config.lora))
-        tokens += _tokens(snapshot, step.rows)
+        tokens += sum(snapshot.length(row) for row in step.rows)
         seconds += prediction.rate.seconds(setup, shapes)
     return PlannedRates(tokens / seconds, prediction.peak_bytes) if seconds else None
-
-
-def _tokens(snapshot: Snapshot, rows: tuple[int, ...]) -> int:
-    return sum(snapshot.length(row) for row in rows)

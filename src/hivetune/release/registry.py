@@ -273,6 +273,12 @@ def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
     return int(row[0])
 
 
+def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
+    """Return the folder of a snapshot by its hash, or None where it is unknown or was deleted."""
+    row = database.execute("SELECT path FROM snapshots WHERE hash = ?", (snapshot,)).fetchone()
+    return Path(row[0]) if row is not None and Path(row[0]).is_dir() else None
+
+
 def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
     """Return the releases that no alias and no gateway names, with the bytes that pruning would free."""
     return [

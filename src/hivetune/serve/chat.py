@@ -21,7 +21,7 @@ from hivetune.records import Progress
 from hivetune.release.export import export_run
 from hivetune.release.gguf import base_gguf
 from hivetune.release.prove import run_of_export
-from hivetune.release.registry import Release, find, releases
+from hivetune.release.registry import Release, find, releases, snapshot_folder
 from hivetune.run.find import find_run
 from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, Rating
 from hivetune.serve.swap.wanted import BASE, load_release
@@ -320,8 +320,8 @@ def _snapshot_of_release(name: str) -> Snapshot | None:
     if Path(name).expanduser().exists() or (release := _release(name)) is None:
         return None
     with closing(open_database()) as database:
-        known = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
-    return open_snapshot(Path(known[0])) if known and Path(known[0]).is_dir() else None
+        folder = snapshot_folder(database, release.snapshot)
+    return None if folder is None else open_snapshot(folder)
 
 
 def _release(name: str) -> Release | None:

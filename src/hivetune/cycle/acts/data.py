@@ -23,7 +23,7 @@ from hivetune.cycle.ledger import (
     suspect_rows,
 )
 from hivetune.cycle.observe import champion_of, settings_then
-from hivetune.cycle.pool import budget_tokens, cycle_id, pool_config, pool_of, wishes_of
+from hivetune.cycle.pool import budget_tokens, choice_settings, cycle_id, pool_config, pool_of
 from hivetune.cycle.rows import MAX_IN_A_ROW, ChoiceSettings, begins_from, choose_rows, needs_scores
 from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import PoolRow, open_snapshot
@@ -75,13 +75,13 @@ def make_run(context: ActContext) -> str:
     rows = list(pool.pool())
     champion = context.champion()
     with closing(open_database()) as database:
-        wishes = wishes_of(database, config, context.name, champion)
+        settings = choice_settings(database, config, context.name, champion)
     start = _start(config, champion) if cycle.opened_for != "rebuild" else None
-    trainable = [row for row in rows if row.id not in wishes.suspect]
-    wishes = replace(wishes, budget_tokens=budget_tokens(config, trainable), going_on=start is not None)
-    if champion is not None and _is_of_base(champion, config) and needs_scores(rows, wishes):
-        wishes = replace(wishes, scores=_scores(config, cycle, champion, rows, wishes))
-    choice = choose_rows(rows, wishes)
+    trainable = [row for row in rows if row.id not in settings.suspect]
+    settings = replace(settings, budget_tokens=budget_tokens(config, trainable), going_on=start is not None)
+    if champion is not None and _is_of_base(champion, config) and needs_scores(rows, settings):
+        settings = replace(settings, scores=_scores(config, cycle, champion, rows, settings))
+    choice = choose_rows(rows, settings)
     left_out = dict(choice.left_out)
     there = {row.id for row in rows}
     left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in there}
@@ -140,11 +140,11 @@ def trained_in_a_row(folder: Path) -> int:
 
 
 def _scores(
-    config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], wishes: ChoiceSettings
+    config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], settings: ChoiceSettings
 ) -> dict[str, float]:
     """Score each old row by the champion, in nats per token, so that forgotten rows are trained again first."""
     views = {
-        number: row.id for row in rows if row.split == "train" and row.id in wishes.known for number in row.numbers
+        number: row.id for row in rows if row.split == "train" and row.id in settings.known for number in row.numbers
     }
     folder = cycle.folder / "scoring"
     task = Score(

@@ -88,17 +88,13 @@ class JournalReader:
 def first_difference(held: Mapping[PointKey, int], points: Mapping[PointKey, RunPoint]) -> int | None:
     """Return the first step that a tool holds and the journal lacks, or has from another time; None if there is no such
     step."""
-    differing = [step for (kind, step), time_ms in held.items() if not _is_in(points, (kind, step), time_ms)]
+    differing = [key[1] for key, time_ms in held.items() if key not in points or points[key].time_ms != time_ms]
     return min(differing, default=None)
 
 
 def missing(held: Mapping[PointKey, int], points: Iterable[RunPoint]) -> list[RunPoint]:
     """Return the points that a tool lacks, by step; a training step comes before the validation after it."""
     return sorted((point for point in points if point.key not in held), key=lambda point: (point.step, point.kind))
-
-
-def _is_in(points: Mapping[PointKey, RunPoint], key: PointKey, time_ms: int) -> bool:
-    return key in points and points[key].time_ms == time_ms
 
 
 PROJECT = "hivetune"  # what MLflow calls an experiment

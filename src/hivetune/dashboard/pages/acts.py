@@ -17,7 +17,7 @@ from hivetune.release.registry import promote, returns_to, rollback
 from hivetune.run.status import ask_to_stop
 from hivetune.serve.register import who
 
-LONGEST_REASON = 500
+MAX_REASON_CHARS = 500
 
 
 MakePage = Callable[[Watcher, PageRequest], Page]
@@ -153,7 +153,7 @@ def _whom(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
 
 
 def _reason(request: PageRequest) -> str:
-    return request.form.get("reason", "").strip()[:LONGEST_REASON]
+    return request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
 
 
 # For each path the page that asks, and what the posted form does.

@@ -24,7 +24,7 @@ from hivetune.run.chart import draw_intervals
 from hivetune.run.folder import RECORD
 from hivetune.run.record import read_record
 
-MOST_DECISIONS, MOST_ACTS = 50, 50
+MAX_DECISIONS, MAX_ACTS = 50, 50
 _MEASURED = ("loss", "success")
 
 
@@ -51,12 +51,12 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
         raise NotThere(f"no cycle is called {name}", hint="start one: hivetune cycle CONFIG")
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, name), acts_of(database, name)
-        charts = [Markup(chart) for chart in quality_charts(database, name) if chart]
+        charts = list(quality_charts(database, name))
     decisions = [e for e in read_tail(loop_folder(name) / JOURNAL) if e["event"] in ("decision", "problem", "notice")]
     values = {
         "shown": shown_loop(loop),
-        "decisions": [_decision(entry) for entry in reversed(decisions[-MOST_DECISIONS:])],
-        "acts": list(reversed(acts[-MOST_ACTS:])),
+        "decisions": [_decision(entry) for entry in reversed(decisions[-MAX_DECISIONS:])],
+        "acts": list(reversed(acts[-MAX_ACTS:])),
         "cycles": [_shown(cycle) for cycle in reversed(cycles)],
         "charts": charts,
         "problem": "",
@@ -64,7 +64,7 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
     return Page("loop.html", f"Cycle {name}", values, live=True)
 
 
-def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[str]:
+def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
     """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
     known = list(_judged(releases(database, name)))
     for measure in _MEASURED:
@@ -73,13 +73,11 @@ def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[str]:
             metric = next((metric for metric in metrics if metric["name"] == measure), None)
             if metric is not None and metric.get("ci95") is not None and metric.get("difference") is not None:
                 low, high = metric["ci95"]
-                rows.append((_label(release), float(metric["difference"]), float(low), float(high)))
+                aliases = f" {', '.join(release.aliases)}" if release.aliases else ""
+                rows.append((f"{release.label}{aliases}", float(metric["difference"]), float(low), float(high)))
         better = "below zero is better" if measure == "loss" else "above zero is better"
-        yield draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}")
-
-
-def _label(release: Release) -> str:
-    return f"{release.label}{' ' + ', '.join(release.aliases) if release.aliases else ''}"
+        if rows:
+            yield Markup(draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}"))
 
 
 def _judged(known: Iterable[Release]) -> Iterator[tuple[Release, list[Mapping[str, Any]]]]:

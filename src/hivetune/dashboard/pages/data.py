@@ -20,8 +20,9 @@ from hivetune.dashboard.watched import Watcher
 from hivetune.data.prepare.page import report_body, report_title
 from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS
 from hivetune.errors import NotThere, UsageError
+from hivetune.release.registry import snapshot_folder
 
-MOST_SNAPSHOTS = 200
+MAX_SNAPSHOTS = 200
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def data_page(watcher: Watcher, request: PageRequest) -> Page:
             values["forgotten"] = database.execute("SELECT count(*) FROM forgotten").fetchone()[0]
             values["intake"] = database.execute("SELECT * FROM intake ORDER BY source").fetchall()
             known = database.execute(
-                "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?", (MOST_SNAPSHOTS,)
+                "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?", (MAX_SNAPSHOTS,)
             ).fetchall()
         values["snapshots"] = [_shown(*row) for row in known]
     return Page("data.html", "Data", values)
@@ -53,10 +54,10 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the snapshot's report, in the dashboard's frame."""
     digest = request.named["snapshot"]
     with closing(open_database()) as database:
-        stored = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
-    if stored is None or not (Path(stored[0]) / REPORT).is_file():
+        folder = snapshot_folder(database, digest)
+    if folder is None or not (folder / REPORT).is_file():
         raise NotThere("no snapshot has this id", hint="it may have been deleted; see the page Data")
-    path = Path(stored[0]) / REPORT
+    path = folder / REPORT
     with of_this_version(path):
         document = read_sealed(path)
         return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
@@ -81,7 +82,7 @@ def _shown(digest: str, path: str, created: float) -> ShownSnapshot:
 
 
 ROWS_A_PAGE = 50
-LONGEST_SHOWN = 2000
+MAX_SHOWN_CHARS = 2000
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}", hint=f"choose one of: {', '.join(SPLITS)}")
     with closing(open_database()) as database:
-        stored = database.execute("SELECT path FROM snapshots WHERE hash = ?", (digest,)).fetchone()
-    if stored is None or not (Path(stored[0]) / ROWS_FILE).is_file():
+        folder = snapshot_folder(database, digest)
+    if folder is None or not (folder / ROWS_FILE).is_file():
         raise UsageError("the snapshot of this release was deleted, so its rows can't be shown")
-    with closing(_open_rows(Path(stored[0]))) as rows:
+    with closing(_open_rows(folder)) as rows:
         total = rows.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()[0]
         where = f"{_COLUMNS} WHERE split = ? ORDER BY row LIMIT ? OFFSET ?"
         return [_shown_row(row) for row in rows.execute(where, (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1)))], total
@@ -157,4 +158,4 @@ def _text_of(turn: dict[str, object]) -> str:
     text = str(turn.get("content") or "")
     if turn.get("tool_calls"):
         text += json.dumps(turn["tool_calls"], ensure_ascii=False)
-    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + " ..."
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."

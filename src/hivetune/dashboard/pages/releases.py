@@ -16,12 +16,12 @@ from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.experts.costs import known_costs
 from hivetune.judge.pages.comparison import comparison_body
-from hivetune.release.registry import Release, find, forgotten_rows, history, releases, returns_to
+from hivetune.release.registry import Release, find, forgotten_rows, history, releases, returns_to, snapshot_folder
 from hivetune.routing.steps import families
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.serve.register import explain_release
 
-LONGEST_NUMBER = 9  # digits of a page's number
+MAX_DIGITS = 9  # digits of a page's number
 
 
 def releases_page(watcher: Watcher, request: PageRequest) -> Page:
@@ -32,7 +32,7 @@ def releases_page(watcher: Watcher, request: PageRequest) -> Page:
             known = releases(database)
             shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(known)]
             for name in sorted({release.name for release in known}):
-                charts[name] = [Markup(chart) for chart in quality_charts(database, name) if chart]
+                charts[name] = list(quality_charts(database, name))
     return Page("releases.html", "Releases", {"releases": shown, "charts": charts, "problem": ""}, live=True)
 
 
@@ -47,7 +47,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
             problem = error.message
         moves = [move for move in reversed(history(database, release.name)) if move.version == release.version]
         family = families(database)
-        snapshot = database.execute("SELECT path FROM snapshots WHERE hash = ?", (release.snapshot,)).fetchone()
+        snapshot = snapshot_folder(database, release.snapshot)
         forgotten = forgotten_rows(database, release.snapshot)
         earlier = returns_to(database, release.name)
     shared = next((name for name, experts in family.items() if release.name in (name, *experts)), "")
@@ -60,7 +60,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
         "forgotten": forgotten,
         "earlier": earlier,
         "run": run_id(Path(release.run)) if Path(release.run).exists() else "",
-        "snapshot_is_there": snapshot is not None and Path(snapshot[0]).is_dir(),
+        "snapshot_is_there": snapshot is not None,
         "answers": Markup(_answers(release)),
     }
     return Page("release.html", release.label, values)
@@ -70,7 +70,7 @@ def rows_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the rows that a release was trained on or judged by, a page at a time."""
     release = found_release(request)
     wanted = request.query.get("page", "")
-    number = max(1, int(wanted)) if wanted.isdecimal() and len(wanted) <= LONGEST_NUMBER else 1
+    number = max(1, int(wanted)) if wanted.isdecimal() and len(wanted) <= MAX_DIGITS else 1
     split = request.query.get("split", "train")
     rows, total = snapshot_rows(release.snapshot, split, number)
     values = {

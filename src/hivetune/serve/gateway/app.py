@@ -56,7 +56,7 @@ MAX_OPEN_PER_CLIENT = 1024
 RELEASE_HEADER = "X-Hivetune-Release"
 CAPTURED_HEADER = "X-Hivetune-Captured"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-LONGEST_ANSWER_S = 1800.0
+MAX_ANSWER_S = 1800.0
 BODY_TIMEOUT_S = 60.0
 SLOW_CLIENT_S = 60.0
 
@@ -126,7 +126,7 @@ class Gateway:
             fields = ChatFields if request.url.path == CHAT else TextFields
             exchange = _Exchange(self, request, checked_fields(fields, await _body(request)))
             try:
-                async with asyncio.timeout(LONGEST_ANSWER_S):
+                async with asyncio.timeout(MAX_ANSWER_S):
                     # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
                     # is there; so from here on somebody looks whether the client is still there.
                     answer = await _unless_gone(request, self._answer(exchange, request.url.path, stack))
@@ -137,7 +137,7 @@ class Gateway:
                 raise
             except TimeoutError:
                 exchange.failed()
-                raise MachineNotFit(f"no answer after {LONGEST_ANSWER_S:.0f} s") from None
+                raise MachineNotFit(f"no answer after {MAX_ANSWER_S:.0f} s") from None
             if answer is None:
                 self.metrics.vanished(exchange.label)
                 return Response(status_code=499)  # nobody reads it
@@ -350,7 +350,8 @@ class _Exchange:
         computing_s = now - self.upstream.sent_s
         self.gateway.metrics.answered(self.id, self.label, self.client, now - self.started, computing_s, tokens)
         self.gateway.watch.answered(self.label, self.client, error=False, **self.upstream.pace(document))
-        if self.gateway.capture is None or not self._wants_capture():
+        wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
+        if self.gateway.capture is None or wish in ("no", "false", "0", "off") or "messages" not in self.body:
             return
         durable = await self.gateway.capture.keep(
             CapturedAnswer(
@@ -367,10 +368,6 @@ class _Exchange:
             )
         )
         self.captured = "yes" if durable else "later"
-
-    def _wants_capture(self) -> bool:
-        wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
-        return wish not in ("no", "false", "0", "off") and "messages" in self.body
 
 
 async def _body(request: Request) -> dict[str, Any]:

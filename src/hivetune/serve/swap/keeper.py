@@ -19,7 +19,7 @@ from hivetune.serve.swap.wanted import Deployment, DesiredState, Route, Routes
 _POLL_S = 0.25
 DRAIN_S = 60.0
 KEEP_S = 600.0  # a replaced backend is kept this long for an instant return, where memory allows
-FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
 PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
 READY_TIMEOUT_S = 120.0
 # A server that computes still answers /health, from another thread; one that is stopped or stuck does not.
@@ -178,7 +178,7 @@ class Keeper:
             green = starting.live.result()
         except (HivetuneError, sqlite3.Error, OSError) as error:
             retry = self._retries.get(starting.deployment)
-            wait_s = FIRST_RETRY_S if retry is None else min(2 * retry.wait_s, LONGEST_RETRY_S)
+            wait_s = FIRST_RETRY_S if retry is None else min(2 * retry.wait_s, MAX_RETRY_S)
             if wait_s > PATIENCE_S:
                 self._lost.pop(deployment.model, None)
             self._retries[starting.deployment] = _Retry(time.monotonic() + wait_s, wait_s, str(error))

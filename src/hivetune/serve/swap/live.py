@@ -14,7 +14,7 @@ from hivetune.llama.backend import CONTEXT_TOKENS, Backend
 from hivetune.serve.swap.turns import SessionKey, Ticket, Turns
 from hivetune.serve.swap.wanted import Deployment
 
-_LONGEST_WAIT_S = 2.0
+_MAX_WAIT_S = 2.0
 BACKEND_CONNECT_S = 5.0
 # The longest silence of a backend inside an answer: the prompt of a full context on two cores takes about as long.
 SILENCE_TIMEOUT_S = 300.0
@@ -45,7 +45,7 @@ class LiveBackend:
     _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.slots, _LONGEST_WAIT_S)
+        self.turns = Turns(self.slots, _MAX_WAIT_S)
         self.client = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(
                 uds=str(self.backend.socket_path), limits=httpx2.Limits(max_connections=self.slots + 4)
