@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from data.intake.collecting import RedisServer
 
-from hivetune.cluster.redis import check_redis, judge_redis, redis_words
+from hivetune.cluster.node import check_redis, judge_redis, redis_words
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.host import _redis
 

@@ -66,7 +66,7 @@ def test_the_folder_of_ray_is_found_again_with_what_ray_left_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(node, "LONGEST_FOLDER", 1000)
+    monkeypatch.setattr(node, "MAX_FOLDER_BYTES", 1000)
     folder = _ray_folder()
     assert folder.is_relative_to(tmp_path)
     assert folder.parent.stat().st_mode & 0o077 == 0

@@ -2,7 +2,7 @@
 
 import random
 
-from hivetune.sweep.race import RowLosses, losers
+from hivetune.sweep.sweep import RowLosses, losers
 
 ROWS = range(60)
 TOKENS = dict.fromkeys(ROWS, 10)

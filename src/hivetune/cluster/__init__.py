@@ -1,1 +1,1 @@
-"""Several machines: Ray places one agent a device, and an agent starts the worker of its machine's own environment."""
+"""Several machines: starting Ray on each, and whole runs that are carried to a free device and home again."""

@@ -1,8 +1,8 @@
 """A whole run on a free device of a cluster: it is carried there, followed, and carried home, whatever machines die.
 
-A run folder is all of a run's state and a resume is bit for bit, so nothing else has to travel than folders. The run's
-own folder stays locked by this process meanwhile, and follows: its journals at each look, all of it now and then. When
-a machine is lost, the run goes on from there on another one.
+A run folder is all of a run's state and a resume is bit for bit, so only folders have to travel. Meanwhile this process
+keeps the run's own folder locked and up to date: the journals at each look, all of it now and then. When a machine is
+lost, the run goes on from that state on another machine.
 """
 
 import functools
@@ -41,9 +41,9 @@ from hivetune.run.status import hold_run
 from hivetune.train.open import Run, update_record
 
 FOLLOW_EVERY_S = 0.5
-# All of a run comes home so often, and that much of the time is spent on it at most: what a lost machine costs.
+# All of a run comes home this often, for at most this share of the time. A lost machine costs what came after.
 HOME_EVERY_S, HOME_SHARE = 600.0, 0.02
-# Somebody should know why a run does not go on.
+# After this a person is told why a run does not go on.
 WAITS_S, COUNT_EVERY_S = 60.0, 5.0
 # A machine whose agent dies so often without a word gets the run no more.
 LOSSES = 3
@@ -56,11 +56,11 @@ Teller = Callable[[str], None]
 
 
 class _Lost(Exception):
-    """The machine or its agent is gone, or tells what can't be."""
+    """The machine or its actor is gone, or its answer can't be true."""
 
 
 class _Refused(Exception):
-    """The machine can't bring this run forward, for the reason that is its text."""
+    """The machine can't bring this run forward; the text is the reason."""
 
 
 def check_carried(run: Run) -> None:
@@ -77,7 +77,7 @@ def check_carried(run: Run) -> None:
 
 
 def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
-    """Bring a run to its end on a free device of the cluster at `address`; the document of `train --json`.
+    """Bring a run to its end on a free device of the cluster at `address`, and return the document of `train --json`.
 
     A signal asks for the clean end and for the run to come home; a second one leaves it as it is here. Raises what ends
     a run, Busy, UsageError, and MachineNotFit when no machine is left that can bring it forward.
@@ -97,7 +97,7 @@ def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
 
 
 class _Carrier:
-    """One run under way. `held`: the locks of its folder, which is another one each time that it comes home."""
+    """One run under way. `held`: the locks of its folder, which is a new folder each time that it comes home."""
 
     def __init__(self, run: Run, address: str, ray: Any, stop: StopRequest, held: ExitStack, tell: Teller):
         self._run, self._address, self._ray, self._stop, self._held, self._tell = run, address, ray, stop, held, tell
@@ -112,7 +112,7 @@ class _Carrier:
         self._full_told = False
 
     def finish(self) -> int:
-        """The exit code of the run's process, on whatever machine it ended; 0: it is done."""
+        """Return the exit code of the run's process, on whatever machine it ended. 0: the run is done."""
         while not self._stop.count:
             actor, node, host = None, _ANY, ""
             try:
@@ -155,9 +155,10 @@ class _Carrier:
         return Guest(self._run.folder.name, config.model, model.resolve(), sha256_file(model / MANIFEST), device)
 
     def _place(self) -> tuple[Any, str]:
-        """An agent on a free device of a machine that was not given up, and Ray's name of the machine. Waits for one.
+        """Wait for a free device of a machine that was not given up; return the actor and Ray's name of the machine.
 
-        An agent takes no core and no memory of those that Ray counts: what computes is its child."""
+        An actor takes no core and no memory of those that Ray counts, because its child computes.
+        """
         self._counted = 0.0
         self._left()
         others = {"ray.io/node-id": f"!in({','.join(self._given_up)})"} if self._given_up else {}
@@ -207,7 +208,7 @@ class _Carrier:
         self._ask(actor.begin.remote())
 
     def _accompany(self, actor: Any, host: str) -> int:
-        """Until the run ends there, or is paused, and is at home again: its exit code."""
+        """Follow the run until it ends or is paused there and is at home again; return its exit code."""
         asked, home_at = False, time.monotonic() + HOME_EVERY_S
         while True:
             news = self._ask(actor.look.remote())
@@ -231,7 +232,7 @@ class _Carrier:
             time.sleep(FOLLOW_EVERY_S)
 
     def _visit_home(self, actor: Any) -> float:
-        """All of the run as it is now comes home, while it goes on there; how long that took, in seconds."""
+        """Bring all of the run home as it is now, while it goes on there; return how many seconds that took."""
         began = time.monotonic()
         packed = self._ask(actor.gather.remote())
         if packed is not None:
@@ -239,7 +240,7 @@ class _Carrier:
         return time.monotonic() - began
 
     def _with_room(self, write: Callable[[], object]) -> bool:
-        """Whether there was room on this machine's disk for what `write` does; said once where there was none."""
+        """Call `write`, and return whether the disk had room for it. The first time without room is reported."""
         try:
             write()
         except OSError as error:
@@ -252,7 +253,7 @@ class _Carrier:
         return True
 
     def _fetch(self, actor: Any, size_bytes: int) -> None:
-        """The run as it is there takes the place of the folder here, when all of it has come."""
+        """Put the run as it is there in the place of the folder here, when all of it has come."""
         self._homes += 1
         parcel, came = (self._beside.with_name(f"{self._beside.name}.{n}.tmp") for n in ("parcel", f"{self._homes}"))
         try:
@@ -273,8 +274,10 @@ class _Carrier:
             shutil.rmtree(came, ignore_errors=True)
 
     def _ask(self, call: Any, look: Callable[[], None] = lambda: None) -> Any:
-        """What the agent answers. Raises _Lost when it is gone, _Refused when it can't do it, Stopped when a second
-        signal comes meanwhile."""
+        """Return what the actor answers.
+
+        Raises _Lost when it is gone, _Refused when it can't do it, Stopped when a second signal comes meanwhile.
+        """
         while not self._ray.wait([call], timeout=FOLLOW_EVERY_S)[0]:
             look()
             if self._stop.count > 1:
@@ -285,11 +288,11 @@ class _Carrier:
             cause = error.cause
             raise _Refused(cause.message if isinstance(cause, HivetuneError) else str(cause)) from None
         except self._ray.exceptions.RayError as error:
-            raise _Lost(f"Ray has {type(error).__name__} for its agent") from None
+            raise _Lost(f"Ray reports {type(error).__name__} for its actor") from None
 
 
 def bring_home(came: Path, run: Run) -> None:
-    """`came` takes the name of the run's folder, with the paths of this machine, and the old one that of `came`.
+    """Give `came` the name of the run's folder and the paths of this machine; the old folder gets the name of `came`.
 
     Raises HivetuneError for another run's folder.
     """
@@ -308,7 +311,7 @@ def bring_home(came: Path, run: Run) -> None:
 
 
 def _follow(run: Path, growth: Growth) -> None:
-    """A journal here gets what it has there; one that is shorter than it should be waits until all comes home."""
+    """Write to a journal here what it has there. One that is shorter here waits until all of the run comes home."""
     if growth.name not in FOLLOWED:
         raise _Lost(f"it tells of a journal {growth.name!r}")
     with open(open_plain(run / growth.name, os.O_RDWR | os.O_CREAT), "r+b") as file:
@@ -319,7 +322,7 @@ def _follow(run: Path, growth: Growth) -> None:
 
 
 def _clear(run: Path) -> None:
-    """What a process left beside the run that carried it before and was killed."""
+    """Delete what an earlier process that carried this run and was killed left beside it."""
     for path in run.parent.glob(f".{glob.escape(run.name)}.*.tmp"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -328,13 +331,13 @@ def _clear(run: Path) -> None:
 
 
 def _why(run: Path, code: int) -> str:
-    """The last words of the run's supervisor, by its journal."""
+    """Return why the run's supervisor ended, by its journal."""
     ends = [entry for entry in read_journal(run / EVENTS) if entry["event"] == "supervisor_ended"]
     return (ends[-1].get("why") if ends else "") or f"its process ended with exit code {code}"
 
 
 def _error(run: Path, code: int, signal_number: int | None) -> HivetuneError:
-    """As `hivetune resume` would have raised it here."""
+    """Return the error that `hivetune resume` would have raised here."""
     if code > 128:
         hint = f"go on with: hivetune resume {quoted(run)}"
         return Stopped("stopped; everything up to its last step is saved", signal_number=signal_number, hint=hint)

@@ -1,6 +1,6 @@
-"""A run on the machine that it was carried to: `python -m hivetune.cluster.guest RUN` becomes `hivetune resume`.
+"""A run on the machine that it was carried to: `python -m hivetune.cluster.guest RUN PID` becomes `hivetune resume`.
 
-It is killed by the kernel with the agent that started it: nobody would fetch what it computes after that.
+The kernel kills it together with the actor PID that started it: nobody would fetch what it computes after that.
 """
 
 import ctypes

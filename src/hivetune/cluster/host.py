@@ -1,7 +1,7 @@
 """One device of a machine that takes in a whole run of another machine, brings it forward, and gives it back.
 
 Ray makes a process of `RunHost` on the machine and calls its methods one after the other, from one thread. It loads no
-torch: the run is `hivetune resume` in this machine's own environment. What is kept here meanwhile is deleted with it.
+torch: the run is `hivetune resume` in this machine's own environment. The files of the run are deleted here at the end.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from hivetune.train.open import update_record
 from hivetune.train.queue import visible_devices
 
 RUN, SNAPSHOT = "run", "snapshot"
-# What tells how a run is doing, and is followed while it is away.
+# These journals of a run are kept up to date at home while it is away.
 FOLLOWED = (METRICS, EVENTS, ROW_LOSSES, AMENDMENTS)
 # A piece of a parcel in one call: far below the shared memory that Ray has (node.py).
 CARRIED_BYTES = 4 << 20
@@ -56,7 +56,7 @@ class Guest:
 
 @dataclass(frozen=True)
 class Growth:
-    """What one of FOLLOWED has from `offset` on; what it had there before counts no more."""
+    """The content of one of FOLLOWED from `offset` on; it replaces what was there before."""
 
     name: str
     offset: int
@@ -65,7 +65,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class News:
-    """What became of a run since the last look. `said`: what its process printed; `code`: of its end."""
+    """What happened to a run since the last look. `said`: what its process printed; `code`: its exit code."""
 
     growth: tuple[Growth, ...]
     said: bytes
@@ -74,7 +74,7 @@ class News:
 
 @dataclass(frozen=True)
 class _Room:
-    """What a run that was admitted gets on this machine."""
+    """Everything that a run gets on this machine."""
 
     folder: Path
     model: Path
@@ -94,13 +94,13 @@ class RunHost:
         self._said = 0
 
     def where(self) -> str:
-        """Ray's name of the machine."""
+        """Return Ray's name of the machine."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     def admit(self, guest: Guest) -> tuple[str, str]:
-        """The names of this machine and of the device that the run gets. Raises MachineNotFit."""
+        """Return the names of this machine and of the device that the run gets. Raises MachineNotFit."""
         host, membership = platform.node(), read_membership()
         if guest.version != __version__:
             raise MachineNotFit(
@@ -120,7 +120,7 @@ class RunHost:
         return host, device
 
     def receive(self, piece: bytes) -> None:
-        """The next piece of the parcel."""
+        """Store the next piece of the parcel."""
         with open(open_plain(self._room.folder / _IN, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
             file.write(piece)
 
@@ -145,7 +145,7 @@ class RunHost:
         self._kept.callback(self._end)
 
     def look(self) -> News:
-        """`code` is told when nothing else is left to tell."""
+        """Return the news of the run. Its exit code comes last, when nothing else is left."""
         code = self._process.poll()  # first: what it wrote before its end is read below
         growth = tuple(grown for name in FOLLOWED if (grown := self._grown(name)) is not None)
         with open(self._room.folder / _LOG, "rb") as file:
@@ -160,7 +160,7 @@ class RunHost:
             self._process.terminate()
 
     def gather(self) -> int | None:
-        """Pack the run as it is now; the parcel's size in bytes. None: it was changed meanwhile, so ask again later."""
+        """Pack the run as it is now and return the parcel's size in bytes; None when the run changed meanwhile."""
         run, ended = self._room.folder / _KEPT / RUN, self._process.poll() is not None
         if ended:
             self._end()
@@ -174,17 +174,17 @@ class RunHost:
         return size_bytes if ended or (run / CONFIG).read_bytes() == before else None
 
     def give(self, offset: int) -> bytes:
-        """The piece of the packed run at `offset`."""
+        """Return the piece of the packed run at `offset`."""
         with open(self._room.folder / _OUT, "rb") as file:
             file.seek(offset)
             return file.read(CARRIED_BYTES)
 
     def leave(self) -> None:
-        """The run is at home again, or will not come back: keep nothing of it."""
+        """Delete everything of the run: it is at home again, or will not come back."""
         self._kept.close()
 
     def _end(self) -> None:
-        """Its process, and what it may have left in its session."""
+        """End its process, and what that may have left in its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -204,7 +204,7 @@ class RunHost:
 
 
 def _claim(devices: Sequence[str], wanted: str) -> str | None:
-    """A run that computes on the processor may do so beside any device; one that began on a card needs one."""
+    """Hold a device. A run that computes on the processor may use any; one that began on a card needs a card."""
     fitting = [device for device in dict.fromkeys(devices) if wanted != "cuda" or device.startswith("cuda")]
     deadline = time.monotonic() + _CLAIM_S
     while fitting:
@@ -218,7 +218,7 @@ def _claim(devices: Sequence[str], wanted: str) -> str | None:
 
 
 def _environment(membership: Membership, device: str) -> dict[str, str]:
-    """What this machine's Ray was started with, and only the device; CPU devices share the cores."""
+    """Return the environment of this machine's Ray, with only this device visible. CPU devices share the cores."""
     machine = read_machine()
     environment = dict(os.environ)
     # Ray sets it to 1 for its own processes; what its parent has is the user's own.
@@ -235,7 +235,7 @@ def _environment(membership: Membership, device: str) -> dict[str, str]:
 
 
 def _clear(guests: Path) -> None:
-    """Delete what hosts left that were killed; one that has just made its folder may not hold it yet."""
+    """Delete the folders of hosts that were killed. A host that has just made its folder may not hold the lock yet."""
     make_folder(guests)
     for folder in guests.iterdir():
         if time.time() - folder.stat().st_mtime > _YOUNG_S:

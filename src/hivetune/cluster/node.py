@@ -1,19 +1,22 @@
 """This machine in a cluster: starts Ray's processes here, as its head or joined to one, and ends them.
 
-They are found again by a variable of their environment, so that nobody else's Ray is touched.
+A variable in their environment marks them, so that nobody else's Ray is touched.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,7 +24,7 @@ from hivetune import __version__
 from hivetune.base.disk import home
 from hivetune.base.packages import install_command
 from hivetune.base.private import temporary_folder
-from hivetune.cluster.redis import check_redis, redis_words
+from hivetune.data.intake.sources.redis_server import connect, explain_redis, load_redis, parse_server
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.cluster import (
     DEVICE,
@@ -48,7 +51,7 @@ HOME_MARK = "HIVETUNE_CLUSTER"
 OBJECT_STORE_SHARE, MIN_OBJECT_STORE_BYTES, MAX_OBJECT_STORE_BYTES = 0.1, 80 << 20, 8 << 30
 START_TIMEOUT_S, END_TIMEOUT_S = 120.0, 15.0
 # Bytes: a socket's name has at most 107 (unix(7)), and Ray puts /session_DATE_TIME_PID/sockets/plasma_store behind it.
-LONGEST_FOLDER = 107 - len("/session_2026-11-25_23-59-59_123456_4194304/sockets/plasma_store")
+MAX_FOLDER_BYTES = 107 - len("/session_2026-11-25_23-59-59_123456_4194304/sockets/plasma_store")
 # `ray start` with its options read from a pipe: a password does not stand in the list of processes.
 _START = "import json, sys; from ray.scripts.scripts import cli; cli(json.load(sys.stdin))"
 _TAIL_LINES = 5
@@ -61,8 +64,11 @@ _ASKED = (
 
 @dataclass(frozen=True)
 class Joining:
-    """How this machine takes part. `listen`: the address, or HOST:PORT, that a head listens on; `join`: of the head
-    that it is joined to; `python`: of the environment that computes; `redis`: a URL for the head's state."""
+    """How this machine takes part in a cluster.
+
+    `listen`: the address, or HOST:PORT, that a head listens on; `join`: the address of the head to join; `python`: that
+    of the environment which computes; `redis`: a URL for the head's state.
+    """
 
     listen: str = LOOPBACK
     join: str | None = None
@@ -72,8 +78,9 @@ class Joining:
 
 
 def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
-    """Start Ray here; what it became, and warnings. A head whose processes died is started again, with the state that
-    its Redis has.
+    """Start Ray here, and return the membership and warnings.
+
+    A head whose processes died is started again, with the state that its Redis has.
 
     Raises Busy when this machine is in a cluster already that lives, UsageError, MachineNotFit.
     """
@@ -111,7 +118,7 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
 
 
 def end_node() -> int:
-    """End all processes of this home's Ray on this machine, agents and their workers included; how many there were."""
+    """End all processes of this home's Ray on this machine, actors included, and return how many there were."""
     found = _processes()
     _signal(found, signal.SIGTERM)
     _, left = psutil.wait_procs(found, END_TIMEOUT_S)
@@ -122,7 +129,7 @@ def end_node() -> int:
 
 
 def view_own(address: str | None) -> ClusterView:
-    """The cluster at `address`; None: the one that this machine belongs to. Raises UsageError, MachineNotFit."""
+    """Return the cluster at `address`, or the one of this machine for None. Raises UsageError, MachineNotFit."""
     membership = read_membership()
     if address is None and membership is None:
         raise UsageError("this machine is in no cluster", hint="begin one: hivetune cluster up")
@@ -144,7 +151,7 @@ def _refuse_living() -> None:
 
 
 def _checked_python(python: str | None) -> str:
-    """Raises UsageError for an environment that can't compute."""
+    """Return the path of a Python. Raises UsageError for an environment that can't compute."""
     if python is None:
         return sys.executable
     path = Path(python).expanduser()
@@ -188,11 +195,14 @@ def mark_of_home() -> str:
 
 
 def _ray_folder() -> Path:
-    """Not below the home: Ray has sockets. It lets everybody into its folder, so that lies in a private one. Below /tmp
-    where TMPDIR is too long for them."""
+    """Return the folder for Ray's sockets and logs.
+
+    It is not below the home, whose path may be too long for a socket. Ray lets everybody into its folder, so it lies in
+    a private one; below /tmp where TMPDIR is too long.
+    """
     name = f"ht-{mark_of_home()}"
     wanted = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}" / "ray"
-    return temporary_folder(name, None if len(os.fsencode(wanted)) <= LONGEST_FOLDER else Path("/tmp")) / "ray"
+    return temporary_folder(name, None if len(os.fsencode(wanted)) <= MAX_FOLDER_BYTES else Path("/tmp")) / "ray"
 
 
 def _ray_start(python: str, words: list[str], extra: Mapping[str, str]) -> None:
@@ -217,7 +227,7 @@ def _ray_start(python: str, words: list[str], extra: Mapping[str, str]) -> None:
 
 
 def _processes() -> list[psutil.Process]:
-    """Those with our mark and all below them: a process that has set its title has overwritten its mark."""
+    """Return the processes with our mark and all below them. One that has set its title has overwritten its mark."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -231,3 +241,61 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+# The Redis that keeps the state of a cluster's head, so that the head may die. It is checked before Ray starts.
+
+DEFAULT_PORT = 6379
+
+
+def check_redis(url: str) -> tuple[str, ...]:
+    """Return warnings about a Redis. Raises MachineNotFit when it can't keep the state, UsageError without answer."""
+    server = parse_server(url, {})
+    try:
+        client = connect(server)
+        told = dict(client.info())
+        shards = _shards(str(client.execute_command("CLUSTER", "INFO"))) if told["cluster_enabled"] else 1
+    except HivetuneError:
+        raise
+    except (load_redis().exceptions.RedisError, OSError) as error:
+        explained = explain_redis(error, server, "")
+        if isinstance(explained, HivetuneError):
+            raise explained from None
+        raise UsageError(f"{server.shown} does not answer: {error}", hint="--redis redis://HOST:PORT") from None
+    return judge_redis(server.shown, told, shards)
+
+
+def _shards(told: str) -> int:
+    """Return the number of shards in the text of CLUSTER INFO."""
+    found = re.search(r"cluster_size:(\d+)", told)
+    return int(found[1]) if found else 0
+
+
+def judge_redis(shown: str, told: Mapping[str, Any], shards: int) -> tuple[str, ...]:
+    """Return warnings by the server's INFO and the number of its shards. Raises MachineNotFit."""
+    if shards > 1:
+        raise MachineNotFit(
+            f"{shown} is a Redis Cluster of {shards} shards: Ray keeps its state in one shard only",
+            hint="give the cluster a Redis of its own, a single server or one behind Sentinel",
+        )
+    policy = str(told.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        raise MachineNotFit(
+            f"{shown} evicts with {policy}: when its memory is full it may delete the state of the cluster",
+            hint="redis-cli CONFIG SET maxmemory-policy noeviction, or a Redis of its own",
+        )
+    if not int(told.get("aof_enabled", 0)):
+        return (f"{shown} writes no append-only file: after its own restart the cluster has to be started anew",)
+    return ()
+
+
+def redis_words(url: str) -> tuple[str, list[str]]:
+    """Return the address of a Redis for Ray, and options for `ray start`."""
+    parts = urllib.parse.urlsplit(url)
+    scheme = "rediss://" if parts.scheme == "rediss" else ""
+    options = []
+    if parts.username:
+        options += ["--redis-username", urllib.parse.unquote(parts.username)]
+    if parts.password:
+        options += ["--redis-password", urllib.parse.unquote(parts.password)]
+    return f"{scheme}{parts.hostname}:{parts.port or DEFAULT_PORT}", options

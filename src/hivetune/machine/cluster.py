@@ -29,8 +29,11 @@ _MACHINE, _TOKEN, _DEVICES = "machine.json", "token", "devices"
 
 @dataclass(frozen=True)
 class Membership:
-    """This machine in a cluster. `address`: of the head; `head`: it is this machine; `python`: of the environment that
-    computes; `devices`: those that it offers; `redis`: where the head keeps its state, without a password."""
+    """This machine as a member of a cluster.
+
+    `address`: of the head; `head`: whether it is this machine; `python`: of the environment that computes; `devices`:
+    those that it offers; `redis`: where the head keeps its state, without a password.
+    """
 
     address: str
     head: bool
@@ -50,7 +53,7 @@ def token_path() -> Path:
 
 
 def make_token() -> Path:
-    """The token of the cluster whose head this machine is; one that is there stays."""
+    """Make the token of the cluster whose head this machine is, unless there is one, and return its path."""
     if not token_path().exists():
         with open(open_plain(token_path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32))
@@ -58,7 +61,7 @@ def make_token() -> Path:
 
 
 def need_token() -> Path:
-    """Raises UsageError where there is none."""
+    """Return the path of the token. Raises UsageError where there is none."""
     if not token_path().exists():
         raise UsageError(
             f"this machine has no token of the cluster: {token_path()} does not exist",
@@ -81,9 +84,10 @@ def read_membership() -> Membership | None:
 
 
 def offered_devices(wanted: str, machine: Machine) -> tuple[str, ...]:
-    """`auto`: each card; without cards as many CPU workers as share the cores. `none`, or names divided by commas.
+    """Return the devices that `wanted` names: `auto`, `none`, or names divided by commas.
 
-    Raises UsageError for a device that is not there.
+    `auto` is each card; without cards it is as many CPU workers as share the cores. Raises UsageError for a device
+    that is not there.
     """
     cards = tuple(f"cuda:{index}" for index in range(len(machine.cards)))
     if wanted == "auto":
@@ -101,8 +105,10 @@ def offered_devices(wanted: str, machine: Machine) -> tuple[str, ...]:
 
 
 def claim_device(devices: Sequence[str], wanted: str | None = None) -> tuple[str, int] | None:
-    """The first of `devices` that nobody holds (only `wanted`, where it is named), and the lock that holds it until it
-    is closed or this process ends. None: all are held."""
+    """Hold the first free one of `devices`, or only `wanted`. Return it with its lock; None when all are held.
+
+    The device is held until the lock is closed or this process ends.
+    """
     folder = cluster_folder() / _DEVICES
     make_folder(folder)
     for place, device in enumerate(devices):
@@ -119,7 +125,7 @@ def claim_device(devices: Sequence[str], wanted: str | None = None) -> tuple[str
 
 
 def find_model(model: str, folder: Path, model_hash: str, host: str) -> Path:
-    """The model of the same bytes: where the run's machine has it (`folder`), or where this machine has it by its name.
+    """Return the folder of the model with the same bytes: `folder`, as on the run's machine, or by its name here.
 
     Raises MachineNotFit.
     """
@@ -154,7 +160,7 @@ def need_ray() -> None:
 
 
 def ray_environment(address: str) -> dict[str, str]:
-    """For every process that speaks Ray in the cluster at `address`. Raises UsageError without a token."""
+    """Return variables for every process that speaks Ray in a cluster. Raises UsageError without a token."""
     # Ray turns the loopback into an address that the network reaches, except under the name of this variable.
     own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith(f"{LOOPBACK}:") else {}
     return {
@@ -162,17 +168,17 @@ def ray_environment(address: str) -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(need_token()),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Agents of another patch of Python understand each other; the environments that compute are their own.
+        # Actors of another patch release of Python understand each other.
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         # Ray hides the cards from processes that ask it for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # It would kill agents where memory is short; the kernel takes the worker, which the supervisor explains.
+        # It would kill actors where memory is short; the kernel does that where it has to.
         "RAY_memory_monitor_refresh_ms": "0",
     }
 
 
 def connect_ray(address: str) -> Any:
-    """The module `ray`, connected to the cluster at `address`.
+    """Return the module `ray`, connected to the cluster at `address`.
 
     Raises MachineNotFit when nobody answers there, when the token is another one, or when this machine is no node of
     it; UsageError without a token.
@@ -211,12 +217,12 @@ def _explained(error: Exception, address: str) -> MachineNotFit:
 
 
 def offered_by(nodes: Sequence[Mapping[str, Any]]) -> int:
-    """Devices of all nodes that live, as Ray lists them."""
+    """Return the number of devices on all nodes that live, as Ray lists them."""
     return sum(int(node["Resources"].get(DEVICE, 0)) for node in nodes if node["Alive"])
 
 
 def view_cluster(address: str) -> ClusterView:
-    """Raises what `connect_ray` raises."""
+    """Return the machines and devices of a cluster. Raises what `connect_ray` raises."""
     ray = connect_ray(address)
     try:
         nodes = tuple(

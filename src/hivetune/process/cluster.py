@@ -15,9 +15,9 @@ from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
 
-# Somebody answers a connection at once, or is not there.
+# A head answers a connection at once, or is not there.
 ANSWER_TIMEOUT_S = 3.0
-# How HTTP/2 begins, which Ray's head speaks (RFC 9113, 3.4): fixed words and a frame of settings; another one answers.
+# Ray's head speaks HTTP/2, which begins with fixed words and a frame of settings on both sides (RFC 9113, 3.4).
 _FRAME_BYTES, _KIND_OF_FRAME, _SETTINGS = 9, 3, 4
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
 # Ray is loaded, connects and counts: 4 s on two busy cores.
@@ -26,7 +26,7 @@ ASK_TIMEOUT_S = 90.0
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One machine of a cluster. `devices`: how many it offers."""
+    """One machine of a cluster. `devices`: how many devices it offers."""
 
     host: str
     address: str
@@ -36,7 +36,7 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """`address`: of its head; `free`: devices that no run uses now."""
+    """A cluster as `hivetune cluster status` shows it. `address`: of its head; `free`: devices that no run uses now."""
 
     address: str
     nodes: tuple[ClusterNode, ...]
@@ -48,13 +48,13 @@ class ClusterView:
 
 
 def cluster_of(config: RunConfig) -> str | None:
-    """The address of the cluster that computes, where the setting `workers` names one; stage 2 has one process."""
+    """Return the address of the cluster that the setting `workers` names, None without one or in stage 2."""
     workers = config.workers
     return workers if isinstance(workers, str) and workers != "auto" and config.learn.stage == 1 else None
 
 
 def ask_cluster(address: str) -> ClusterView:
-    """What the cluster has, asked by `hivetune cluster status` in a process of its own.
+    """Return what the cluster has, asked by `hivetune cluster status` in a process of its own.
 
     Raises MachineNotFit when nobody answers, or refuses this machine.
     """
@@ -79,7 +79,7 @@ def ask_cluster(address: str) -> ClusterView:
 
 
 def own_address(address: str) -> str:
-    """The address of this machine that the cluster's other machines reach it by: the one that reaches its head.
+    """Return the address by which the cluster's other machines reach this one: the one that reaches its head.
 
     Raises UsageError for what is no address, MachineNotFit when nobody answers there, or another program does.
     """
@@ -99,7 +99,7 @@ def own_address(address: str) -> str:
 
 
 def _need_head(connection: socket.socket, address: str) -> None:
-    """Ray itself would try for a minute, and then say that a call was cancelled."""
+    """Raise MachineNotFit unless a head of Ray answers. Ray itself would try for a minute and name no reason."""
     connection.sendall(_HELLO)
     answer = b""
     while len(answer) < _FRAME_BYTES and (more := connection.recv(_FRAME_BYTES - len(answer))):

@@ -1,12 +1,14 @@
-"""A sweep: several runs of one config with other settings, one device each; the losers stop, the winner is judged.
+"""A sweep: several runs of one config with other settings, one device each. Losers stop early, the winner is judged.
 
-The state is what lies in the run folders, and for those that stopped early `sweep.json`; the same command goes on.
+Its state is the run folders, and `sweep.json` for the runs that stopped early. The same command goes on from there.
 """
 
 import hashlib
+import itertools
 import json
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +19,11 @@ from hivetune.base.disk import home, lock, read_json, write_atomic, write_json
 from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.cluster.carry import Teller, check_carried
-from hivetune.config import RunConfig
+from hivetune.config import RunConfig, override_config
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.evaluate_run import evaluate_run
-from hivetune.judge.statistics import Estimate
+from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife
 from hivetune.judge.verdict import judge_run, verdict_document
 from hivetune.machine.inventory import Machine, read_machine
 from hivetune.process.cluster import ask_cluster, own_address
@@ -30,8 +32,6 @@ from hivetune.release.prune import remove_run
 from hivetune.run.chart import curves_chart
 from hivetune.run.folder import EVENTS, ROW_LOSSES, SUPERVISOR_LOG
 from hivetune.run.status import loss_curve, run_status
-from hivetune.sweep.race import LOOK_SHARES, RowLosses, above, losers
-from hivetune.sweep.variants import Variant, make_variants
 from hivetune.train.open import Run, load_run, open_run
 from hivetune.train.queue import Going, places_of, run_queue, why_failed
 
@@ -39,9 +39,144 @@ RESULT, CURVES = "sweep.json", "sweep.svg"
 Keep = Literal["all", "best"]
 
 
+# Variants: every combination of the values that `--over` gives.
+
+MAX_VARIANTS = 64
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One combination of settings. `settings`: `a.b=c` each, in the order of `--over`; `label` joins them."""
+
+    settings: tuple[str, ...]
+    config: RunConfig
+
+    @property
+    def label(self) -> str:
+        return " ".join(self.settings)
+
+
+def make_variants(config: RunConfig, over: Sequence[str]) -> list[Variant]:
+    """Return a variant for each combination of `over` (`a.b=c,d`). Raises UsageError.
+
+    A comma in brackets or quotes belongs to its value.
+    """
+    axes = [_axis(text) for text in over]
+    if not axes:
+        raise UsageError("a sweep needs settings to try", hint="for example --over learning_rate=1e-4,2e-4 lora.r=8,16")
+    keys = [values[0].partition("=")[0] for values in axes]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--over {twice} is given twice", hint=f"name all its values at once: {twice}=A,B")
+    refused = next((key for key in keys if key == "output" or key.startswith(("supervise.", "cycle."))), None)
+    if refused is not None:
+        raise UsageError(f"--over {refused} changes nothing that is learnt", hint="try settings of the training")
+    combinations = list(itertools.product(*axes))
+    if len(combinations) > MAX_VARIANTS:
+        raise UsageError(f"{len(combinations)} combinations, at most {MAX_VARIANTS}", hint="name fewer values")
+    return [Variant(settings, override_config(config, settings, "--over")) for settings in combinations]
+
+
+def _axis(text: str) -> list[str]:
+    key, equals, values = text.partition("=")
+    parts = _parts(values)
+    if not equals or not key or not all(parts):
+        raise UsageError(f"--over {text}: not of the form a.b=c,d", hint="for example --over learning_rate=1e-4,2e-4")
+    if len(set(parts)) < len(parts):
+        raise UsageError(f"--over {text}: a value is listed twice")
+    return [f"{key}={value}" for value in parts]
+
+
+def _parts(values: str) -> list[str]:
+    """Split at the commas that stand in no brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in values:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "[{(") - (letter in "]})")
+            if letter == "," and depth == 0:
+                parts.append("")
+                continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+# The race: successive halving (Jamieson and Talwalkar, AISTATS 2016), stopped by evidence (Maron and Moore, NIPS 1993).
+# At a quarter and at a half of the steps the worse half is compared with the leader. A run stops when its loss on the
+# validation rows is shown to be higher, row by row on the same rows.
+
+# All runs that are left after the last of these shares of the steps go on to their end.
+LOOK_SHARES = (0.25, 0.5)
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """The nll of each row at one validation, in nats. Rows have their numbers in the snapshot."""
+
+    step: int
+    nll: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Loser:
+    """A variant that stops. `worse`: how many nats per token it is above the leader, with the interval."""
+
+    variant: int
+    leader: int
+    worse: Estimate
+
+    @property
+    def why(self) -> str:
+        assert self.worse.ci95 is not None
+        low, high = self.worse.ci95
+        return f"{self.worse.value:+.3f} nats a token ({low:+.3f} to {high:+.3f}) above the leader"
+
+
+def losers(
+    losses: Mapping[int, RowLosses], tokens: Mapping[int, int], groups: Mapping[int, Hashable], *, looks: int
+) -> list[Loser]:
+    """Return the variants that stop now, among those that are still in the race.
+
+    `tokens`: trained tokens of each validation row; `groups`: the session of each row; `looks`: how many comparisons
+    over time there are in all. They and the variants share the level of an interval (Bonferroni).
+    """
+    rows = sorted(set.intersection(*(set(one.nll) for one in losses.values()))) if losses else []
+    total = sum(tokens[row] for row in rows)
+    if len(losses) < 2 or not total:
+        return []
+    loss = {variant: math.fsum(one.nll[row] for row in rows) / total for variant, one in losses.items()}
+    ranked = sorted(loss, key=lambda variant: (loss[variant], variant))
+    leader, worse_half = ranked[0], ranked[math.ceil(len(ranked) / 2) :]
+    alpha = ALPHA / (looks * len(worse_half))
+    found = []
+    for variant in worse_half:
+        estimate = above(losses[variant], losses[leader], tokens, groups, alpha=alpha)
+        if estimate.ci95 is not None and estimate.ci95[0] > 0:
+            found.append(Loser(variant, leader, estimate))
+    return found
+
+
+def above(
+    one: RowLosses,
+    other: RowLosses,
+    tokens: Mapping[int, int],
+    groups: Mapping[int, Hashable],
+    *,
+    alpha: float = ALPHA,
+) -> Estimate:
+    """Return the nats per token of `one` less those of `other`, on the rows of both."""
+    rows = sorted(set(one.nll) & set(other.nll))
+    columns = [[one.nll[row] - other.nll[row] for row in rows], [float(tokens[row]) for row in rows]]
+    units = by_group(columns, [groups[row] for row in rows])
+    return jackknife(units, lambda sums: sums[0] / sums[1], alpha=alpha)
+
+
 @dataclass
 class Entrant:
-    """A variant and its run. `stopped`: why it left the race; `failed`: why its run ended."""
+    """A variant and its run. `stopped`: why it left the race; `failed`: why its run failed."""
 
     variant: Variant
     run: Run
@@ -58,8 +193,8 @@ class Entrant:
 
 
 @dataclass(frozen=True)
-class _Field:
-    """Where runs go on side by side: `places` as the queue has them, of this machine or of the cluster at `cluster`."""
+class _Devices:
+    """The devices that train side by side: `places` as the queue has them, here or on the cluster at `cluster`."""
 
     places: Sequence[Mapping[str, str]]
     cluster: str | None = None
@@ -78,7 +213,9 @@ def run_sweep(
     progress: Progress = silent,
     cluster: str | None = None,
 ) -> dict[str, Any]:
-    """The document of `sweep --json`. `cluster`: the address of one whose devices train instead of this machine's.
+    """Run a sweep to its end and return the document of `sweep --json`.
+
+    `cluster`: the address of a cluster whose devices train instead of this machine's.
 
     Raises UsageError for settings that can't be tried, Busy while another process sweeps the same, HivetuneError when
     every run failed, MachineNotFit for a cluster that does not answer, or has no device that can go on.
@@ -94,19 +231,19 @@ def run_sweep(
             for entrant in entrants:
                 check_carried(entrant.run)
         _recall(folder, entrants)
-        field = _field(config, cluster, read_machine(folder=folder))
-        tell(f"{len(entrants)} runs, {len(field.places)} at a time")
-        _race(folder, entrants, field, tell, progress)
+        devices = _devices(config, cluster, read_machine(folder=folder))
+        tell(f"{len(entrants)} runs, {len(devices.places)} at a time")
+        _race(folder, entrants, devices, tell, progress)
         return _finish(folder, entrants, keep, tell)
 
 
-def _field(config: RunConfig, cluster: str | None, machine: Machine) -> _Field:
+def _devices(config: RunConfig, cluster: str | None, machine: Machine) -> _Devices:
     if cluster is None:
-        return _Field(places_of(config, machine))
-    devices = ask_cluster(cluster).devices
-    if not devices:
+        return _Devices(places_of(config, machine))
+    count = ask_cluster(cluster).devices
+    if not count:
         raise MachineNotFit(f"the cluster at {cluster} offers no device", hint="see: hivetune cluster status")
-    return _Field([{}] * devices, cluster)
+    return _Devices([{}] * count, cluster)
 
 
 def _open(variant: Variant, name: str, number: int) -> Entrant:
@@ -119,41 +256,41 @@ def _open(variant: Variant, name: str, number: int) -> Entrant:
     return Entrant(variant, run)
 
 
-def _race(folder: Path, entrants: Sequence[Entrant], field: _Field, tell: Teller, progress: Progress) -> None:
+def _race(folder: Path, entrants: Sequence[Entrant], devices: _Devices, tell: Teller, progress: Progress) -> None:
     one_snapshot = len({entrant.run.snapshot.hash for entrant in entrants}) == 1
     if not one_snapshot:
         tell("the settings change which rows are held out: no run is stopped early")
     for share in (*(LOOK_SHARES if one_snapshot else ()), None):
         if share is not None and sum(entrant.racing for entrant in entrants) < 2:
             continue  # nobody is left to be compared with
-        _forward([entrant for entrant in entrants if entrant.racing], share, field, progress)
+        _forward([entrant for entrant in entrants if entrant.racing], share, devices, progress)
         _note_failures(entrants, tell)
         if share is not None:
             _stop_losers(entrants, share, tell)
         _write(folder, entrants, "racing")
 
 
-def _forward(entrants: Sequence[Entrant], share: float | None, field: _Field, progress: Progress) -> None:
-    """All of `entrants` to their first validation from `share` of the steps on; None: to their end."""
+def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices, progress: Progress) -> None:
+    """Bring all entrants to their first validation at `share` of the steps or later. None: to their end."""
     total = sum(entrant.steps for entrant in entrants)
 
     def look() -> None:
         progress(sum(run_status(entrant.run.folder).step for entrant in entrants), total)
 
     queue = [Going(entrant.run.folder, _pause(entrant, share)) for entrant in entrants if not _is_there(entrant, share)]
-    codes = run_queue(queue, field.places, look, field.options)
-    if field.cluster is not None and any(codes.values()):
-        own_address(field.cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
+    codes = run_queue(queue, devices.places, look, devices.options)
+    if devices.cluster is not None and any(codes.values()):
+        own_address(devices.cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
-        if field.cluster is not None and code == MachineNotFit.exit_code:
+        if devices.cluster is not None and code == MachineNotFit.exit_code:
             raise MachineNotFit(_last_words(entrant.run.folder), hint="mend that; the same command goes on")
         if code:
             entrant.failed = why_failed(entrant.run.folder, code)
 
 
 def _last_words(run: Path) -> str:
-    """Why no device of a cluster goes on with a run: the end of what its process said, hint left out."""
+    """Return why no device of a cluster goes on with a run: the last error of its process, without the hint."""
     text = (run / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
     said = f"\n{text}".rpartition("\nhivetune: ")[2]
     return said.partition("\nhint: ")[0].strip()
@@ -170,14 +307,14 @@ def _is_there(entrant: Entrant, share: float | None) -> bool:
 
 
 def losses_at(run: Path, step: float) -> RowLosses | None:
-    """Of the first validation at `step` or later."""
+    """Return the losses of the first validation at `step` or later."""
     path = run / ROW_LOSSES
     entries = read_journal(path) if path.exists() else ()
     return next((_row_losses(entry) for entry in entries if entry.get("step", -1) >= step), None)
 
 
 def _last_losses(run: Path, step: int | None) -> RowLosses:
-    """Of the validation at `step`; of the last one where that is None."""
+    """Return the losses of the validation at `step`, or of the last one for None."""
     found = [entry for entry in read_journal(run / ROW_LOSSES) if step is None or entry["step"] == step]
     return _row_losses(found[-1])
 
@@ -204,7 +341,7 @@ def _stop_losers(entrants: Sequence[Entrant], share: float, tell: Teller) -> Non
 
 
 def _rows_of(snapshot: Snapshot) -> tuple[dict[int, int], dict[int, str]]:
-    """Trained tokens of each validation row, and the session that it belongs to."""
+    """Return the trained tokens of each validation row, and the session that it belongs to."""
     rows = snapshot.rows("validation")
     infos = {row: snapshot.info(row) for row in rows}
     return {row: snapshot.num_trained(row) for row in rows}, {
@@ -213,7 +350,7 @@ def _rows_of(snapshot: Snapshot) -> tuple[dict[int, int], dict[int, str]]:
 
 
 def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
-    """Raises HivetuneError when none is left; the same command tries those that failed again."""
+    """Report the runs that failed. Raises HivetuneError when none is left; the same command tries them again."""
     failed = [entrant for entrant in entrants if entrant.failed]
     for entrant in failed:
         tell(f"{entrant.variant.label}: {entrant.failed}")
@@ -225,7 +362,7 @@ def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
 
 
 def _finish(folder: Path, entrants: Sequence[Entrant], keep: Keep, tell: Teller) -> dict[str, Any]:
-    """The winner by its best validation loss, evaluated and judged on the test rows, which chose nothing."""
+    """Evaluate and judge the winner by validation loss, on the test rows, which had no part in the choice."""
     finished = [entrant for entrant in entrants if entrant.racing]
     best = min(finished, key=lambda entrant: _best(entrant)["loss"])
     tell(f"best: {best.variant.label}; evaluating it on the test rows")
@@ -264,7 +401,7 @@ def _best(entrant: Entrant) -> dict[str, Any]:
 
 
 def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any]]:
-    """One line of the table each, the best first."""
+    """Return a line of the table for each run, the best one first."""
     one_snapshot = len({entrant.run.snapshot.hash for entrant in entrants}) == 1
     told = []
     for entrant in entrants:
@@ -288,7 +425,7 @@ def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any
 
 
 def _computed_by(run: Path) -> dict[str, str]:
-    """The names of the machines that a run was on, in order; each with the fingerprint of what computed."""
+    """Return the machines that a run was on, in order, each with the fingerprint of its hardware and software."""
     starts = [entry for entry in read_journal(run / EVENTS) if entry["event"] == "supervisor_started"]
     return {entry["host"]: entry["fingerprint"] for entry in starts if "host" in entry}
 
@@ -308,7 +445,7 @@ def _hash(config: RunConfig, over: Sequence[str]) -> str:
 
 
 def _recall(folder: Path, entrants: Sequence[Entrant]) -> None:
-    """Who was stopped before this process began."""
+    """Mark the entrants that were stopped before this process began."""
     known = read_json(folder / RESULT)["runs"] if (folder / RESULT).exists() else []
     why = {line["run"]: line["why"] for line in known if line["state"] == "stopped"}
     for entrant in entrants:
