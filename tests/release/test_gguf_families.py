@@ -115,6 +115,9 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
     base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
     merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
     lora = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
+    for file in (base, lora):
+        settings = read_header(file).settings
+        assert settings["general.name"] == family and "general.finetune" not in settings, "no folder's name"
     prompts = prefixes(load_renderer(folder)._tokenizer)
     found = []
     for file, adapters in ((base, ()), (merged, ()), (base, ((lora, 1.0),)), (base, ((lora, 0.0),))):

@@ -65,7 +65,7 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
     remove(old)
 
 
-def lacks(release: Path, run: Path, adapter_sha256: str) -> bool:
+def is_outdated(release: Path, run: Path, adapter_sha256: str) -> bool:
     """Return whether the run has files of this adapter that are newer than its registration, such as an export.
     Raises as `copy_run`."""
     return not all((release / name).is_file() for name in _files_of(run, adapter_sha256))

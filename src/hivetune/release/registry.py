@@ -20,7 +20,7 @@ from hivetune.base.database import note_and_free, transaction
 from hivetune.base.disk import DISK, MANIFEST, Disk, home, lock, read_json, size_of
 from hivetune.base.whole import problems_once
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
-from hivetune.release.artefacts import copy_run, lacks, remove
+from hivetune.release.artefacts import copy_run, is_outdated, remove
 
 Alias = Literal["champion", "candidate", "previous"]
 ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
@@ -109,7 +109,7 @@ def register(
     with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
         known = next((one for one in reversed(releases(database, name)) if _same(one, about) and not one.pruned), None)
         same = known is not None and known.verdict == about["verdict"] and not problems_once(known.folder)
-        if known is not None and same and not lacks(known.folder, run, known.adapter_sha256):
+        if known is not None and same and not is_outdated(known.folder, run, known.adapter_sha256):
             return known, False
         version = known.version if known is not None else _next_version(database, name)
         manifest = {"name": name, "version": version, **about}
@@ -188,15 +188,15 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
     with transaction(database):
         if find(database, release.label) != release:
             raise Busy(f"another process changed {release.label} at the same time", hint="try again")
-        previous = _at(database, release.name, "champion")
+        previous = _alias_version(database, release.name, "champion")
         if previous is None:  # it was retired
             previous = _champion_before(database, release.name, {release.version})
         _set(database, release, "withdrawn", "")
         _move(database, release.name, "champion", release.version, by=by, reason=reason, forced=bool(refusal))
         _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
-        if _at(database, release.name, "candidate") == release.version:
+        if _alias_version(database, release.name, "candidate") == release.version:
             _move(database, release.name, "candidate", None, by=by, reason="promoted", forced=False)
-        _want(database, release.name, release.version)
+        _set_desired(database, release.name, release.version)
     return find(database, release.label)
 
 
@@ -220,14 +220,14 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         )
     earlier.check()
     with transaction(database):
-        if _at(database, champion.name, "champion") != champion.version:
+        if _alias_version(database, champion.name, "champion") != champion.version:
             raise moved
         words = reason or "rolled back"
         _set(database, champion, "withdrawn", words)
         _move(database, champion.name, "champion", earlier.version, by=by, reason=words, forced=False)
         before = _champion_before(database, champion.name, {champion.version, earlier.version})
         _move(database, champion.name, "previous", before, by=by, reason=words, forced=False)
-        _want(database, champion.name, earlier.version)
+        _set_desired(database, champion.name, earlier.version)
     return find(database, earlier.label), find(database, champion.label)
 
 
@@ -331,7 +331,7 @@ def _next_version(database: sqlite3.Connection, name: str) -> int:
     return int(row[0])
 
 
-def _at(database: sqlite3.Connection, name: str, alias: Alias) -> int | None:
+def _alias_version(database: sqlite3.Connection, name: str, alias: Alias) -> int | None:
     row = database.execute("SELECT version FROM aliases WHERE name = ? AND alias = ?", (name, alias)).fetchone()
     return None if row is None else int(row[0])
 
@@ -349,7 +349,7 @@ def _move(
     database: sqlite3.Connection, name: str, alias: Alias, version: int | None, *, by: str, reason: str, forced: bool
 ) -> None:
     """Move an alias and add to its history, inside a transaction."""
-    before = _at(database, name, alias)
+    before = _alias_version(database, name, alias)
     if before == version:
         return
     if version is None:
@@ -363,7 +363,7 @@ def _move(
     )
 
 
-def _want(database: sqlite3.Connection, name: str, version: int) -> None:
+def _set_desired(database: sqlite3.Connection, name: str, version: int) -> None:
     database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", (name, version, time.time()))
 
 

@@ -26,7 +26,7 @@ from hivetune.base.disk import DISK, MANIFEST, read_json, write_json
 from hivetune.base.packages import install_command
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import DESCRIPTION
+from hivetune.models.prepared import DESCRIPTION, spoken_name
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
 from hivetune.release.worker.gguf_quantize import encode, tensor_type
@@ -158,7 +158,7 @@ def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
         converting = _model_class(folder)
         import gguf
 
-        adapting = _adapting(converting, float(lora.alpha), parts)
+        adapting = _adapting(converting, spoken_name(task.model), float(lora.alpha), parts)
         model = adapting(folder, gguf.LlamaFileType.ALL_F32, task.file, hparams=_settings(folder))
         with torch.inference_mode():
             model.write()
@@ -267,6 +267,7 @@ def _settled(converting: Any) -> Any:
             if is_sentencepiece(document):
                 _put(writer, "tokenizer.ggml.add_space_prefix", adds_space_prefix(document))
             self._cut_context()
+            writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
             _put(writer, "general.file_type", int(self.task.recipe["file_type"]))
 
         def _cut_context(self) -> None:
@@ -282,7 +283,7 @@ def _settled(converting: Any) -> Any:
     return Settled
 
 
-def _adapting(converting: Any, alpha: float, parts: Mapping[str, list[Part]]) -> Any:
+def _adapting(converting: Any, base_name: str, alpha: float, parts: Mapping[str, list[Part]]) -> Any:
     """Return the converter's class with overrides: it writes A and B of each tensor instead of the tensor.
 
     llama.cpp divides the file's alpha by each module's rank; the rest of another scale (rsLoRA) goes into B.
@@ -311,6 +312,8 @@ def _adapting(converting: Any, alpha: float, parts: Mapping[str, list[Part]]) ->
             self.gguf_writer.add_string("adapter.type", "lora")
 
         def set_gguf_parameters(self) -> None:
+            _put(self.gguf_writer, "general.name", base_name)
+            self.gguf_writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
             self.gguf_writer.add_float32("adapter.lora.alpha", alpha)
 
         def generate_extra_tensors(self) -> tuple[()]:
