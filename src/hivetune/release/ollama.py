@@ -65,7 +65,8 @@ def write_modelfile(model: Path, gguf: Path) -> None:
     """Write `Modelfile` beside the GGUF file. Raises UsageError for a chat template that can't be written so."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     settings = read_header(gguf).settings
-    bos = tokenizer.id_to_token(settings["tokenizer.ggml.bos_token_id"]) if _adds_bos(settings) else ""
+    adds_bos = settings.get("tokenizer.ggml.add_bos_token") is True
+    bos = tokenizer.id_to_token(settings["tokenizer.ggml.bos_token_id"]) if adds_bos else ""
     pieces = find_pieces(load_renderer(model), bos or "")
     stops = [tokenizer.id_to_token(number) for number in read_prepared(model).eos_ids]
     lines = [f"FROM ./{gguf.name}", f'TEMPLATE """{pieces.go_template()}"""']
@@ -81,7 +82,8 @@ def find_pieces(renderer: Renderer, bos: str) -> Pieces:
         before_system, system_to_user = _system(renderer, whole)
     except (RenderError, ValueError) as error:
         raise _refused(str(error)) from None
-    before_user = _common_end(opening, between, *([] if before_system is None else [system_to_user]))
+    ends = [opening, between, *([] if before_system is None else [system_to_user])]
+    before_user = _common_end(ends)
     cut = len(before_user)
     pieces = Pieces(
         no_system=opening[: len(opening) - cut].removeprefix(bos),
@@ -128,16 +130,11 @@ def _around(text: str, probes: Sequence[str]) -> list[str]:
     return [*pieces, text]
 
 
-def _common_end(*texts: str) -> str:
+def _common_end(texts: Sequence[str]) -> str:
     shortest = min(texts, key=len)
-    for start in range(len(shortest) + 1):
-        if all(text.endswith(shortest[start:]) for text in texts):
-            return shortest[start:]
-    return ""
-
-
-def _adds_bos(settings: object) -> bool:
-    return isinstance(settings, dict) and settings.get("tokenizer.ggml.add_bos_token") is True
+    return next(
+        shortest[start:] for start in range(len(shortest) + 1) if all(t.endswith(shortest[start:]) for t in texts)
+    )
 
 
 def _refused(why: str) -> UsageError:
