@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import runpy
 import time
 from pathlib import Path
 
@@ -11,7 +12,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.config import config_schema, known_settings, load_config, override_config, parse_config
+from hivetune.config import (
+    FORMER_NAMES,
+    config_schema,
+    former_names,
+    known_settings,
+    load_config,
+    override_config,
+    parse_config,
+    stored_settings,
+)
 from hivetune.errors import UsageError
 from hivetune.process.cluster import cluster_of
 
@@ -120,9 +130,9 @@ def test_the_values_of_a_config_read_back_equal() -> None:
 
 
 def test_every_setting_is_documented_with_its_reason() -> None:
+    """The page is written by tools/pages.py."""
     text = (DOCS / "config.md").read_text(encoding="utf-8")
-    missing = [each.key for each in known_settings() if f"`{each.key}`" not in text]
-    assert not missing, f"docs/config.md does not mention {missing}"
+    assert runpy.run_path(str(DOCS.parent / "tools" / "pages.py"))["with_settings"](text) == text
 
 
 def test_every_setting_says_what_it_is() -> None:
@@ -191,7 +201,7 @@ def test_workers_are_a_number_a_word_or_a_cluster(value: object) -> None:
 
 @pytest.mark.parametrize("value", [0, 65, "all", "10.0.0.5", "http://host:1", 1.5, True])
 def test_other_workers_are_refused_with_what_there_is(value: object) -> None:
-    with pytest.raises(UsageError, match="choose auto, a number from 1 to 64, or HOST:PORT of a cluster"):
+    with pytest.raises(UsageError, match="must be auto, a number from 1 to 64, or HOST:PORT of a cluster"):
         parse_config({"model": "m", "data": "d", "workers": value})
 
 
@@ -207,3 +217,57 @@ def test_the_schema_takes_what_is_read(text: str) -> None:
     jsonschema.validate(yaml.safe_load(text), config_schema())
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"model": "m", "data": 5}, config_schema())
+
+
+def test_at_most_80_settings_are_shown_and_all_that_are_stored_can_be_set() -> None:
+    shown = {setting.key for setting in known_settings()}
+    assert len(shown) <= 80
+    stored = {setting.key for setting in stored_settings()}
+    by_other_ways = {"learn.stage", "gate.look", *(key for key in stored if key.startswith("cycle.notify."))}
+    assert stored - shown - by_other_ways == set(FORMER_NAMES)
+
+
+def test_a_group_sets_what_is_stored(tmp_path: Path) -> None:
+    text = "model: m\ndata: {path: a, quotas: {source: 5, user: 7}, also_train: [failed]}\n"
+    config = load_config(
+        write(tmp_path, text), ["gate.latency={ratio: 2}", "gate.latency.seconds=3", "data.do_not_train=tools"]
+    )
+    assert (config.data.quota_per_source, config.learn.quota_per_user, config.data.on_failed) == (5, 7, "train")
+    assert (config.gate.latency_ratio, config.gate.most_latency_s) == (2, 3)
+    assert (config.data.on_tools, config.data.on_reasoning, config.data.on_untrusted) == (
+        "leave_out",
+        "train",
+        "set_aside",
+    )
+
+
+def test_a_former_name_is_read_and_reported(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: m\ndata: {path: a, on_secret: keep}\ngate: {least_kept: 0.5}\n")
+    config = load_config(path)
+    assert (config.data.on_secret, config.gate.least_kept) == ("keep", 0.5)
+    assert former_names(path) == [
+        ("data.on_secret", "data.on_private.secrets"),
+        ("gate.least_kept", "gate.kept.frozen"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.quotas=5", "'data.quotas': must be a mapping of source, session, user, synthetic, got 5"),
+        ("data.quotas.sources=5", "'data.quotas': unknown part 'sources'"),
+        ("data.also_train=[faled]", "'data.also_train': unknown part 'faled'"),
+        ("data.do_not_train=5", "'data.do_not_train': must be a list of tools, reasoning, got 5"),
+    ],
+)
+def test_a_wrong_part_of_a_group_is_named(override: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_config(SMALL, "run.yaml", [override])
+    assert raised.value.message == f"--set {override}: {message}"
+
+
+def test_the_schema_knows_groups(tmp_path: Path) -> None:
+    tree = {"model": "m", "data": {"path": "a", "quotas": {"source": 5}, "also_train": ["failed"]}}
+    jsonschema.validate(tree, config_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**tree, "gate": {"latency": {"rate": 5}}}, config_schema())

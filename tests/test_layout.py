@@ -40,6 +40,7 @@ ROOMS = (
     {"cluster"},
     {"cycle", "sweep"},
     {"dashboard"},
+    {"walk"},
     {"cli"},
     {"__main__"},
 )

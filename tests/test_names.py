@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer.main
 
-from hivetune.cli.main import COMMANDS, _app
-from hivetune.config import known_settings
+from hivetune.cli.main import ALIASES, COMMANDS, _app
+from hivetune.config import GROUPS, known_settings, stored_settings
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hivetune"
@@ -109,6 +109,7 @@ def options_of(command: str) -> set[str]:
 
 def command_in(words: list[str]) -> str | None:
     words = [word.strip(".,;:()'\"") for word in words[:2]]
+    words = [*ALIASES.get(words[0], words[0]).split(), *words[1:]]
     return next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
 
 
@@ -145,7 +146,7 @@ def test_every_option_that_is_named_exists() -> None:
 
 def test_every_setting_that_is_named_exists() -> None:
     """`data.path`, `supervise.allow` and the like, wherever the first word is a section of the config."""
-    keys = {setting.key for setting in known_settings()}
+    keys = {setting.key for setting in (*known_settings(), *stored_settings())} | {"cycle.watch", *GROUPS}
     sections = {key.split(".")[0] for key in keys if "." in key}
     pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(sections))})\.[a-z_]+\b(?![./(])")
     found = [(place, name) for place, text in texts() for name in pattern.findall(text)]

@@ -1,7 +1,6 @@
-"""Every setting, once: names as users know them, defaults with their reasons in docs/config.md, and how a file is read.
+"""The settings: their names, defaults and meanings (docs/config.md), and how a config is read.
 
-What a setting *means* belongs to the room that uses it. Derived and measured values are not settings: they are chosen
-by the plan and written to `config.resolved.yaml` of the run.
+Derived and measured values are not settings: the plan chooses them and writes them to `config.resolved.yaml`.
 """
 
 import json
@@ -18,7 +17,7 @@ from hivetune.base.refused import key_of, why_refused
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
-MOST_TOKENS_A_ROW = 1 << 24
+MAX_TOKENS_A_ROW = 1 << 24
 ReportTarget = Literal["tensorboard", "mlflow", "trackio", "wandb"]
 
 
@@ -26,7 +25,7 @@ def _known_workers(value: Any) -> Any:
     address = isinstance(value, str) and re.fullmatch(r"[^\s:/]+:\d+", value)
     if value in (None, "auto") or address or (type(value) is int and 0 < value <= 64):
         return value
-    raise ValueError("choose auto, a number from 1 to 64, or HOST:PORT of a cluster")
+    raise ValueError("must be auto, a number from 1 to 64, or HOST:PORT of a cluster")
 
 
 class Section(BaseModel):
@@ -35,142 +34,132 @@ class Section(BaseModel):
 
 class DataConfig(Section):
     path: str | list[str] = Field(
-        description="files, globs, folders (relative to the config's), '-' for standard input, or 'store'"
+        description="files, globs or folders of rows (relative to the config), '-' for standard input, or 'store'"
     )
-    columns: dict[str, str] = Field(default={}, description="our field name: column in the rows")
-    encoding: str | None = Field(default=None, description="of all files, as Python calls it; default: what they show")
+    columns: dict[str, str] = Field(
+        default={}, description="columns of your rows: prompt, completion, ... to your names"
+    )
+    encoding: str | None = Field(default=None, description="encoding of all files, such as cp1252; default: detected")
     max_rejected: float = Field(
-        default=0.2, ge=0, le=1, description="largest share of rejected rows; above it the data is refused"
+        default=0.2, ge=0, le=1, description="largest share of rejected rows; with more, the data is refused"
     )
     validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
     test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
-    split: Literal["content", "time"] = Field(
-        default="content", description="which rows are held out: drawn by their content, or the newest"
-    )
+    split: Literal["content", "time"] = Field(default="content", description="hold out rows by a hash, or the newest")
     group_by: Literal["auto", "session", "user", "none"] = Field(
-        default="auto",
-        description="kept on one side beside what says the same; auto: sessions and users that are not too large",
+        default="auto", description="rows that stay in one split; auto: small sessions and users"
     )
     balance: Literal["none", "agent", "category"] = Field(
-        default="none", description="equal rows per value, the rest set aside"
+        default="none", description="train the same number of rows of each agent or category"
     )
-    system_prompts: dict[str, str] = Field(default={}, description="agent: its system prompt, for rows that carry none")
-    on_overlong: Literal["reject", "cut_turns", "cut"] = Field(default="reject", description="rows over max_length")
-    on_failed: Literal["set_aside", "train"] = Field(default="set_aside", description="rows whose own success is false")
-    on_untrusted: Literal["set_aside", "train"] = Field(default="set_aside", description="text from tools, web pages")
+    system_prompts: dict[str, str] = Field(default={}, description="system prompt of each agent, for rows without one")
+    on_overlong: Literal["reject", "cut_turns", "cut"] = Field(
+        default="reject", description="rows longer than max_length: reject, drop the last turns, or cut tokens"
+    )
+    on_failed: Literal["set_aside", "train"] = Field(default="set_aside", description="rows whose success is false")
+    on_untrusted: Literal["set_aside", "train"] = Field(default="set_aside", description="text from tools or web pages")
     on_own_answers: Literal["set_aside", "train"] = Field(
         default="set_aside", description="answers of a release that nobody rated up or checked"
     )
-    on_tools: Literal["train", "leave_out"] = Field(default="train", description="calls of tools, and their results")
-    on_reasoning: Literal["train", "leave_out"] = Field(default="train", description="thoughts before an answer")
+    on_tools: Literal["train", "leave_out"] = Field(default="train", description="tool calls and their results")
+    on_reasoning: Literal["train", "leave_out"] = Field(default="train", description="reasoning before an answer")
     on_secret: Literal["redact", "reject", "keep"] = Field(default="redact", description="keys, tokens, passwords")
     on_personal: Literal["redact", "reject", "keep"] = Field(
         default="redact", description="mail addresses, phone, card and account numbers"
     )
-    near_duplicates: float = Field(default=0.85, ge=0, le=1, description="likeness that makes duplicates; 0: off")
+    near_duplicates: float = Field(
+        default=0.85, ge=0, le=1, description="Jaccard similarity from which rows count as duplicates; 0: off"
+    )
     quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
     quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
-    synthetic_share: float = Field(default=0.5, ge=0, le=1, description="largest share of synthetic rows beside others")
-    leave_out: str | None = Field(default=None, description="a file that names rows to set aside, and why")
+    synthetic_share: float = Field(default=0.5, ge=0, le=1, description="largest share of synthetic rows among others")
+    leave_out: str | None = Field(default=None, description="file of row ids to set aside, each with a reason")
 
 
 class LearnConfig(Section):
-    """Which lessons are learned from, and how hard bad answers push (docs/learn.md)."""
+    """What training learns from, and how strongly bad answers count (docs/learn.md)."""
 
     use: list[Literal["sft", "corrections", "pairs", "failures"]] = Field(
         default=["sft", "corrections"],
         min_length=1,
         description="sft: good rows; corrections; pairs: a better and a worse answer; failures: bad answers alone",
     )
-    stage: Literal[1, 2] = Field(default=1, description="2: from bad answers too, beginning with lora.start")
+    stage: Literal[1, 2] = Field(default=1, description="2: learn from bad answers too, starting from lora.start")
     steps: int = Field(default=40, gt=0, description="optimizer steps of stage 2")
-    rate: float = Field(default=0.2, gt=0, le=1, description="share of learning_rate that stage 2 trains with")
-    weight: float = Field(default=0.5, ge=0, le=1, description="most that a bad row pushes, beside 1 of a good row")
-    beta: float = Field(default=5.0, gt=0, description="how soon a bad row pushes no more: after about 4 / beta nats")
-    least_bad: int = Field(default=50, gt=0, description="with fewer bad rows there is no stage 2")
+    rate: float = Field(default=0.2, gt=0, le=1, description="learning rate of stage 2, as a share of learning_rate")
+    weight: float = Field(default=0.5, ge=0, le=1, description="largest weight of a bad row; a good row has 1")
+    beta: float = Field(default=5.0, gt=0, description="a bad row stops counting after about 4 / beta nats")
+    least_bad: int = Field(default=50, gt=0, description="fewest bad rows for a stage 2")
     quota_per_user: int = Field(default=100, gt=0, description="most bad rows from one user")
 
 
 class LoraConfig(Section):
     r: int = Field(default=16, gt=0, le=1 << 16, description="rank: 8 for style and format, 16 to 32 for new skills")
-    alpha: float = Field(default=32, gt=0, description="the update is scaled by alpha / r; twice the rank is usual")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="share of the adapter's inputs left out at random")
+    alpha: float = Field(default=32, gt=0, description="scale of the update, alpha / r; usually twice the rank")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="dropout on the adapter's input; 0.05 to 0.1 if few rows"
+    )
     dropout_per: Literal["token", "row"] = Field(
-        default="token",
-        description="masks: token, prefixes are shared; row, each row has its own, none is shared",
+        default="token", description="token: shared prefixes are computed once; row: every row has its own mask"
     )
     target_modules: str | list[str] = Field(
-        default="all-linear", description="'all-linear', names such as q_proj, or a pattern for whole names: '.*_proj'"
+        default="all-linear", description="layers: all-linear, names such as q_proj, or a pattern such as '.*_proj'"
     )
-    rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead of alpha / r")
-    start: str | None = Field(default=None, description="folder of an adapter of the same base to go on from")
+    rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead; for ranks above 32")
+    start: str | None = Field(default=None, description="folder of an adapter of the same base to start from")
 
 
 class EvalConfig(Section):
-    prompts: int = Field(default=64, gt=0, description="held-out rows that base and tuned model answer")
-    new_tokens: int = Field(default=64, gt=0, description="longest answer, in tokens")
-    slots: int = Field(default=8, gt=0, le=1024, description="answers written at the same time")
+    prompts: int = Field(default=64, gt=0, description="held-out rows that both models answer")
+    new_tokens: int = Field(default=64, gt=0, description="longest answer in tokens")
+    slots: int = Field(default=8, gt=0, le=1024, description="answers at the same time")
     baseline: str = Field(
         default="base",
         min_length=1,
-        description="what the run is compared with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, a .yaml file",
+        description="compare with this: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, or a .yaml file",
     )
-    latency_prompts: int = Field(default=50, gt=0, description="prompts that two sides answer alone, for their times")
-    checker: dict[str, Any] | None = Field(default=None, description="decides the success of rows without their own")
+    latency_prompts: int = Field(default=50, gt=0, description="prompts answered one at a time, to measure latency")
+    checker: dict[str, Any] | None = Field(default=None, description="checker of answers, for rows without their own")
     judge: str | None = Field(
-        default=None, min_length=1, description="says which answer is better: URL#MODEL, a .gguf file, a release, base"
+        default=None, min_length=1, description="model that compares answers: URL#MODEL, a .gguf file, a release, base"
     )
     frozen: list[str] = Field(
-        default=[],
-        description="names of releases and files of rows that are never trained and that every candidate answers",
+        default=[], description="releases and files whose questions are never trained and always asked"
     )
-    general: bool = Field(default=True, description="served sides answer the general questions that Hivetune brings")
+    general: bool = Field(default=True, description="ask the general questions that ship with Hivetune too")
 
 
 class ExportConfig(Section):
     converter: str | None = Field(
-        default=None, min_length=1, description="a checkout of llama.cpp whose converter writes GGUF; default: fetched"
+        default=None, min_length=1, description="checkout of llama.cpp, to write GGUF files; default: fetched"
     )
 
 
 class GateConfig(Section):
-    """Each `None` means: reported, not required."""
+    """Thresholds of the verdict; a metric whose threshold is null is reported, not required."""
 
-    loss_gain: float | None = Field(default=0.0, description="smallest gain of the tuned model, in nats per token")
-    success_gain: float | None = Field(default=None, description="smallest gain in the share of prompts that succeed")
-    latency_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the answer time, tuned / base")
-    memory_ratio: float | None = Field(default=1.5, gt=0, description="largest ratio of the peak memory, tuned / base")
-    least_success: float | None = Field(
-        default=None, gt=0, le=1, description="smallest share of prompts that the tuned model must answer rightly"
-    )
-    most_latency_s: float | None = Field(default=None, gt=0, description="longest mean time of a tuned answer")
-    most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory of the tuned model")
+    loss_gain: float | None = Field(default=0.0, description="least gain in nats per token, lower end of the interval")
+    success_gain: float | None = Field(default=None, description="least gain in the share of correct answers")
+    latency_ratio: float | None = Field(default=1.5, gt=0, description="largest time per answer, tuned / base")
+    memory_ratio: float | None = Field(default=1.5, gt=0, description="largest peak memory, tuned / base")
+    least_success: float | None = Field(default=None, gt=0, le=1, description="least share of correct answers")
+    most_latency_s: float | None = Field(default=None, gt=0, description="longest mean time per answer")
+    most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory")
     preferred_gain: float | None = Field(
-        default=None, ge=-1, le=1, description="smallest gain by eval.judge: share preferred less share of the baseline"
+        default=None, ge=-1, le=1, description="least gain in the share of answers that eval.judge prefers"
     )
-    judge_alone: bool = Field(default=False, description="let eval.judge be the only evidence that a model is better")
+    judge_alone: bool = Field(default=False, description="accept eval.judge as the only evidence")
     least_kept: float | None = Field(
-        default=0.9,
-        gt=0,
-        le=1,
-        description="smallest share of past wins and eval.frozen, once answered rightly, that the tuned model keeps",
+        default=0.9, gt=0, le=1, description="least share of frozen questions still answered correctly"
     )
     least_general: float | None = Field(
-        default=None, gt=0, le=1, description="smallest share of the baseline's right general answers that is kept"
+        default=None, gt=0, le=1, description="least share of general questions still answered correctly"
     )
-    length_drift: float | None = Field(
-        default=None, ge=1, description="largest factor by which answers may get longer or shorter"
-    )
-    more_loops: float | None = Field(
-        default=None, ge=0, le=1, description="largest increase of the share of answers that repeat themselves"
-    )
-    more_refusals: float | None = Field(
-        default=None, ge=0, le=1, description="largest increase of the share of answers that refuse"
-    )
+    length_drift: float | None = Field(default=None, ge=1, description="largest factor in the length of answers")
+    more_loops: float | None = Field(default=None, ge=0, le=1, description="largest rise of answers that repeat")
+    more_refusals: float | None = Field(default=None, ge=0, le=1, description="largest rise of answers that refuse")
     look: int | None = Field(
-        default=None,
-        gt=0,
-        description="number of this candidate among those against one champion; later ones need more",
+        default=None, gt=0, description="number of this candidate against one champion; a cycle sets it"
     )
     tolerance: float = Field(
         default=0.02, ge=0, description="how much worse a required metric may be before the verdict is abort"
@@ -178,21 +167,25 @@ class GateConfig(Section):
 
 
 class SuperviseConfig(Section):
-    hang_factor: float = Field(default=5.0, gt=1, description="a step this many times longer than usual is a hang")
-    hang_floor_s: float = Field(default=60.0, gt=0, description="a step shorter than this is never a hang")
-    start_timeout_s: float = Field(default=900.0, gt=0, description="imports, model load, first compile")
+    hang_factor: float = Field(default=5.0, gt=1, description="a step this many times longer than usual hangs")
+    hang_floor_s: float = Field(default=60.0, gt=0, description="a shorter step never counts as hanging")
+    start_timeout_s: float = Field(default=900.0, gt=0, description="longest start: imports, model, first compilation")
     evaluate_timeout_s: float = Field(default=1800.0, gt=0, description="longest validation")
     save_timeout_s: float = Field(default=600.0, gt=0, description="longest checkpoint")
     attempts: int = Field(default=3, gt=0, description="attempts without progress before giving up")
     backoff_s: float = Field(
-        default=5.0, gt=0, description="first pause when a device faults at scattered steps; doubled up to 300 s"
+        default=5.0, gt=0, description="first pause after a device fault at scattered steps; doubled up to 300 s"
     )
     memory_share: float = Field(default=0.9, gt=0, le=1, description="largest share of the device's memory to use")
-    checkpoint_every_s: float | None = Field(default=None, gt=0, description="default: Young's rule of measured costs")
-    allow: list[Literal["rank", "sample"]] = Field(
-        default=[], description="changes of the training itself that recovery may make"
+    checkpoint_every_s: float | None = Field(
+        default=None, gt=0, description="seconds between checkpoints; default: from measured costs, by Young's rule"
     )
-    chunk_rows: int | None = Field(default=None, gt=0, description="finish all epochs on N rows before the next N")
+    allow: list[Literal["rank", "sample"]] = Field(
+        default=[], description="changes of the training that recovery may make: rank, sample"
+    )
+    chunk_rows: int | None = Field(
+        default=None, gt=0, description="finish all epochs on this many rows before the next"
+    )
 
 
 class CycleWatchConfig(Section):
@@ -200,61 +193,55 @@ class CycleWatchConfig(Section):
 
 
 class EmailConfig(Section):
-    to: list[str] = Field(min_length=1, description="who gets it")
-    sender: str = Field(min_length=1, description="the address that it comes from")
-    host: str = Field(min_length=1, description="the mail server")
+    to: list[str] = Field(min_length=1, description="recipients")
+    sender: str = Field(min_length=1, description="address of the sender")
+    host: str = Field(min_length=1, description="mail server")
     port: int = Field(default=587, gt=0, lt=65536)
     security: Literal["starttls", "tls", "none"] = "starttls"
-    user: str | None = Field(default=None, description="the name to log in with")
+    user: str | None = Field(default=None, description="user name on the mail server")
     password_variable: str | None = Field(
-        default=None, min_length=1, description="the environment variable that holds the password"
+        default=None, min_length=1, description="environment variable that holds the password"
     )
 
 
 class NotifyConfig(Section):
-    """Ways out of this machine; none is used that is not named here."""
+    """Notices of the cycle; only what is named here leaves the machine."""
 
-    command: list[str] = Field(default=[], description="a program and its arguments; the sentence comes last")
-    webhook: str | None = Field(default=None, pattern="^https?://", description="gets the notice as JSON")
-    email: EmailConfig | None = Field(
-        default=None, description="sends the notice: host, sender, to, and a password's variable"
-    )
+    command: list[str] = Field(default=[], description="program and arguments; the notice is the last argument")
+    webhook: str | None = Field(default=None, pattern="^https?://", description="URL that gets the notice as JSON")
+    email: EmailConfig | None = Field(default=None, description="mail: host, sender, to, user, password_variable")
 
 
 class CycleConfig(Section):
-    """The loop that goes on without people."""
+    """The loop that trains, judges and promotes by itself."""
 
-    name: str | None = Field(default=None, description="the release's name; only the cycle needs it")
-    sources: list[str] = Field(default=[], description="collected before each look, as hivetune collect SRC...")
-    after_rows: int = Field(default=200, gt=0, description="new usable groups of rows that open a cycle")
+    name: str | None = Field(default=None, description="name of the release; required for a cycle")
+    sources: list[str] = Field(default=[], description="sources to collect before each look, as for hivetune collect")
+    after_rows: int = Field(default=200, gt=0, description="new groups of rows that start a cycle")
     window: str | None = Field(
-        default=None, description="when long work may go on: 22:00-06:00, or a cron line at which it begins"
+        default=None, description="hours for long work, such as 22:00-06:00, or a cron line at which it starts"
     )
-    budget_hours: float | None = Field(default=None, gt=0, description="most hours of training of one cycle")
-    budget_kwh: float | None = Field(default=None, gt=0, description="most energy of the training of one cycle")
+    budget_hours: float | None = Field(default=None, gt=0, description="most hours of training in a cycle")
+    budget_kwh: float | None = Field(default=None, gt=0, description="most energy of training in a cycle")
     yield_to: Literal["serving", "nothing"] = Field(
-        default="serving",
-        description="serving: long work stands still for requests, and waits while others use the machine",
+        default="serving", description="serving: pause long work while requests or other programs use the machine"
     )
-    replay: float = Field(default=0.5, ge=0, le=1, description="share of old tokens when not all rows fit the budget")
-    general: str | None = Field(default=None, description="a file of general rows, for about 5 % of the tokens")
-    start_from: Literal["base", "last"] = Field(default="base", description="what a cycle's training begins with")
+    replay: float = Field(default=0.5, ge=0, le=1, description="share of old tokens if the budget is too small for all")
+    general: str | None = Field(default=None, description="file of general rows, for about 5 % of the tokens")
+    start_from: Literal["base", "last"] = Field(default="base", description="start each training from base or champion")
     promote: Literal["auto", "ask"] = Field(default="auto", description="ask: a person promotes what passed the gate")
     watch: CycleWatchConfig = CycleWatchConfig()
     notify: NotifyConfig = NotifyConfig()
 
 
 class ExpertsConfig(Section):
-    """Adapters of their own for single domains, beside the shared one."""
+    """Specialists: adapters for single domains, besides the shared one."""
 
-    shared: str | None = Field(
-        default=None, description="the release whose champion is the shared adapter; default: cycle.name"
-    )
+    shared: str | None = Field(default=None, description="release of the shared adapter; default: cycle.name")
     by: Literal["auto", "agent", "category", "system", "tools"] = Field(
-        default="auto",
-        description="what makes a domain; auto: the first of these that divides the rows (system: the system prompt)",
+        default="auto", description="field that names the domain; auto: the first that divides the rows"
     )
-    auto: bool = Field(default=False, description="the cycle looks for experts after each promotion")
+    auto: bool = Field(default=False, description="look for specialists after each promotion of a cycle")
 
 
 class RunConfig(Section):
@@ -264,41 +251,38 @@ class RunConfig(Section):
     data: DataConfig
     learn: LearnConfig = LearnConfig()
     method: Literal["lora", "qlora"] = Field(
-        default="lora", description="qlora: the frozen base in 4 bits, a quarter of its memory, slower and rounded"
+        default="lora", description="qlora: base model in 4 bits, a quarter of its memory; slower and less exact"
     )
     lora: LoraConfig = LoraConfig()
-    max_length: int = Field(default=2048, ge=8, le=MOST_TOKENS_A_ROW, description="tokens; longer: data.on_overlong")
-    batch_size: int = Field(default=16, gt=0, description="examples per optimizer step: the effective batch")
+    max_length: int = Field(default=2048, ge=8, le=MAX_TOKENS_A_ROW, description="longest row in tokens")
+    batch_size: int = Field(default=16, gt=0, description="examples per optimizer step, the effective batch size")
     epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
     max_steps: int | None = Field(default=None, gt=0, description="stop after this many optimizer steps")
-    learning_rate: float = Field(
-        default=2e-4, gt=0, description="an adapter needs about ten times the rate of full fine-tuning"
-    )
+    learning_rate: float = Field(default=2e-4, gt=0, description="about ten times the rate of full fine-tuning")
     lr_schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="how the rate goes to zero after the warm-up"
+        default="cosine", description="decay of the learning rate after the warm-up"
     )
-    warmup: float = Field(default=0.05, ge=0, description="share of the steps below 1, number of steps from 1")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled, as in AdamW")
+    warmup: float = Field(default=0.05, ge=0, description="warm-up: a share of the steps, or from 1 on their number")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, as in AdamW")
     clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0: no clipping")
-    validate_rows: int = Field(default=48, gt=0, description="most rows of a validation; at the end all of them count")
-    validate_every: int | None = Field(default=None, gt=0, description="steps; default: ten times a run")
+    validate_rows: int = Field(default=48, gt=0, description="most rows of a validation during training")
+    validate_every: int | None = Field(
+        default=None, gt=0, description="steps between validations; default: ten times a run"
+    )
     patience: int | None = Field(
-        default=3, gt=0, description="validations without improvement before the run stops early; null: never"
+        default=3, gt=0, description="validations without improvement before stopping early; null: never"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: by a measured GEMM"
+        default="auto", description="precision; auto: the faster one, measured"
     )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1")
     workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = Field(
-        default=None,
-        description="processes that compute a step together, one a card; auto: as many as fit this machine; HOST:PORT: "
-        "those of a cluster",
+        default=None, description="processes that share each step: a number, auto, or HOST:PORT of a cluster"
     )
-    seed: int = Field(default=0, description="order of the rows, first adapter, dropout")
-    output: str | None = Field(default=None, description="run folder; default: runs/NAME-HASH below the home")
+    seed: int = Field(default=0, description="seed of row order, first adapter and dropout")
+    output: str | None = Field(default=None, description="folder of the run; default: runs/NAME-HASH in the home")
     report_to: list[ReportTarget] = Field(
-        default=[],
-        description="tools that get the points of the run while it goes on: tensorboard, mlflow, trackio, wandb",
+        default=[], description="send figures during training: tensorboard, mlflow, trackio, wandb"
     )
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
@@ -308,12 +292,105 @@ class RunConfig(Section):
     experts: ExpertsConfig = ExpertsConfig()
 
 
-# What a section means that is a text or a list: the setting of it that is given so.
+@dataclass(frozen=True)
+class Group:
+    """Several stored settings that are one decision, and so one setting for people.
+
+    What a run records (`config.resolved.yaml`, its identity) keeps the stored names, so that runs of earlier versions
+    stay the same runs. Configs that use a stored name are still read.
+    """
+
+    meaning: str
+    parts: Mapping[str, str]  # name of a part: stored setting
+    listed: str | None = None  # the setting is a list of parts, and a part in it has this value
+
+
+GROUPS = {
+    "data.quotas": Group(
+        "most rows per source, per session, of bad rows per user; largest share of synthetic rows",
+        {"source": "data.quota_per_source", "session": "data.quota_per_session", "user": "learn.quota_per_user",
+         "synthetic": "data.synthetic_share"},
+    ),
+    "data.on_private": Group(
+        "redact, reject or keep: secrets (keys, tokens), personal (mail addresses, phone and account numbers)",
+        {"secrets": "data.on_secret", "personal": "data.on_personal"},
+    ),
+    "data.also_train": Group(
+        "rows that are set aside by default: failed, untrusted (from tools or web pages), own_answers (of a release)",
+        {"failed": "data.on_failed", "untrusted": "data.on_untrusted", "own_answers": "data.on_own_answers"},
+        "train",
+    ),
+    "data.do_not_train": Group(
+        "parts of rows to leave out: tools (calls and results), reasoning (before an answer)",
+        {"tools": "data.on_tools", "reasoning": "data.on_reasoning"},
+        "leave_out",
+    ),
+    "data.held_out": Group(
+        "how rows are held out: by content (a hash) or time (the newest); together: rows that stay in one split",
+        {"by": "data.split", "together": "data.group_by"},
+    ),
+    "learn.stage2": Group(
+        "stage 2: steps, rate (share of learning_rate), weight of a bad row, beta (fades after 4 / beta nats), min_bad",
+        {"steps": "learn.steps", "rate": "learn.rate", "weight": "learn.weight", "beta": "learn.beta",
+         "min_bad": "learn.least_bad"},
+    ),
+    "eval.answers": Group(
+        "answers: longest in tokens, number at the same time, number timed one by one",
+        {"tokens": "eval.new_tokens", "parallel": "eval.slots", "timed": "eval.latency_prompts"},
+    ),
+    "gate.success": Group(
+        "correct answers: least gain and least share",
+        {"gain": "gate.success_gain", "share": "gate.least_success"},
+    ),
+    "gate.latency": Group(
+        "time per answer: largest ratio tuned / base, most seconds",
+        {"ratio": "gate.latency_ratio", "seconds": "gate.most_latency_s"},
+    ),
+    "gate.memory": Group(
+        "peak memory: largest ratio tuned / base, most GB",
+        {"ratio": "gate.memory_ratio", "gb": "gate.most_memory_gb"},
+    ),
+    "gate.preferred": Group(
+        "answers that eval.judge prefers: least gain; alone: accept them as the only evidence",
+        {"gain": "gate.preferred_gain", "alone": "gate.judge_alone"},
+    ),
+    "gate.kept": Group(
+        "least share of frozen and of general questions that are still answered correctly",
+        {"frozen": "gate.least_kept", "general": "gate.least_general"},
+    ),
+    "gate.drift": Group(
+        "largest factor in length, largest rise of loops and of refusals",
+        {"length": "gate.length_drift", "loops": "gate.more_loops", "refusals": "gate.more_refusals"},
+    ),
+    "supervise.limits": Group(
+        "attempts without progress; a step hangs after hang_factor x usual and hang_s; longest start, evaluation, "
+        "save; first pause",
+        {"attempts": "supervise.attempts", "hang_factor": "supervise.hang_factor", "hang_s": "supervise.hang_floor_s",
+         "start_s": "supervise.start_timeout_s", "evaluate_s": "supervise.evaluate_timeout_s",
+         "save_s": "supervise.save_timeout_s", "pause_s": "supervise.backoff_s"},
+    ),
+    "cycle.budget": Group(
+        "most hours and most kWh of training in a cycle",
+        {"hours": "cycle.budget_hours", "kwh": "cycle.budget_kwh"},
+    ),
+    "cycle.mix": Group(
+        "share of old tokens to replay if the budget is too small for all rows; file of general rows",
+        {"replay": "cycle.replay", "general": "cycle.general"},
+    ),
+}  # fmt: skip
+FORMER_NAMES = {
+    stored: f"{name}.{part}" for name, group in GROUPS.items() for part, stored in group.parts.items()
+}  # of settings that are now part of a group
+# Settings that a command or the cycle sets.
+_INTERNAL = ("learn.stage", "gate.look")
+
+
+# The setting that a section stands for if it is written as a text or a list.
 _SHORT = {"data": "path", "learn": "use"}
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """The config in `path` with each `a.b=c` of `overrides` applied.
+    """Return the config in `path` with each `a.b=c` of `overrides` applied.
 
     Relative `data.path` entries are relative to the folder of `path`; those of `overrides`, and model folders, to the
     working directory, as in a shell.
@@ -325,7 +402,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         hint = what_to_do(error, "give the path of a YAML config")
         raise UsageError(f"cannot read {spelled(path)}: {error.strerror}", hint=hint) from None
     if not isinstance(tree, dict):
-        hint = "start with two lines: 'model: ...' and 'data: {path: ...}'"
+        hint = "it needs at least two lines: 'model: ...' and 'data: {path: ...}'"
         raise UsageError(f"{spelled(path)} has no settings", hint=hint)
     if path.is_file():  # not a pipe: `train <(...)` has no folder
         _place_beside(tree, path.parent)
@@ -333,36 +410,76 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def override_config(config: RunConfig, overrides: Iterable[str], option: str = "--set") -> RunConfig:
-    """`config` with each `a.b=c` of `overrides` applied. Raises UsageError as `load_config` does, naming `option`."""
+    """Return `config` with each `a.b=c` of `overrides` applied. Raises UsageError, naming `option`."""
     return _overridden(config.model_dump(mode="json"), overrides, "config", option)
 
 
 def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = ()) -> RunConfig:
-    """A config from plain values. Raises UsageError as `load_config` does."""
+    """Return a config made from plain values. Raises UsageError as `load_config` does."""
     return _overridden(dict(tree), overrides, where)
 
 
 def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, option: str = "--set") -> RunConfig:
-    """Raises UsageError naming for each problem the file, or the option that it came with."""
-    given = {}
+    """Raise UsageError naming for each problem the file, or the option that it came with."""
+    origins = {}
     _expand_short(tree)
+    _expand_groups(tree, where)
     for override in overrides:
-        said = f"{option} {override}"
-        given[_override(tree, override, said)] = said
+        origin = f"{option} {override}"
+        key = _override(tree, override, origin)
+        origins[key] = origin
         _expand_short(tree)
+        origins |= dict.fromkeys(_expand_groups(tree, origin), origin)
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        told = dict.fromkeys(_explain(problem, where, given) for problem in error.errors())
-        raise UsageError("\n".join(told), hint="every setting with its default and meaning: hivetune config") from None
+        known = {each.key: each.meaning for each in (*known_settings(), *stored_settings())}
+        problems = dict.fromkeys(_explain(problem, where, origins, known) for problem in error.errors())
+        raise UsageError("\n".join(problems), hint="list all settings: hivetune config") from None
+
+
+def _expand_groups(tree: dict[str, Any], where: str) -> list[str]:
+    """Replace each setting of GROUPS in `tree` by the stored settings, and return their names. Raises UsageError."""
+    expanded: list[str] = []
+    for name, group in GROUPS.items():
+        section, _, key = name.partition(".")
+        if not isinstance(tree.get(section), dict) or key not in tree[section]:
+            continue
+        value, known = tree[section].pop(key), ", ".join(group.parts)
+        if group.listed is not None and isinstance(value, str | list):
+            chosen = [value] if isinstance(value, str) else value
+            value = {part: group.listed for part in chosen}
+        elif not isinstance(value, dict) or group.listed is not None:
+            what = "a list" if group.listed is not None else "a mapping"
+            raise UsageError(f"{where}: '{name}': must be {what} of {known}, got {value!r}")
+        for part, of_part in value.items():
+            if part not in group.parts:
+                raise UsageError(f"{where}: '{name}': unknown part {part!r}", hint=f"it has: {known}")
+            other, _, stored = group.parts[part].partition(".")
+            _expand_short(tree)
+            tree.setdefault(other, {})[stored] = of_part
+            expanded.append(group.parts[part])
+    return expanded
+
+
+def former_names(path: Path) -> list[tuple[str, str]]:
+    """Return (former name, present name) of each setting in the config `path` that is now part of a group."""
+    tree = read_yaml(path)
+    return [
+        (former, present)
+        for former, present in FORMER_NAMES.items()
+        if isinstance(tree, dict)
+        and isinstance(section := tree.get(former.partition(".")[0]), dict)
+        and former.partition(".")[2] in section
+    ]
 
 
 def _place_beside(tree: dict[str, Any], folder: Path) -> None:
-    """Relative entries of `data.path` as seen from the working directory, where `tree` was written in `folder`."""
+    """Make relative entries of `data.path` relative to the working directory; `folder` is that of the config."""
     _expand_short(tree)
     data = tree.get("data")
     if not isinstance(data, dict) or not isinstance(data.get("path"), str | list):
-        return  # validation says what is wrong
+        return  # validation reports it
     entries = [data["path"]] if isinstance(data["path"], str) else data["path"]
     placed = [
         str(folder / entry) if isinstance(entry, str) and not _stays_as_it_is(entry) else entry for entry in entries
@@ -375,8 +492,24 @@ def _stays_as_it_is(entry: str) -> bool:
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON Schema of the YAML file, with the short forms that `load_config` takes."""
+    """Return the JSON Schema of the YAML file, with the short forms and groups that `load_config` accepts."""
     document = RunConfig.model_json_schema()
+    sections = {
+        name: document["$defs"][info.annotation.__name__]["properties"]
+        for name, info in RunConfig.model_fields.items()
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
+    }
+    for name, group in GROUPS.items():
+        section, _, key = name.partition(".")
+        parts = {}
+        for part, stored in group.parts.items():
+            other, _, stored_key = stored.partition(".")
+            parts[part] = dict(sections[other][stored_key])
+            sections[other][stored_key]["deprecated"] = True
+        shape: dict[str, Any] = {"type": "object", "properties": parts, "additionalProperties": False}
+        if group.listed is not None:
+            shape = {"type": ["array", "string"], "items": {"enum": list(group.parts)}}
+        sections[section][key] = {"description": group.meaning, **shape}
     for section in _SHORT:
         short = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         document["properties"][section] = {"anyOf": [document["properties"][section], *short]}
@@ -384,7 +517,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def _expand_short(tree: dict[str, Any]) -> None:
-    """`data: faq.csv` means `data: {path: faq.csv}`, `learn: [sft, pairs]` means `learn: {use: [sft, pairs]}`."""
+    """Expand `data: faq.csv` to `data: {path: faq.csv}`, and `learn: [sft]` to `learn: {use: [sft]}`."""
     for section, key in _SHORT.items():
         if isinstance(tree.get(section), str | list):
             tree[section] = {key: tree[section]}
@@ -392,7 +525,7 @@ def _expand_short(tree: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class KnownSetting:
-    """One setting as people see it: `default` as YAML, empty where it is required; `choices` where there are few."""
+    """A setting as people see it: `default` as YAML, empty if it is required; `choices` if there are few."""
 
     key: str
     default: str
@@ -400,13 +533,40 @@ class KnownSetting:
     choices: tuple[str, ...] = ()
 
 
-def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[KnownSetting]:
-    """Every setting, in the order of the file."""
+def known_settings() -> list[KnownSetting]:
+    """Return the settings that people write, in the order of the file; each group stands for its parts."""
+    stored = {setting.key: setting for setting in stored_settings()}
+    shown: dict[str, KnownSetting] = {}
+    for key, setting in stored.items():
+        name = FORMER_NAMES.get(key, key).rpartition(".")[0] if key in FORMER_NAMES else key
+        if name in GROUPS:
+            shown.setdefault(name, _group_setting(name, stored))
+        elif key.startswith("cycle.notify."):
+            shown.setdefault("cycle.notify", KnownSetting("cycle.notify", "{}", _NOTIFY))
+        elif key not in _INTERNAL:
+            shown[key] = setting
+    return list(shown.values())
+
+
+_NOTIFY = "who is told of promotions and problems: command, webhook, email; nobody by default"
+
+
+def _group_setting(name: str, stored: Mapping[str, KnownSetting]) -> KnownSetting:
+    group = GROUPS[name]
+    defaults = {part: json.loads(stored[key].default) for part, key in group.parts.items()}
+    if group.listed is not None:
+        return KnownSetting(name, "[]", group.meaning)
+    text = ", ".join(f"{part}: {json.dumps(value)}" for part, value in defaults.items() if value is not None)
+    return KnownSetting(name, f"{{{text}}}", group.meaning)
+
+
+def stored_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[KnownSetting]:
+    """Return every setting under the name by which `config.resolved.yaml` stores it."""
     found = []
     for name, info in section.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            found += known_settings(kind, f"{prefix}{name}.")
+            found += stored_settings(kind, f"{prefix}{name}.")
         else:
             default = "" if info.is_required() else json.dumps(info.default)
             choices = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
@@ -414,29 +574,29 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
     return found
 
 
-def _override(tree: dict[str, Any], override: str, said: str) -> str:
-    """Sets one value in `tree`; its dotted name. `said`: the option with it."""
+def _override(tree: dict[str, Any], override: str, origin: str) -> str:
+    """Set one value in `tree`, and return its dotted name; `origin` is the option with its text."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UsageError(f"{said}: not of the form a.b=c", hint="for example --set lora.r=8")
+        raise UsageError(f"{origin}: not of the form a.b=c", hint="for example --set lora.r=8")
     *parents, last = key.split(".")
     for parent in parents:
-        if tree.get(parent) is None:  # not set yet, or `null` in a config that is written out
+        if tree.get(parent) is None:  # unset, or `null` in a config that was written out
             tree[parent] = {}
         child = tree[parent]
         if not isinstance(child, dict):
-            raise UsageError(f"{said}: {parent} has no settings")
+            raise UsageError(f"{origin}: {parent} has no settings")
         tree = child
     try:
         tree[last] = parse_yaml(text, repr(text))
     except UsageError:
-        raise UsageError(f"{said}: {text!r} is not a YAML value") from None
+        raise UsageError(f"{origin}: {text!r} is not a YAML value") from None
     return key
 
 
-def _explain(problem: Mapping[str, Any], file: str, given: Mapping[str, str]) -> str:
-    """`given`: dotted name to the option that set it."""
+def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], known: Mapping[str, str]) -> str:
+    """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it."""
     key = key_of(problem)
-    where = next((said for name, said in given.items() if f"{key}.".startswith(f"{name}.")), file)
-    where = next((said for name, said in given.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {why_refused(problem, {each.key: each.meaning for each in known_settings()})}"
+    where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
+    where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
+    return f"{where}: {why_refused(problem, known)}"

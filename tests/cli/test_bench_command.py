@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hivetune.cli.bench import _run
+from hivetune.cli.demo import _run
 
 # As the benchmark: it writes into a temporary folder and starts a worker; then Ctrl-C comes.
 HARNESS = """

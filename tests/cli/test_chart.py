@@ -2,7 +2,7 @@
 
 import pytest
 
-from hivetune.cli.chart import TEXT_HEIGHT, TEXT_WIDTH, text_chart
+from hivetune.cli.runs import TEXT_HEIGHT, TEXT_WIDTH, text_chart
 
 FALLING = [(step, 4.0 - step / 100, "step") for step in range(1, 201)] + [
     (100, 3.5, "validation"),

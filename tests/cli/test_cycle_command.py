@@ -36,5 +36,5 @@ def test_a_look_at_trouble_leaves_nothing_out() -> None:
         "worse than before": "more complaints",
         "no rows": "no row is left",
         "forgotten rows in the champion": "2",
-        "said by a person": "paused",
+        "requested": "paused",
     }

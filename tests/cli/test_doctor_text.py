@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.cli.diagnosis import LOG_BYTES, explain_text
+from hivetune.cli.doctor import LOG_BYTES, explain_text
 from hivetune.cli.output import MODE
 from hivetune.errors import UsageError
 
@@ -62,7 +62,7 @@ def test_an_unknown_text_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("given", ["", "  ", "/no/such.log", "typo.log", "typo.txt"])
 def test_a_file_that_is_not_there_is_no_text(given: str) -> None:
-    with pytest.raises(UsageError, match="is not a file"):
+    with pytest.raises(UsageError, match="no such file"):
         explain_text(given)
 
 

@@ -83,7 +83,7 @@ def test_one_missing_file_is_reported_and_nobody_is_routed_to_it(family: Path, d
         path.chmod(0o700)
     (folder / gone).unlink() if gone else shutil.rmtree(folder)
     code, known = document("experts", str(family))
-    assert code == 0 and known["experts"] and f"hivetune retire {EXPERT}" in known["problems"][0]
+    assert code == 0 and known["experts"] and f"hivetune registry retire {EXPERT}" in known["problems"][0]
     code, choice = document("route", "any", "--agent", "billing")
     assert (code, choice["name"], choice["by"]) == (0, "team", "shared")
     assert f"{EXPERT}@1" in choice["problems"][0]
@@ -91,7 +91,7 @@ def test_one_missing_file_is_reported_and_nobody_is_routed_to_it(family: Path, d
 
 def test_an_expert_is_taken_out_of_service_by_hand_and_brought_back(family: Path, document: Call) -> None:
     code, refused = document("rollback", EXPERT)
-    assert code == 2 and f"hivetune retire {EXPERT}" in refused["error"]["hint"]
+    assert code == 2 and f"hivetune registry retire {EXPERT}" in refused["error"]["hint"]
     assert document("retire", EXPERT, "--reason", "wrong prices")[0] == 0
     assert document("route", "any", "--agent", "billing")[1]["name"] == "team"
     with closing(open_database()) as database:

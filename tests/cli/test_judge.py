@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.cli import registry
+from hivetune.cli import release as commands
 from hivetune.cli.judge import what_next
 from hivetune.errors import HivetuneError
 from hivetune.judge.findings import said_of_passed
@@ -68,14 +68,14 @@ def test_register_says_what_the_gate_said_and_not_to_ask_it_again(
 ) -> None:
     release = SimpleNamespace(label="demo@1", verdict=judgement and judgement["verdict"])
     told: list[str] = []
-    monkeypatch.setattr(registry, "find_run", lambda run: Path(run))
-    monkeypatch.setattr(registry, "register_run", lambda run, name: (release, True))
-    monkeypatch.setattr(registry, "_database", contextlib.nullcontext)
-    monkeypatch.setattr(registry, "_document", lambda database, release: {})
-    monkeypatch.setattr(registry, "explain_release", lambda database, label: {"judgement": judgement})
-    monkeypatch.setattr(registry, "show", told.append)
-    monkeypatch.setattr(registry, "emit", lambda document: None)
-    registry.register("my-run", "demo")
+    monkeypatch.setattr(commands, "find_run", lambda run: Path(run))
+    monkeypatch.setattr(commands, "register_run", lambda run, name: (release, True))
+    monkeypatch.setattr(commands, "_database", contextlib.nullcontext)
+    monkeypatch.setattr(commands, "_document", lambda database, release: {})
+    monkeypatch.setattr(commands, "explain_release", lambda database, label: {"judgement": judgement})
+    monkeypatch.setattr(commands, "show", told.append)
+    monkeypatch.setattr(commands, "emit", lambda document: None)
+    commands.register("my-run", "demo")
     assert told == said
 
 

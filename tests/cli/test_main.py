@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.cli.main import COMMANDS, EXIT_CODES, GROUPS, LEFT_BEHIND, main
+from hivetune.cli.main import ALIASES, COMMANDS, EXIT_CODES, GROUPS, LEFT_BEHIND, SECTIONS, main
 from hivetune.cli.output import MODE
 from hivetune.errors import HivetuneError, Stopped
 
@@ -37,7 +37,7 @@ def test_help_imports_no_command() -> None:
         "from hivetune.cli.main import main\nmain()\n"
     )
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "verify-resume" in finished.stdout
+    assert "Keep going:" in finished.stdout
     loaded = finished.stderr.strip()
     frame = ["base", "base.private", "base.units", "cli", "cli.main", "cli.output", "errors"]
     assert loaded == str(["hivetune", *(f"hivetune.{name}" for name in frame)]), loaded
@@ -49,6 +49,18 @@ def test_every_command_exists_and_explains_itself(name: str) -> None:
     body = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
     assert inspect.getdoc(body)
     assert line.endswith(".")
+
+
+def test_the_help_groups_every_command_and_at_most_35() -> None:
+    shown = [name for names in SECTIONS.values() for name in names]
+    assert len(shown) == len(set(shown)) <= 35
+    assert set(shown) == {name.split()[0] for name in COMMANDS}
+
+
+@pytest.mark.parametrize("former", sorted(ALIASES))
+def test_a_former_name_still_works(former: str, ask: Ask) -> None:
+    code, document, _ = ask(former, "--help")
+    assert code == 0 and f"hivetune {ALIASES[former]} " in document["help"]
 
 
 def test_errors_have_their_exit_code_and_one_document(tmp_path: Path) -> None:

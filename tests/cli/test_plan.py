@@ -50,7 +50,7 @@ def test_json_is_one_document_with_everything(config: Path) -> None:
 def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
     ended = run(config, "--card", "H200", "--set", "model=Qwen/Qwen2.5-7B-Instruct")
     assert ended.returncode == 0, ended.stderr
-    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "a power cut takes", "Qwen2.5-3B", "nf4"):
+    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "a power cut loses", "Qwen2.5-3B", "nf4"):
         assert word in " ".join(ended.stdout.split()), word
 
 

@@ -62,7 +62,7 @@ def test_all_runs_and_one_run(tmp_path: Path) -> None:
     told = hivetune("show", "mine").stdout
     assert "the card hung" in told
     assert "computed in float32 (dtype: auto) on cpu" in told
-    assert "3.2 GB of memory left; the worker held 2.1 GB" in told
+    assert "3.2 GB of memory free; the worker held 2.1 GB" in told
     assert "card 0: 24.7 GB of 25.8 GB, 104 °C, 300 W (held back by heat or power)" in told
 
 
@@ -71,7 +71,7 @@ def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> No
     finished = hivetune("watch", str(run))
     assert finished.returncode == 0
     assert (
-        f"interrupted, step 2 of 20, loss 2.000, validation 2.500, 1 restarts, go on with: hivetune resume {run.name}"
+        f"interrupted, step 2 of 20, loss 2.000, validation 2.500, 1 restarts, continue it: hivetune resume {run.name}"
         in (finished.stderr)
     )
 

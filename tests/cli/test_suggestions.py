@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.cli.suggestions import confirm_columns
+from hivetune.cli.arguments import confirm_columns
 from hivetune.config import DataConfig, RunConfig
 
 
@@ -50,6 +50,6 @@ def test_without_a_terminal_the_suggestion_is_not_confirmed(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert confirm_columns(settings) == (FIRST, False)
-    assert "nobody is here to ask" in capsys.readouterr().err
+    assert "no terminal to confirm it on" in capsys.readouterr().err
     named = settings.model_copy(update={"data": settings.data.model_copy(update={"columns": SECOND})})
     assert confirm_columns(named) == (None, False)

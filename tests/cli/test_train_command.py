@@ -164,12 +164,12 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     (place.folder / "faq.json").write_text("\n".join(map(json.dumps, rows)) + "\n")
     code, document, _ = place.call("train", "faq.json")
     assert code == 2
-    assert document["error"]["message"] == "faq.json is rows: which model should learn them?"
+    assert document["error"]["message"] == "faq.json holds rows, and no model is given"
     own = ("--set", "data.on_reasoning=leave_out", "--set", "patience=2")
     code, document, _ = place.call("init", "faq.json", "--model", "model", *own)
     assert code == 0
     text = (place.folder / "faq.yaml").read_text()
-    assert text.startswith("# Made by `hivetune init` from faq.json. It trains as it is: hivetune train faq.yaml\n")
+    assert text.startswith("# Written by `hivetune init` from faq.json. Train with it: hivetune train faq.yaml\n")
     assert "# 80 rows: " in text
     data = {"path": "faq.json", "on_reasoning": "leave_out"}
     assert document["settings"] == {"model": "model", "data": data, "patience": 2, "max_length": 64}
@@ -180,7 +180,7 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     code, loop, _ = place.call("cycle", "faq.yaml", "--dry-run")
     assert (code, load_config(place.folder / "faq.yaml").cycle.name) == (0, "faq"), loop
     code, again, _ = place.call("init", "faq.json", "--model", "model")
-    assert (code, "is there already" in again["error"]["message"]) == (2, True)
+    assert (code, "already exists" in again["error"]["message"]) == (2, True)
     steps = ("--set", "max_steps=1")
     code, from_file, _ = place.call("train", "faq.yaml", *steps)
     assert code == 0
@@ -188,7 +188,7 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     assert "settings: 3 epochs, batch_size 16, learning_rate 0.0002, lora.r 16, max_length 64" in err
     assert (code, from_rows["run"], from_rows["already_done"]) == (0, from_file["run"], True)
     code, refused, _ = place.call("train", "faq.yaml", "--model", "model")
-    assert (code, "names its model itself" in refused["error"]["message"]) == (2, True)
+    assert (code, "but faq.yaml is a config" in refused["error"]["message"]) == (2, True)
     code, left, _ = place.call("prune")
     checkpoints = str(Path(from_file["run"]) / "checkpoints")
     assert (code, left["pruned"]) == (0, False)

@@ -35,7 +35,7 @@ def test_a_change_of_arithmetic_is_among_the_last_lines(
     show_training({**SUMMARY, "arithmetic_changes": changes})
     said = capsys.readouterr().err
     assert "float32 on cpu, fast path, native kernels" in said
-    assert ("arithmetic changed" in said) == bool(changes)
+    assert ("changed the arithmetic" in said) == bool(changes)
     if changes:
         assert "from step 4 on" in said and "half the size" in said and "the worker was killed" in said
     show_training(SUMMARY)  # of a run that an older version made

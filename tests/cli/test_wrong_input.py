@@ -81,14 +81,14 @@ WRONG = [
     ("train colon.yaml", 2, "colon.yaml:2 is not YAML: mapping values are not allowed in this context"),
     ("train latin.yaml", 2, "latin.yaml is not UTF-8 text"),
     ("init circle", 2, "circle is a link that leads nowhere"),
-    ("plan rows.jsonl", 2, "hint: add --model smollm2-135m, or write a config first: hivetune init rows.jsonl"),
+    ("plan rows.jsonl", 2, "hint: add --model smollm2-135m, or write a config: hivetune init rows.jsonl"),
     ("fetch nosuch", 2, "model nosuch not found: it is not a folder, a file or a Hub id"),
     # plans
     ("plan mine.yaml --rows -5", 2, "Invalid value for '--rows'"),
     ("plan mine.yaml --tokens 0", 2, "Invalid value for '--tokens'"),
     ("plan mine.yaml --card zen4 --cores -3", 2, "Invalid value for '--cores'"),
     ("plan mine.yaml --card MI50 --memory -1", 2, "Invalid value for '--memory'"),
-    ("plan mine.yaml --cores 4", 2, "name its --card"),
+    ("plan mine.yaml --cores 4", 2, "give --card too"),
     # files that hold no rows
     ("data check book.xlsx", 2, "an Excel workbook, not a file of rows\nhint: save each sheet"),
     ("data check paper.pdf", 2, "paper.pdf is a PDF"),
@@ -108,11 +108,11 @@ WRONG = [
     ("data synth --out here", 2, "here is a folder"),
     ("report last --to tensorboard rows.jsonl", 2, "rows.jsonl is a file\nhint: give a folder for tensorboard"),
     # options that would be left out in silence
-    ("cycle status --once", 2, "cycle status takes no options\nhint: they are for hivetune cycle CONFIG"),
-    ("cycle mine.yaml pause", 2, "cycle mine.yaml pause: a config names its own loop"),
-    ("doctor Killed --quick", 2, "explained without options"),
+    ("cycle status --once", 2, "cycle status takes no options\nhint: options belong to: hivetune cycle CONFIG"),
+    ("cycle mine.yaml pause", 2, "cycle mine.yaml pause: a config names its loop itself"),
+    ("doctor Killed --quick", 2, "takes no options"),
     # what is served
-    ("serve --card foo", 2, "--card foo: no card\nhint: give cuda:0"),
+    ("serve --card foo", 2, "--card foo: not a card\nhint: give cuda:0"),
     ("frozen nosuch", 2, "no release is called 'nosuch'"),
     # runs
     ("show last", 2, "there is no run 'last'\nhint: there are none yet; begin: hivetune train CONFIG"),
@@ -139,7 +139,7 @@ def test_a_command_that_is_proposed_can_be_pasted(tmp_path: Path, call: Call) ->
     make_files(tmp_path)
     (tmp_path / "rows.jsonl").rename(tmp_path / "FAQ (final).jsonl")
     (tmp_path / "FAQ (final).yaml").write_text("")
-    assert "or write a config first: hivetune init 'FAQ (final).jsonl'" in call("train", "FAQ (final).jsonl")[1]
+    assert "or write a config: hivetune init 'FAQ (final).jsonl'" in call("train", "FAQ (final).jsonl")[1]
     assert "hint: use it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
 
 

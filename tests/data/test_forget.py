@@ -11,7 +11,7 @@ from data.intake.collecting import collect_now, query, total
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
-from hivetune.cli import forget as command
+from hivetune.cli import data
 from hivetune.cli.output import MODE
 from hivetune.config import DataConfig
 from hivetune.data.forget import ForgetKind, Forgotten, forget
@@ -228,9 +228,9 @@ def test_snapshots_runs_and_releases_are_named(log: Path, tmp_path: Path) -> Non
 
 def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="say whom"):
-        command.forget(user="a", session="b", source=None, row=None)
+        data.forget(user="a", session="b", source=None, row=None)
     monkeypatch.setattr(MODE, "json", True)
-    command.forget(user="alice", session=None, source=None, row=None)
+    data.forget(user="alice", session=None, source=None, row=None)
     document = json.loads(capsys.readouterr().out)
     assert document == {
         "schema": 1,
@@ -245,5 +245,5 @@ def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         "unchecked": [],
     }
     monkeypatch.setattr(MODE, "json", False)
-    command.forget(user="bob", session=None, source=None, row=None)
+    data.forget(user="bob", session=None, source=None, row=None)
     assert "2 interactions removed" in capsys.readouterr().err

@@ -1,46 +1,62 @@
-"""What several commands take: a run, a config or rows with a model, settings; and how a shell completes them."""
+"""Arguments that several commands take (runs, configs, models, settings, columns), their completion, and `fetch`."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hivetune.base.database import database_path, open_database
-from hivetune.base.paths import quoted
-from hivetune.cli.output import say
-from hivetune.config import RunConfig, known_settings, load_config, override_config, parse_config
+from hivetune.base.disk import size_of
+from hivetune.base.paths import quoted, spelled
+from hivetune.cli.output import emit, progress, say, show, size
+from hivetune.config import (
+    GROUPS,
+    RunConfig,
+    former_names,
+    known_settings,
+    load_config,
+    override_config,
+    parse_config,
+)
 from hivetune.data.intake.files import names_rows
 from hivetune.data.intake.places import check_storable
-from hivetune.data.mapping import parse_columns
-from hivetune.errors import UsageError
-from hivetune.models.prepared import PACKAGED, prepared_names
+from hivetune.data.mapping import check_columns, parse_columns
+from hivetune.data.prepare.understand import suggested_for
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
+from hivetune.release.converter import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
 from hivetune.run.find import LAST, known_runs
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Names of runs, for a shell."""
+    """Return the names of runs that begin with `incomplete`."""
     return [name for name in (LAST, *(status.run.name for status in known_runs())) if name.startswith(incomplete)]
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """`a.b=` for a shell, and behind it the values of a setting that has few."""
-    found = []
+    """Return `a.b=` for each setting, and after the equals sign the values of a setting that has few."""
+    words = [f"{name}.{part}=" for name, group in GROUPS.items() if group.listed is None for part in group.parts]
     for setting in known_settings():
         values = [f"{setting.key}={value}" for value in setting.choices]
-        found += values if incomplete.startswith(f"{setting.key}=") else [f"{setting.key}="]
-    return [word for word in found if word.startswith(incomplete)]
+        if incomplete.startswith(f"{setting.key}="):
+            words += values
+        elif setting.key not in GROUPS or GROUPS[setting.key].listed:
+            words.append(f"{setting.key}=")
+    return [word for word in words if word.startswith(incomplete)]
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Models that are on this machine, for a shell."""
+    """Return the models on this machine that begin with `incomplete`."""
     return [name for name in dict.fromkeys((*PACKAGED, *prepared_names())) if name.startswith(incomplete)]
 
 
 def complete_release(incomplete: str) -> list[str]:
-    """NAME and NAME@VERSION, for a shell."""
+    """Return NAME and NAME@VERSION of each release that begins with `incomplete`."""
     if not database_path().exists():
         return []
     with closing(open_database()) as database:
@@ -51,37 +67,43 @@ def complete_release(incomplete: str) -> list[str]:
 
 RunArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="RUN", help="Run: its name, folder or 'last'; see: hivetune runs", autocompletion=complete_run
-    ),
+    typer.Argument(metavar="RUN", help="Name or folder of a run, or 'last'.", autocompletion=complete_run),
 ]
 ConfigArgument = Annotated[
-    str, typer.Argument(metavar="CONFIG", help="YAML file (docs/config.md), or rows together with --model.")
+    str, typer.Argument(metavar="CONFIG", help="YAML config, or a file of rows together with --model.")
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="M", help="CONFIG is rows for this model.", autocompletion=complete_model),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="M",
+        help="Train this model; CONFIG is then a file of rows.",
+        autocompletion=complete_model,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Override a setting.", autocompletion=complete_setting),
+    typer.Option("--set", metavar="A.B=C", help="Override a setting of the config.", autocompletion=complete_setting),
 ]
 ColumnsOption = Annotated[
     str | None,
     typer.Option(
         "--columns",
         metavar="OURS=YOURS,...",
-        help="Your columns: prompt=question,completion=reply, or several: completion=category+priority",
+        help="Map your columns: prompt=question,completion=reply. Join several with +: completion=category+priority.",
     ),
 ]
 ReleaseArgument = Annotated[
     str,
-    typer.Argument(metavar="NAME@VERSION", help="NAME, NAME@3, NAME@candidate, ...", autocompletion=complete_release),
+    typer.Argument(
+        metavar="NAME@VERSION", help="A release: NAME, NAME@3 or NAME@candidate.", autocompletion=complete_release
+    ),
 ]
 
 
 def with_columns(settings: RunConfig, columns: str | None) -> RunConfig:
-    """The settings with what `--columns` says in place of `data.columns`. Raises UsageError."""
+    """Return the settings with `--columns` in place of `data.columns`. Raises UsageError."""
     if columns is None:
         return settings
     data = settings.data.model_copy(update={"columns": parse_columns(columns)})
@@ -91,25 +113,28 @@ def with_columns(settings: RunConfig, columns: str | None) -> RunConfig:
 def read_settings(
     config: str, model: str | None, overrides: Sequence[str] | None, columns: str | None = None
 ) -> tuple[RunConfig, str]:
-    """The settings and the name of their runs: of a YAML file, or of rows with a model and all else at its default.
+    """Return the settings and the name for their runs, from a YAML file, or from rows and a model.
 
     Raises UsageError.
     """
     path = Path(config)
     if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
-        raise UsageError(f"{config} is a folder", hint="give a YAML file, or rows together with --model")
+        raise UsageError(f"{config} is a folder", hint="give a YAML file, or a file of rows with --model")
     if model is None and not names_rows(config):
-        return with_columns(load_config(path, overrides or ()), columns), path.stem
+        loaded = load_config(path, overrides or ())
+        for former, present in former_names(path) if path.is_file() else ():
+            say(f"note: {config}: '{former}' is now '{present}'; the former name still works")
+        return with_columns(loaded, columns), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(
-            f"--model {model}: {config} names its model itself", hint=f"in place of --model: --set model={model}"
+            f"--model {model} is for rows, but {config} is a config", hint=f"to change its model: --set model={model}"
         )
-    if model is None:  # said as a setting, which is then set as all others are
+    if model is None:  # given as --set model=...
         model = next((text.removeprefix("model=") for text in overrides or () if text.startswith("model=")), None)
     if model is None:
         raise UsageError(
-            f"{config} is rows: which model should learn them?",
-            hint=f"add --model smollm2-135m, or write a config first: hivetune init {quoted(config)}",
+            f"{config} holds rows, and no model is given",
+            hint=f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}",
         )
     check_storable(config)
     settings = override_config(
@@ -118,6 +143,87 @@ def read_settings(
     say(
         f"settings: {settings.epochs:g} epochs, batch_size {settings.batch_size}, "
         f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "
-        "others: --set, and hivetune config"
+        "change them with --set; list all: hivetune config"
     )
     return with_columns(settings, columns), "rows" if config == "-" else path.stem
+
+
+# Rows whose layout is unknown: mappings of their columns are suggested, shown with examples and confirmed once.
+
+QUESTION = "Use this mapping? [Y/n/2/3/edit]"
+
+
+def show_suggestion(line: Mapping[str, Any]) -> None:
+    """Show a mapping, some rows as it reads them, and the columns that it leaves out."""
+    left_out = f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else ""
+    show(f"  {line['line']}{left_out}")
+    for row in line["shown"]:
+        show(f"    asked: {row['question']}\n    answered: {row['answer']}")
+
+
+def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
+    """Return the mapping for the rows, and whether a person confirmed it.
+
+    The mapping is None if none is needed, none is known or the person declined. Without a terminal nobody is asked.
+    """
+    if settings.data.columns:
+        return None, False
+    name, lines = next(iter(suggested_for(settings.data.path, settings.data.encoding).items()), ("", []))
+    if not lines:
+        return None, False
+    show(f"{spelled(name)}: unknown layout; possible mappings:")
+    for number, line in enumerate(lines, 1):
+        show(f" {number}.")
+        show_suggestion(line)
+    if not sys.stdin.isatty():
+        say("no terminal to confirm it on: the first mapping is written as a comment")
+        return dict(lines[0]["columns"]), False
+    return _answer(lines)
+
+
+def _answer(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str] | None, bool]:
+    said = typer.prompt(QUESTION, default="Y", show_default=False).strip().lower()
+    if said in ("y", "yes", "1"):
+        return dict(lines[0]["columns"]), True
+    if said.isdecimal() and 1 < int(said) <= len(lines):
+        return dict(lines[int(said) - 1]["columns"]), True
+    if said in ("e", "edit"):
+        text = typer.prompt("--columns", default=",".join(f"{a}={b}" for a, b in lines[0]["columns"].items()))
+        columns = parse_columns(text)
+        check_columns(columns)
+        return columns, True
+    return None, False
+
+
+def fetch(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
+        ),
+    ],
+) -> None:
+    """Download a model and prepare its weights, tokenizer and chat template, once per machine.
+
+    A Hub id needs a network. The first fetch also downloads llama.cpp's converter, which writes GGUF files.
+    """
+    if model == FETCH_NAME:
+        converter = fetch_converter()
+        say(f"llama.cpp's converter: ready in {converter}")
+        emit({"model": model, "folder": str(converter), "kind": "converter", "size_bytes": size_of(converter)})
+        return
+    folder = model_folder(model)
+    prepared = read_prepared(folder)
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say(f"{model}: ready in {folder} ({size(size_bytes)})")
+    try:
+        fetch_converter()
+    except MachineNotFit as error:  # the model trains without it
+        say(f"cannot write GGUF files yet: {error.message}; {error.hint}")
+    emit({"model": model, "folder": str(folder), "kind": prepared.kind, "size_bytes": size_bytes})
+
+
+def model_folder(model: str) -> Path:
+    """Return the folder of a prepared model, with a progress bar if it has to be prepared first."""
+    with progress(f"preparing {model}, once per machine") as report:
+        return fetch_model(model, report)

@@ -1,4 +1,4 @@
-"""`hivetune chat`: talk to a run, a release or a GGUF file, or to two side by side, on a terminal or from a script."""
+"""The command `chat`: talk to a run, a release or a GGUF file, or to two side by side."""
 
 import contextlib
 import importlib
@@ -23,27 +23,31 @@ _SHOWN_CHARS = 100
 
 
 def chat(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Run (name, folder or 'last'), release or GGUF file.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A run (name, folder or 'last'), a release or a GGUF file.")
+    ],
     beside: Annotated[
-        str | None, typer.Option("--beside", metavar="NAME", help="Side by side with this one, or with 'base'.")
+        str | None, typer.Option("--beside", metavar="NAME", help="Show answers of this model too, or of 'base'.")
     ] = None,
-    blind: Annotated[bool, typer.Option("--blind", help="Hide which of the two answers; told at the end.")] = False,
-    capture: Annotated[bool, typer.Option("--capture", help="Keep answers and feedback in the store.")] = False,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this once, print the answer and end.")] = None,
+    blind: Annotated[bool, typer.Option("--blind", help="Hide which model gave which answer until the end.")] = False,
+    capture: Annotated[bool, typer.Option("--capture", help="Save answers and feedback in the store.")] = False,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer and exit.")] = None,
     system: Annotated[
-        str | None, typer.Option("--system", help="System prompt; default: the one that most rows were trained with.")
+        str | None, typer.Option("--system", help="System prompt; default: the one of most training rows.")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="The system prompt of this agent's rows.")] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of the model that is exported.")] = DEFAULT_QUANT,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0: always the likeliest token.")] = 0.0,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Use the system prompt of this agent's rows.")] = None,
+    quant: Annotated[str, typer.Option("--quant", help="Quantization of the exported model.")] = DEFAULT_QUANT,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")] = 512,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 always takes the likeliest token.")
+    ] = 0.0,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Number of CPU threads.")] = None,
 ) -> None:
-    """Talk to a run, a release or a GGUF file through llama.cpp, on this machine alone; with --beside, to two."""
+    """Talk to a run, a release or a GGUF file through llama.cpp; with --beside, to two at once."""
     if MODE.json and prompt is None:
-        raise UsageError("--json needs --prompt", hint="without it, chat is a conversation on a terminal")
+        raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if blind and (beside is None or prompt is not None):
-        raise UsageError("--blind is for a conversation with two", hint="hivetune chat NAME --beside base --blind")
+        raise UsageError("--blind needs --beside and no --prompt", hint="hivetune chat NAME --beside base --blind")
     with progress("exporting", "tensors") as report:
         if beside is None:
             voice, run = find_voice(name, quant, report)
@@ -67,17 +71,17 @@ def chat(
 
 
 def _compare_prompts(run: Path | None, backend: Backend) -> None:
-    """Nobody talks to a run that is asked otherwise than it was trained. A file of no run here is taken as it is."""
+    """Check that prompts have the token ids that the run was trained with. A file of no known run is not checked."""
     if run is None:
         return
     try:
         check_prompts(run, backend)
-    except UsageError as error:  # its model or data are gone: it can still be talked to
-        say(f"prompts not compared with the trained ones: {error.message}")
+    except UsageError as error:  # model or data are missing; chatting works without them
+        say(f"prompts not compared with training: {error.message}")
 
 
 def _system_prompt(name: str, run: Path | None, system: str | None, agent: str | None) -> str | None:
-    """What is said first: what was asked for, else what the rows were trained with, which is told."""
+    """Return the system prompt: the given one, else the one of the training rows, which is announced."""
     if system is not None:
         if agent is not None:
             raise UsageError("--system and --agent exclude each other")
@@ -87,17 +91,17 @@ def _system_prompt(name: str, run: Path | None, system: str | None, agent: str |
     except UsageError as error:
         if agent is not None:
             raise
-        say(f"the rows are not looked at for their system prompt: {error.message}")
+        say(f"cannot read the system prompt of the training rows: {error.message}")
         return None
     if trained is None or trained.text is None:
         return None
     if trained.rows * 2 <= trained.looked_at:
-        say("the rows have several system prompts and none of them is used; choose one: --agent NAME or --system TEXT")
+        say("the training rows have several system prompts, so none is used; choose one: --agent NAME or --system TEXT")
         return None
-    whose = f"{trained.rows:,} of {trained.looked_at:,} rows" + (f" of {agent}" if agent else "")
+    whose = f"{trained.rows:,} of {trained.looked_at:,} training rows" + (f" of {agent}" if agent else "")
     shown = " ".join(trained.text.split())
-    say(f"system prompt, as trained ({whose}): {shown[:_SHOWN_CHARS]}{'...' if len(shown) > _SHOWN_CHARS else ''}")
-    say('another: --system TEXT; none: --system ""')
+    say(f"system prompt of {whose}: {shown[:_SHOWN_CHARS]}{'...' if len(shown) > _SHOWN_CHARS else ''}")
+    say('use another: --system TEXT; use none: --system ""')
     return trained.text
 
 
@@ -126,7 +130,7 @@ def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]
 
 
 def _as_text(argument: str) -> str:
-    """Of a command line, whose bytes need not be UTF-8."""
+    """Return an argument as text, although its bytes may not be UTF-8."""
     return os.fsencode(argument).decode("utf-8", "replace")
 
 
@@ -140,13 +144,13 @@ def _capturing(wanted: bool) -> Iterator[Capture | None]:
         yield kept
     finally:
         kept.close()
-        lost = f"; {kept.left_out} could not be: {kept.problem}" if kept.left_out else ""
-        say(f"{kept.captured} answers are in the store{lost}")
+        lost = f"; {kept.left_out} could not be saved: {kept.problem}" if kept.left_out else ""
+        say(f"{kept.captured} answers saved in the store{lost}")
 
 
 def _converse(talk: Talk) -> None:
     if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):  # a Python without it has no arrow keys
+        with contextlib.suppress(ImportError):  # without it the arrow keys do not work
             importlib.import_module("readline")
         say(talk.help)
     preferences = talk.run()
@@ -157,8 +161,10 @@ def _converse(talk: Talk) -> None:
 
 
 def _ask() -> str | None:
-    """A line from the terminal or a pipe, or the lines between two that are three quotation marks; None at the end.
-    Ctrl-C takes back what was typed."""
+    """Return the next input, or None at its end.
+
+    It is one line, or the lines between two lines of three quotation marks. Ctrl-C discards what was typed.
+    """
     shown = sys.stdin.isatty()
     while True:
         try:

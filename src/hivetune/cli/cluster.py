@@ -1,4 +1,4 @@
-"""`hivetune cluster up`, `status` and `down`: several machines whose devices compute a step together."""
+"""The commands `cluster up`, `status` and `down`: several machines that train together."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -14,35 +14,49 @@ from hivetune.machine.cluster import token_path
 def up(
     join: Annotated[str | None, typer.Option("--join", metavar="HOST:PORT", help="Join this cluster.")] = None,
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="HOST[:PORT]", help="This machine's address for the others.")
+        str | None,
+        typer.Option("--listen", metavar="HOST[:PORT]", help="Address at which other machines reach this one."),
     ] = None,
     devices: Annotated[
-        str, typer.Option("--devices", metavar="LIST", help="auto, none, or for example cuda:0,cuda:1 or cpu,cpu.")
+        str,
+        typer.Option(
+            "--devices",
+            metavar="LIST",
+            help="Devices to offer: auto, none, or a list such as cuda:0,cuda:1 or cpu,cpu.",
+        ),
     ] = "auto",
     python: Annotated[
-        str | None, typer.Option("--python", metavar="PATH", help="The environment that computes; default: this one.")
+        str | None, typer.Option("--python", metavar="PATH", help="Python that trains; default: this one.")
     ] = None,
     redis: Annotated[
-        str | None, typer.Option("--redis", metavar="URL", help="Keep the head's state there, so that it may die.")
+        str | None,
+        typer.Option(
+            "--redis", metavar="URL", help="Keep the head's state in Redis, so that the head may be restarted."
+        ),
     ] = None,
 ) -> None:
-    """Begin a cluster with this machine as its head, or join one. Others reach it only with --listen and its token."""
+    """Start a cluster with this machine as its head, or join one with --join.
+
+    Other machines can join only with --listen and the token of the head.
+    """
     if join is not None and listen is not None:
-        raise UsageError("--listen is the head's; a machine that joins has the address that reaches it")
+        raise UsageError("--listen is only for the head, not for a machine that joins")
     membership, warnings = start_node(Joining(listen or "127.0.0.1", join, devices, python, redis))
     for text in warnings:
         say(f"warning: {text}")
     offered = ", ".join(membership.devices) or "no device"
     show(f"this machine is {'the head of' if membership.head else 'in'} the cluster at {membership.address}: {offered}")
     if membership.head and listen is not None:
-        show(f"others join with {token_path()} copied to them: hivetune cluster up --join {membership.address}")
-    show(f"a run uses it with: hivetune train CONFIG --set workers={membership.address}")
-    show(f"whole runs, one on each device: hivetune sweep CONFIG --over KEY=A,B --on {membership.address}")
+        show(
+            f"to join another machine, copy {token_path()} to it, then: hivetune cluster up --join {membership.address}"
+        )
+    show(f"train one run on it: hivetune train CONFIG --set workers={membership.address}")
+    show(f"train one run per device: hivetune sweep CONFIG --over KEY=A,B --on {membership.address}")
     emit({**asdict(membership), "warnings": list(warnings)})
 
 
 def status(address: Annotated[str | None, typer.Argument(metavar="HOST:PORT")] = None) -> None:
-    """The machines of the cluster at HOST:PORT, or of the one that this machine is in."""
+    """List the machines and devices of the cluster at HOST:PORT; default: the one of this machine."""
     view = view_own(address)
     rows = [(node.host, node.address, "alive" if node.alive else "gone", node.devices) for node in view.nodes]
     table(f"cluster at {view.address}", ("machine", "address", "state", "devices"), rows, numeric=("devices",))
@@ -51,7 +65,7 @@ def status(address: Annotated[str | None, typer.Argument(metavar="HOST:PORT")] =
 
 
 def down() -> None:
-    """Leave the cluster: end its processes on this machine. On the head the cluster ends; runs go on without it."""
+    """Leave the cluster and end its processes on this machine. On the head this ends the cluster, not its runs."""
     ended = end_node()
-    show(f"{ended} processes were ended" if ended else "this machine is in no cluster")
+    show(f"{ended} processes ended" if ended else "this machine is in no cluster")
     emit({"ended": ended})

@@ -1,4 +1,4 @@
-"""`hivetune collect`: interactions from files, tables and streams into the store, exactly once."""
+"""The command `collect`: interactions from files, tables and streams into the store, exactly once."""
 
 import signal
 import threading
@@ -27,17 +27,17 @@ def collect(
         list[str],
         typer.Argument(
             metavar="SRC",
-            help="a JSONL file, folder or glob; sqlite:PATH?table=T; redis://HOST/DB?stream=S; redis+cluster://...",
+            help="A JSONL file, folder or glob; sqlite:PATH?table=T; redis://HOST/DB?stream=S; redis+cluster://...",
             show_default=False,
         ),
     ],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until stopped.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep collecting until stopped.")] = False,
 ) -> None:
-    """Interactions into the store, exactly once: run it again, or kill it at any moment, and no row is lost or doubled.
+    """Copy interactions into the store, each exactly once. Killing or repeating the command loses and doubles none.
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
     sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S[&group=G];
-    rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events and on.
+    rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events, P:{1}:events, ...
     """
     readers = parse_sources(sources)
     started = time.time()
@@ -55,11 +55,11 @@ def collect(
         emit(document)
     _show(document)
     if heard:
-        raise Stopped("stopped; all that was acknowledged is in the store", signal_number=heard[0])
+        raise Stopped("stopped; every acknowledged row is in the store", signal_number=heard[0])
 
 
 class _Ticker:
-    """Notes as they arise, and now and then how far it is: a line every ten seconds, JSON Lines when following."""
+    """A callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
 
     def __init__(self, readers: Sequence[Reader], follow: bool):
         self._readers, self._follow = readers, follow
@@ -138,9 +138,9 @@ def _show(document: dict[str, Any]) -> None:
     table("", columns, [[each[column] for column in columns] for each in document["sources"]], numeric=columns[1:])
     for each in document["sources"]:
         for place in each["waiting"]:
-            say(f"{spelled(place)}: the last line is not complete yet; it is read when it is")
+            say(f"{spelled(place)}: the last line is incomplete; it is read once it is finished")
     for row in document["refused_rows"]:
         say(f"{spelled(row['source'])}: {row['reason']}: {row['hint']}")
     if document["refused"] > len(document["refused_rows"]):
-        say(f"... and {document['refused'] - len(document['refused_rows'])} more, kept in the table `refused`")
+        say(f"... and {document['refused'] - len(document['refused_rows'])} more in the table `refused`")
     say(f"{document['interactions']:,} interactions in {document['store']}")

@@ -1,4 +1,4 @@
-"""`hivetune compare A B`: any two releases, runs, GGUF files or endpoints on the same rows."""
+"""The commands `compare` (two models on the same rows) and `lm-eval` (models on standard tasks)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
+from hivetune.judge.measure.lm_eval import measure_tasks
 from hivetune.judge.measure.pages import write_comparison_page
 from hivetune.judge.measure.station import Comparison, compare_pair
 from hivetune.judge.verdict import verdict_document
@@ -22,31 +23,41 @@ from hivetune.train.open import Run, load_run
 
 _COMPARISON = "compare.json"
 _SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160
-SIDE_HELP = "base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
+SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
 
 
 def compare_sides(
     first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
-    second: Annotated[str, typer.Argument(metavar="B", help="The same; differences are B - A.")],
-    rows: Annotated[list[str] | None, typer.Option("--rows", metavar="DATA", help="Files of rows to answer.")] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Answer this run's held-out rows.")] = None,
-    prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Most rows that are answered.")] = None,
-    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Longest answer, in tokens.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Another setting: eval.judge=URL#MODEL, ...")
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
+    ],
+    rows: Annotated[
+        list[str] | None, typer.Option("--rows", metavar="DATA", help="Answer the rows of this file.")
     ] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of a base that adapters are served on.")] = (
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Number of rows to answer.")] = None,
+    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Longest answer in tokens.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.judge=URL#MODEL."),
+    ] = None,
+    quant: Annotated[str, typer.Option("--quant", help="Quantization of the base model that adapters run on.")] = (
         SERVED_QUANT
     ),
 ) -> None:
-    """Two of anything on the same rows, as they are served: success, times, memory, and loss where both have one."""
+    """Compare two models on the same rows: success, answer times, memory, and loss where both have one.
+
+    Each model answers as it would be served. The rows are those of --rows, else the held-out rows of a run.
+    """
     opened = None if rows else _rows_from(run, first, second)
     wrong = next((override for override in overrides or () if not override.startswith("eval.")), None)
     if wrong:
-        raise UsageError(f"--set {wrong}: only eval.* can be changed here")
+        raise UsageError(f"--set {wrong}: this command can only change eval.*")
     changes = {"eval.prompts": prompts, "eval.new_tokens": new_tokens}
     given = [f"{key}={value}" for key, value in changes.items() if value is not None]
-    # Without a run only `eval` of this config is read; who names the rows is asked nothing else.
+    # Without a run only the section `eval` of this config is read.
     rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))
     config = opened.config if opened else rows_alone
     settings = override_config(config, [*given, *(overrides or ())]).eval
@@ -58,15 +69,17 @@ def compare_sides(
 
 
 def _rows_from(run: str | None, first: str, second: str) -> Run:
-    """The run that --run names, else the run among the sides: the later one, if both are."""
+    """Return the run that --run names, else B or A if one of them is a run."""
     named = run or next((text for text in (second, first) if parse_side(text).kind == "run"), None)
     if named is None:
-        raise UsageError("neither side is a run, so it is not known which rows to ask", hint="--rows FILE or --run RUN")
+        raise UsageError(
+            "neither A nor B is a run, so there are no rows to answer", hint="give --rows FILE or --run RUN"
+        )
     return load_run(find_run(named))
 
 
 def _document(made: Comparison, run: Run | None) -> dict[str, Any]:
-    """What was measured, with its metrics, written into the folder of the comparison."""
+    """Write the measurements and their metrics into the folder of the comparison, and return them."""
     nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
     metrics = verdict_document(judge(made.document, nothing_required))["metrics"]
     document = {**made.document, "metrics": metrics}
@@ -82,25 +95,24 @@ def _show(document: dict[str, Any]) -> None:
     columns = ("side", "answers", "time p50", "p95", "first token p50", "p95", "tokens/s", "cold start", "memory")
     table("", columns, [_costs(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
     for what, why in document["not_compared"].items():
-        say(f"{what} is not compared: {why}")
+        say(f"{what} not compared: {why}")
     if "preferences" in document:
         say(_judge_said(document["preferences"]))
     refused = document["rows_refused"]
     if refused:
-        say(f"{sum(refused.values())} rows can't be asked: {', '.join(f'{why} {n}' for why, n in refused.items())}")
+        say(f"{sum(refused.values())} rows cannot be answered: {', '.join(f'{why} {n}' for why, n in refused.items())}")
     say_problems(document["problems"], _COMPARISON)
     _show_changes(document["answers"])
     show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / _COMPARISON}")
 
 
 def _judge_said(found: Mapping[str, Any]) -> str:
-    said = f"the judge {found['judge']} contradicts itself on {found['contradictions']} of {found['asked']} pairs"
-    said += " when the answers change places"
-    return said + f"; on {found['unreadable']} pairs a reply named neither" * bool(found["unreadable"])
+    text = f"judge {found['judge']}: {found['contradictions']} of {found['asked']} pairs differ in reverse order"
+    return text + f", {found['unreadable']} pairs without a readable reply" * bool(found["unreadable"])
 
 
 def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
-    """A few answers that only one side gives rightly; without checkers, a few that differ."""
+    """Show a few answers that only one side got right; without checkers, a few that differ."""
     changed = [answer for answer in answers if answer["base"]["success"] != answer["tuned"]["success"]]
     changed = changed or [answer for answer in answers if answer["base"]["answer"] != answer["tuned"]["answer"]]
     rows = [
@@ -132,3 +144,53 @@ def _costs(name: str, side: dict[str, Any]) -> tuple[object, ...]:
         number(side.get("cold_start_s"), 2),
         "-" if memory is None else size(memory),
     )
+
+
+def lm_eval(
+    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
+    second: Annotated[
+        str | None, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="A task of the harness; may be repeated.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--task-folder", help="Folder with your own tasks.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Take the base model of this run for the side `base`.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N rows of each task.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Allow the harness to download the data of its tasks.")
+    ] = False,
+) -> None:
+    """Measure one or two models on tasks of lm-evaluation-harness, with paired intervals.
+
+    Needs the extra `lm-eval`. An endpoint can only do tasks whose answers are generated text.
+    """
+    if not task:
+        raise UsageError("no task given: --task NAME", hint="list all tasks: lm-eval ls tasks")
+    sides = [first] if second is None else [first, second]
+    say("running lm-evaluation-harness; this may take long")
+    document = measure_tasks(
+        sides, task, run=_run(run, sides), quant=SERVED_QUANT, folder=folder, limit=limit, download=download
+    )
+    columns = (
+        ("task", "metric", "n", "A") if second is None else ("task", "metric", "n", "A", "B", "B - A", "95 %", "p")
+    )
+    table("", columns, [_line(figure, two=second is not None) for figure in document["figures"]])
+    emit(document)
+
+
+def _run(named: str | None, sides: list[str]) -> Run | None:
+    """Return the run whose base model is meant, if a side is `base`."""
+    named = named or next((text for text in sides if parse_side(text).kind == "run"), None)
+    return load_run(find_run(named)) if named is not None and BASELINE in sides else None
+
+
+def _line(figure: Mapping[str, Any], *, two: bool) -> tuple[object, ...]:
+    begins = (figure["task"], figure["metric"], figure["n"] or "-", number(figure["base"]["value"]))
+    if not two:
+        return begins
+    low_high = "-" if figure["ci95"] is None else " to ".join(number(value) for value in figure["ci95"])
+    values = (number(figure["tuned"]["value"]), number(figure["difference"]), low_high, number(figure["p_holm"]))
+    return (*begins, *values)

@@ -1,4 +1,4 @@
-"""`hivetune cycle`: the loop in the foreground, one look of it, or a word to the one that runs."""
+"""The command `cycle`: run the loop, look once, or control a loop that runs."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.private import make_folder
 from hivetune.base.typed import to_plain
-from hivetune.cli.model import model_folder
+from hivetune.cli.arguments import model_folder
 from hivetune.cli.output import duration, emit, plain_progress, say, show, size, table
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import STATIONS, Observation, decide
@@ -40,27 +40,35 @@ UNIT = "hivetune-cycle"
 
 
 def cycle(
-    what: Annotated[str, typer.Argument(metavar="CONFIG|status|pause|resume|now|admit", help="YAML file, or a word.")],
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="With a word: of which loop.")] = None,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|status|pause|resume|now|admit", help="A YAML config starts the loop; the others control it."
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the loop to control; default: the only one.")
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when there is nothing to do now.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done now, and why.")] = False,
-    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd user unit that does it.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit when there is nothing to do.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done now, and why.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd user unit for this loop.")] = False,
 ) -> None:
-    """Train, compare, promote and watch again and again, without people: in the foreground, until it is stopped.
+    """Train, compare, promote and watch whenever new rows arrive, until stopped.
 
-    It may be stopped or killed at any moment; the same command goes on. status, pause, resume and now (a cycle as soon
-    as there is a new row) speak to the loop that runs; admit says that the rows which it set aside as suspect are
-    right.
+    It may be stopped or killed at any time; the same command continues. Control a running loop with status, pause and
+    resume; `now` starts a cycle at the next new row; `admit` accepts rows that were set aside as suspect.
     """
     if what in SPOKEN:
         if overrides or once or dry_run or unit:
-            raise UsageError(f"cycle {what} takes no options", hint="they are for hivetune cycle CONFIG")
+            raise UsageError(f"cycle {what} takes no options", hint="options belong to: hivetune cycle CONFIG")
         _speak(what, name)
         return
     if name is not None:
         known = ", ".join(SPOKEN)
-        raise UsageError(f"cycle {what} {name}: a config names its own loop (cycle.name)", hint=f"words are: {known}")
+        raise UsageError(
+            f"cycle {what} {name}: a config names its loop itself, in cycle.name", hint=f"NAME follows one of: {known}"
+        )
     config = load_config(Path(what), overrides or ())
     if unit:
         release_name(config)
@@ -76,7 +84,7 @@ def cycle(
 
 
 def _run(loop: Loop, *, once: bool) -> None:
-    say(f"the loop of {loop.name}; Ctrl-C ends it, and the same command goes on")
+    say(f"loop of {loop.name}; stop with Ctrl-C, continue with the same command")
     action = loop.run(once=once)
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, loop.name), acts_of(database, loop.name)
@@ -84,15 +92,15 @@ def _run(loop: Loop, *, once: bool) -> None:
     last = acts[-1] if acts else None
     if last is not None and (last.outcome == "failed" or last.details.get("end") == "failed"):
         codes = [act.details.get("exit_code", 1) for act in acts if act.outcome == "failed" and act.cycle == last.cycle]
-        error = HivetuneError(last.words, hint="the same command tries it again; hivetune cycle status tells more")
-        error.exit_code = codes[-1] if codes else DoesNotFit.exit_code  # closed without a failure: over its budget
+        error = HivetuneError(last.words, hint="try again with the same command; details: hivetune cycle status")
+        error.exit_code = codes[-1] if codes else DoesNotFit.exit_code  # closed without a failure, so over its budget
         raise error
     if cycles and cycles[-1].end == "refused":
         show(f"cycle {cycles[-1].id} refused: {cycles[-1].reason}")
 
 
 def _look(config: RunConfig) -> None:
-    """One look and its decision; nothing is written but a snapshot of the rows."""
+    """Look once and show the decision; only a snapshot of the rows is written."""
     name = release_name(config)
     model_folder(config.model)
     now = time.time()
@@ -107,7 +115,7 @@ def _look(config: RunConfig) -> None:
 
 
 def seen_lines(seen: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
-    """What a decision rests on, for people: what there is nothing of is left out."""
+    """Yield what a decision rests on, as pairs of words."""
     yield "champion", f"{seen.desired or 'none yet'}{f', not served: {seen.problem}' if seen.problem else ''}"
     opened, allowed = seen.open, seen.allowed
     if opened is not None:
@@ -135,7 +143,7 @@ def _more_seen(seen: Observation) -> Iterator[tuple[str, str]]:
         ("no rows", seen.unusable),
         ("forgotten rows in the champion", str(seen.forgotten_rows or "")),
         ("experts", seen.experts_due),
-        ("said by a person", "paused" if seen.paused else "now" if seen.asked else ""),
+        ("requested", "paused" if seen.paused else "now" if seen.asked else ""),
     ):
         if words:
             yield key, words
@@ -144,27 +152,33 @@ def _more_seen(seen: Observation) -> Iterator[tuple[str, str]]:
 def _speak(word: str, name: str | None) -> None:
     names = [name] if name is not None else sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
     if not names or not all(loop_folder(each).is_dir() for each in names):
-        raise UsageError(f"there is no loop{'' if name is None else ' of ' + name}", hint="hivetune cycle CONFIG")
+        raise UsageError(
+            f"there is no loop{'' if name is None else ' of ' + name}", hint="start one: hivetune cycle CONFIG"
+        )
     if word == "status":
         documents = [_status(each) for each in names]
         emit({"cycles": documents})
         return
     if len(names) > 1:
-        raise UsageError(f"which loop: {', '.join(names)}?", hint=f"hivetune cycle {word} NAME")
+        raise UsageError(f"there are several loops: {', '.join(names)}", hint=f"choose one: hivetune cycle {word} NAME")
     folder = loop_folder(names[0])
     if word == "admit":
         with closing(open_database()) as database:
             admitted = admit_rows(database, names[0])
-        show(f"{admitted} rows count as new again")
+        show(f"{admitted} rows accepted as new rows")
         emit({"name": names[0], "said": word, "rows": admitted})
         return
     if word == "resume":
         (folder / PAUSED).unlink(missing_ok=True)
-        show(f"{names[0]} goes on")
+        show(f"{names[0]} continues")
     else:
         make_folder(folder)
         (folder / (PAUSED if word == "pause" else NOW)).touch()
-        said = "is paused; what trains now ends at a checkpoint" if word == "pause" else "begins a cycle when it can"
+        said = (
+            "is paused; a running training stops at a checkpoint"
+            if word == "pause"
+            else "starts a cycle as soon as possible"
+        )
         show(f"{names[0]} {said}")
     emit({"name": names[0], "said": word})
 
@@ -176,12 +190,12 @@ def _status(name: str) -> dict[str, Any]:
         cycles, acts = cycles_of(database, name), acts_of(database, name)
         suspect = len(suspect_rows(database, name))
     paused = (folder / PAUSED).exists()
-    running = f"runs in process {holder.pid}" if holder is not None else "does not run"
+    running = f"running in process {holder.pid}" if holder is not None else "not running"
     show(f"{name}: {running}{', paused' if paused else ''}")
     columns = ("cycle", "opened", "for", "champion then", "ended as", "why")
     table("", columns, [_line(cycle) for cycle in cycles[-SHOWN_ACTS:]])
     if suspect:
-        show(f"  {suspect} rows are set aside as suspect; if they are right: hivetune cycle admit {name}")
+        show(f"  {suspect} rows are set aside as suspect; to accept them: hivetune cycle admit {name}")
     for act in acts[-SHOWN_ACTS:]:
         show(f"  {_moment(act.started)} {tell_act(act, running=holder is not None)}")
     return {

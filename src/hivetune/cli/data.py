@@ -1,4 +1,4 @@
-"""`hivetune data check` and `hivetune data prepare`: what is wrong with the rows, and the snapshot made of the rest."""
+"""The commands `data check`, `data prepare` and `data forget`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.database import open_database
 from hivetune.base.disk import file_to_write
 from hivetune.base.paths import spelled
-from hivetune.cli.arguments import ColumnsOption
-from hivetune.cli.model import model_folder
-from hivetune.cli.output import AFTER_ROWS, emit, progress, say, show, table
-from hivetune.cli.suggestions import show_suggestion
+from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
+from hivetune.cli.output import AFTER_ROWS, MODE, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
+from hivetune.data.forget import ForgetKind, Forgotten
+from hivetune.data.forget import forget as run_forget
 from hivetune.data.intake.files import find_sources
 from hivetune.data.mapping import parse_columns
 from hivetune.data.prepare.clean import duplicates_path, quarantine_path
@@ -32,11 +33,13 @@ _SECRET = "redacted-secret"
 NO_MODEL = "none"
 
 Sources = Annotated[
-    list[str] | None, typer.Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, 'store'.")
+    list[str] | None, typer.Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Also check template, mask and tokens of this model.")]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="Take model and data settings from this YAML.")]
-MaxLength = Annotated[int | None, typer.Option("--max-length", help="Tokens; longer rows: data.on_overlong.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Also check with this model's chat template and tokens.")
+]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read model and data settings from this config.")]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Longest row in tokens.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
 
@@ -47,10 +50,12 @@ def check(
     columns: ColumnsOption = None,
     max_length: MaxLength = None,
     overrides: Overrides = None,
-    clean: Annotated[Path | None, typer.Option(help="Write the rows that passed, and the others beside them.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    clean: Annotated[
+        Path | None, typer.Option(help="Write rows that passed to this file, and the others next to it.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
-    """What is wrong with the rows, and where. Exit code 3 when too many are rejected or none is usable."""
+    """Report what is wrong with rows, and where. Exits with 3 if too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     written = (clean, quarantine_path(clean), duplicates_path(clean), html) if clean is not None else (html,)
     for path in (path for path in written if path is not None):
@@ -68,12 +73,12 @@ def check(
         )
     show_report(found.document)
     if clean is not None:
-        show(f"passed: {spelled(clean)}   rejected, to mend and feed again: {spelled(quarantine_path(clean))}")
+        show(f"passed: {spelled(clean)}   rejected, to fix and read again: {spelled(quarantine_path(clean))}")
         if found.document["duplicates"]:
-            show(f"left out as duplicates, each with the row that stays: {spelled(duplicates_path(clean))}")
+            show(f"duplicates, each with the row that is kept: {spelled(duplicates_path(clean))}")
     if html is not None:
         show(f"report: {spelled(html)}")
-    emit(found.document)  # the one document, also when the data is refused
+    emit(found.document)  # also when the data is refused
     try:
         found.refuse(settings.data.max_rejected)
     except DataRefused as error:
@@ -88,12 +93,12 @@ def prepare(
     columns: ColumnsOption = None,
     max_length: MaxLength = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the snapshot; default: below the home.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the snapshot; default: in the home folder.")] = None,
 ) -> None:
-    """Rows into an immutable snapshot of tokens; the same rows and settings are prepared once."""
+    """Turn rows into an immutable snapshot of tokens. The same rows and settings give the same snapshot."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     if settings.model == NO_MODEL:
-        raise UsageError("which model's tokens?", hint="give --model M or --config CONFIG")
+        raise UsageError("no model given to make tokens for", hint="give --model M or --config CONFIG")
     with progress("preparing", "rows", AFTER_ROWS) as report:
         snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
     document = read_report(snapshot.folder)
@@ -110,7 +115,7 @@ def _settings(
     max_length: int | None,
     overrides: list[str] | None,
 ) -> RunConfig:
-    """The config with what the command line says on top of it."""
+    """Return the config with the options of the command line applied."""
     tree: dict[str, Any]
     if config is not None:
         tree = load_config(config).model_dump(mode="json")
@@ -130,7 +135,7 @@ def _settings(
 
 
 def _model_folder(name: str) -> Path:
-    """A folder with a tokenizer is enough to count tokens; anything else is prepared first."""
+    """Return the folder of the model, prepared first unless it has a tokenizer, which is enough to count tokens."""
     folder = Path(name).expanduser()
     if (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists():
         return folder
@@ -138,7 +143,7 @@ def _model_folder(name: str) -> Path:
 
 
 def show_report(document: dict[str, Any]) -> None:
-    """The report for people: the sum first, then reasons, splits, lengths, the first problems."""
+    """Show the report: counts, reasons, splits, lengths and the first problems."""
     counts = [("rows in", document["rows_in"], "")]
     for split, count in document["splits"].items():
         counts.append((split, count, "usable"))
@@ -154,7 +159,7 @@ def show_report(document: dict[str, Any]) -> None:
     near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
     for pair in near[:SHOWN_PAIRS]:
         gone, stays = spelled(pair["source"]), spelled(pair["same_as"])
-        show(f"nearly equal: {gone} is left out, {stays} stays ({pair['share']:.0%} in common)")
+        show(f"near duplicate: {gone} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})")
     _show_groups(document)
     if words := learned_words(document["learn"]):
         show(words)
@@ -171,23 +176,27 @@ def show_report(document: dict[str, Any]) -> None:
     told = say_places(document["problems"])
     left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - told
     if left > 0:
-        say(f"... and {left:,} more: --clean OUT writes each with its place, --html shows them")
+        say(f"... and {left:,} more; list all: --clean OUT or --html PAGE")
 
 
 def learned_words(learned: dict[str, Any]) -> str:
-    """The report's `learn` in one line; empty where there are only good rows."""
+    """Return the report's `learn` as one line; empty if there are only good rows."""
     kinds = ("corrections", "pairs", "retries", "failures")
     parts = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
-    parts += [f"{count:,} {kind} not used: learn does not name them" for kind, count in learned["not_used"].items()]
+    parts += [
+        f"{count:,} {kind} not used, since learn.use does not name them" for kind, count in learned["not_used"].items()
+    ]
     parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
     if learned["no_lesson"]:
-        parts.append(f"{learned['no_lesson']:,} failures by time-out, tool or network, which teach nothing")
-    return f"to learn from beside good rows: {', '.join(parts)}" if parts else ""
+        parts.append(f"{learned['no_lesson']:,} failures of a time limit, tool or network, which are not used")
+    return f"lessons besides good rows: {', '.join(parts)}" if parts else ""
 
 
 def say_places(places: Sequence[Mapping[str, str]]) -> int:
-    """The first places, each with its reason and hint; how many rows that was. Many with the same words take one line,
-    a secret never: each has to be revoked."""
+    """Print the first places with reason and hint, and return the number of their rows.
+
+    Many places with the same words share a line, except secrets, each of which has to be revoked.
+    """
     alike = Counter((each["reason"], each["hint"]) for each in places)
     told: set[tuple[str, str]] = set()
     shown = rows = 0
@@ -206,7 +215,7 @@ def say_places(places: Sequence[Mapping[str, str]]) -> int:
 
 
 def _show_reading(document: dict[str, Any]) -> None:
-    """What the files were understood as; files that were understood alike in one line."""
+    """Show the layout of the files; files of one layout share a line."""
     alike: dict[str, list[str]] = {}
     for name, kinds in document["understood"].items():
         for kind in kinds:
@@ -214,21 +223,21 @@ def _show_reading(document: dict[str, Any]) -> None:
     for said, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
         show(f"{spelled(names[0])}{more}: {said}")
-    for name, lines in document.get("unclear", {}).items():  # a snapshot that was made before has none
-        show(f"{spelled(name)}: its layout has no name; it may be read as follows, once you say so:")
+    for name, lines in document.get("unclear", {}).items():  # older snapshots have none
+        show(f"{spelled(name)}: unknown layout; possible mappings, to be confirmed with --columns:")
         for line in lines:
             show_suggestion(line)
     for name in document.get("no_header", ()):
-        why = "its first line is a row, and its columns are called by their place or content"
+        why = "columns are named by position or content"
         show(f"{spelled(name)} has no header: {why}")
     for name, encoding in document["encodings"].items():
-        show(f"{spelled(name)} is {encoding.upper()}, and was read as such")
+        show(f"{spelled(name)} was read as {encoding.upper()}")
     for name in document.get("carriage_returns", ()):
-        show(f"{spelled(name)}: its lines end with carriage returns alone, and were read so")
+        show(f"{spelled(name)}: its lines end with carriage returns")
 
 
 def _understood(kind: dict[str, Any]) -> str:
-    """One line on how the rows of a file are read."""
+    """Return in one line how the rows of a file are read."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
     shown = (("question", "question"), ("answer", "answer"), ("tools", "tools"), ("not read", "left_out"))
     parts = [(what, kind[key]) for what, key in shown]
@@ -237,17 +246,84 @@ def _understood(kind: dict[str, Any]) -> str:
 
 
 def _show_groups(document: dict[str, Any]) -> None:
-    """Synthetic rows; what could not be kept on one side, or not be held out, as it is too large a part of the rows."""
+    """Show synthetic rows, and groups too large to be held out or kept in one split."""
     synthetic, groups = document["synthetic"], document["groups"]
     if synthetic["rows"]:
         share = synthetic["rows"] / (synthetic["rows"] + synthetic["others"])
         show(f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune data synth")
     if groups["broken_up"]:
-        show(
-            f"splits: {groups['broken_up']:,} rows are of a session, user or question too large to be kept on one side"
-        )
+        show(f"splits: {groups['broken_up']:,} rows belong to a session, user or question too large for one split")
     if groups["too_large"]:
-        show(
-            f"splits: {groups['too_large']:,} rows are trained because they belong together and are more than is to be"
-            f" held out"
-        )
+        show(f"splits: {groups['too_large']:,} rows are trained, since their group is larger than a held-out split")
+
+
+def forget(
+    user: Annotated[str | None, typer.Option(help="Delete all interactions of this user.")] = None,
+    session: Annotated[str | None, typer.Option(help="Delete all interactions of this session.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Delete everything from this file, table (path#table) or stream.")
+    ] = None,
+    row: Annotated[str | None, typer.Option(help="Delete one interaction, by id or file:line, and its copies.")] = None,
+) -> None:
+    """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.
+
+    Later collections skip it. Its files, snapshots and runs are not changed: prepare and train again without it, then
+    delete what is listed.
+    """
+    options: dict[ForgetKind, str | None] = {"user": user, "session": session, "source": source, "row": row}
+    chosen = [(kind, value) for kind, value in options.items() if value]
+    if len(chosen) != 1:
+        raise UsageError("nothing to forget is named", hint="give one of --user, --session, --source, --row")
+    database = open_database()
+    try:
+        forgotten = run_forget(database, *chosen[0])
+    finally:
+        database.close()
+    emit(_document(forgotten))
+    _show(forgotten)
+
+
+def _document(forgotten: Forgotten) -> dict[str, Any]:
+    return {
+        "kind": forgotten.kind,
+        "value": forgotten.value,
+        "interactions": forgotten.interactions,
+        "refused": forgotten.refused,
+        "snapshots": [
+            {
+                "hash": taint.snapshot,
+                "path": taint.path,
+                "rows": taint.rows,
+                "runs": list(taint.runs),
+                "releases": list(taint.releases),
+            }
+            for taint in forgotten.taints
+        ],
+        "runs": sorted({run for taint in forgotten.taints for run in taint.runs}),
+        "releases": sorted({release for taint in forgotten.taints for release in taint.releases}),
+        "past_wins": forgotten.past_wins,
+        "unchecked": list(forgotten.unchecked),
+    }
+
+
+def _show(forgotten: Forgotten) -> None:
+    if MODE.json:
+        return
+    say(f"{forgotten.kind} {forgotten.value}: {forgotten.interactions:,} interactions deleted, and skipped from now on")
+    if forgotten.past_wins:
+        say(f"{forgotten.past_wins} past wins made from them were deleted")
+    if forgotten.taints:
+        rows = [
+            [
+                taint.path or taint.snapshot,
+                taint.rows,
+                "\n".join(taint.runs) or "-",
+                "\n".join(taint.releases) or "-",
+            ]
+            for taint in forgotten.taints
+        ]
+        table("Tainted", ("snapshot", "rows", "runs", "releases"), rows, numeric=("rows",))
+    else:
+        say("no existing snapshot holds any of it")
+    for path in forgotten.unchecked:
+        say(f"{path}: the snapshot is missing, so its rows could not be checked")

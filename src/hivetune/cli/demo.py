@@ -1,6 +1,13 @@
-"""`hivetune demo`: the whole walk on a real model and real text, told station by station."""
+"""The commands `demo` (all steps once on a small real model) and `bench` (a training step, timed)."""
 
+import contextlib
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -8,14 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
+import hivetune
+from hivetune import walk
 from hivetune.base.disk import home, read_json
+from hivetune.cli.arguments import model_folder
 from hivetune.cli.judge import show_verdict
-from hivetune.cli.model import model_folder
-from hivetune.cli.output import duration, emit, progress, say, show, size, table
+from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.config import load_config
-from hivetune.judge.evaluate_run import evaluate_run
-from hivetune.judge.verdict import judge_run, verdict_document
+from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.judge.verdict import verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.launch import Ahead
 from hivetune.release.export import export_run
@@ -29,39 +38,39 @@ ANSWER_CHARS = 160
 
 
 def demo(
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier demo and train again.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier demo and start again.")] = False,
 ) -> None:
-    """Interactions from Python's documentation, a small real model, a verdict and a chat answer, in minutes."""
+    """Run every step once, in minutes, on a small real model and rows from Python's documentation."""
     started = time.monotonic()
     folder = home() / "demo"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
     config_path = write_inputs(folder)
     config = load_config(config_path)
-    _station(1, "model", f"SmolLM2-135M-Instruct, prepared once below {home()}")
+    _station(1, "model", f"SmolLM2-135M-Instruct, prepared once in {home()}")
     model_folder(config.model)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
     with Ahead() as ahead:
         ahead.start()
-        with progress("checking and tokenising", "rows") as report:
+        with progress("checking and tokenizing", "rows") as report:
             run = open_run(config, "demo", report)
         _show_data(run)
         _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
         summary = measure_and_train(run, ahead)
     show_training(summary)
-    _station(4, "evaluation", "base and tuned model on rows that neither training nor its stopping has seen")
+    _station(4, "evaluation", "base and tuned model on rows that were not used in training")
     evaluation = _evaluate(run)
-    _station(5, "verdict", "by the thresholds of the config")
-    verdict = judge_run(run)
+    _station(5, "verdict", "from the thresholds in the config")
+    verdict = walk.gate(run)
     show_verdict(verdict)
-    _station(6, "export", "GGUF, and its answers from llama.cpp")
+    _station(6, "export", "a GGUF file, and its answers from llama.cpp")
     exported = export_run(run.folder, "gguf", quant=SERVED_QUANT)
     say(f"{exported.path}: {size(exported.path.stat().st_size)}")
-    with progress("proving the export") as report:
-        say(f"proof: {describe_proof(prove_export(run.folder, exported, report))}")
+    with progress("checking the export") as report:
+        say(f"checked: {describe_proof(prove_export(run.folder, exported, report))}")
     answers = _answers(run, evaluation, exported.path)
     _next_steps(config_path, run.folder, exported.path)
-    say(f"the walk took {duration(time.monotonic() - started)}")
+    say(f"all of it took {duration(time.monotonic() - started)}")
     document = verdict_document(verdict)
     emit({"run": str(run.folder), "train": summary, "gate": document, "gguf": str(exported.path), "answers": answers})
 
@@ -90,11 +99,11 @@ def _evaluate(run: Run) -> dict[str, Any]:
         say("already evaluated")
         return read_json(path)
     with progress("scoring and answering", "items") as report:
-        return evaluate_run(run, report)
+        return walk.evaluate(run, progress=report)
 
 
 def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
-    """A few answers of the exported file, for people to read."""
+    """Show a few answers of the exported file, and return them."""
     with open_backend(gguf) as backend:
         found = ask_some(run, evaluation, backend)
     show("\nThree held-out prompts:")
@@ -118,3 +127,80 @@ def _next_steps(config: Path, run: Path, gguf: Path) -> None:
         (f"cp {config} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
     ):
         show(f"  {command}    # {why}")
+
+
+HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.py"
+OWN_ROWS = ("limit", "hivetune")
+
+
+def bench(
+    peers: Annotated[bool, typer.Option(help="Also time TRL and transformers + PEFT, each in its own environment.")] = (
+        False
+    ),
+    sets: Annotated[str, typer.Option(help="Kinds of rows to time: short, agents, long, prefix.")] = "short,agents",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the figures to this JSON file, with a table and a plot next to it.")
+    ] = None,
+) -> None:
+    """Time a training step on this machine, or measure models on standard tasks.
+
+    Shows seconds, tokens and memory. --peers installs other trainers and times them too.
+    """
+    if not HARNESS.exists():
+        raise MachineNotFit(
+            "the benchmark is not part of the installed package", hint="run it in a clone of the repository"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        target = out or Path(folder) / "bench.json"
+        command = [sys.executable, str(HARNESS), "--out", str(target), "--sets", sets]
+        if not peers:
+            command += ["--rows", ",".join(OWN_ROWS)]
+        code = _run(command, Path(folder))
+        if code != 0:
+            raise HivetuneError(f"the benchmark failed with exit code {code}", hint="see its output above")
+        document: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
+    for name in dict.fromkeys(line["set"] for line in document["summary"]):
+        _show_set(name, [line for line in document["summary"] if line["set"] == name])
+    if out:
+        say(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.svg').name}")
+    emit({key: document[key] for key in ("machine", "model", "data", "rows", "summary", "seconds")})
+
+
+def _run(command: list[str], folder: Path) -> int:
+    """Run the benchmark and return its exit code.
+
+    However this process is stopped, the benchmark ends, and half-installed environments of peers are deleted.
+    """
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for peer in (home() / "bench").glob("peer-*"):
+            if not (peer / ".ready").exists():
+                shutil.rmtree(peer, ignore_errors=True)
+
+
+def _show_set(name: str, lines: list[dict[str, Any]]) -> None:
+    table(
+        name,
+        ("row", "precision", "s/step", "tokens/s", "of the limit", "memory above weights", "1,500 x 3 (projected)"),
+        [
+            (line["row"], line["dtype"], f"void: {'; '.join(line['void'])}", "", "", "", "")
+            if line["void"]
+            else (
+                line["row"],
+                line["dtype"],
+                number(line["step_s"], 2),
+                f"{line['tokens_per_s']:,.0f}",
+                f"{100 * line['share_of_limit']['median']:.0f} %" if "share_of_limit" in line else "-",
+                size(line["peak_above_bytes"]) if "peak_above_bytes" in line else "-",
+                duration(line["job_s"]),
+            )
+            for line in lines
+        ],
+        numeric=("s/step", "tokens/s", "of the limit", "memory above weights"),
+    )

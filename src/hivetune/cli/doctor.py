@@ -1,5 +1,7 @@
-"""`hivetune doctor`: what this machine is, what is wrong with it, and the one command that mends each thing."""
+"""The command `doctor`: test this machine, report what is wrong with the command that fixes it, explain errors."""
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,43 +9,47 @@ from typing import Annotated, Any
 import typer
 
 from hivetune import __version__
-from hivetune.cli.diagnosis import explain_text
+from hivetune.base.private import open_plain
 from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import Judgement, judge_machine
 from hivetune.machine.doctor.look import Look, look
-from hivetune.machine.doctor.observe import Demand
+from hivetune.machine.doctor.observe import OVERRIDE, Demand
 from hivetune.machine.doctor.prove import ProvenDevice, prove_look
 from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
 from hivetune.machine.doctor.variables import advised_variables, as_shell, proven_environment
 from hivetune.machine.profile import read_profile
+from hivetune.run.folder import WORKER_LOG
+from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
+from hivetune.train.supervise.ladder import RUNGS
 
 
 def doctor(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="FILE_OR_TEXT", help="Explain this error or log; a run folder's log; -: stdin."),
+        typer.Argument(
+            metavar="FILE_OR_TEXT", help="Explain this error, log file or run folder; '-' for standard input."
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A run's YAML file: judge what it asks of this machine.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Check what this config needs.")] = None,
     env: Annotated[
-        bool, typer.Option("--env", help="Only the variables that this card should have, for a shell.")
+        bool, typer.Option("--env", help="Print the environment variables that this card needs, for a shell.")
     ] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Only look and judge: two seconds, nothing is proven.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the tests; takes two seconds.")] = False,
     soak: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Go on proving for this long, for faults that are rare.", min=0.0)
+        float, typer.Option(metavar="MINUTES", help="Keep testing for this long, to find rare faults.", min=0.0)
     ] = 0.0,
 ) -> None:
-    """Look at this machine, judge it by what is known, and prove in children that it computes right.
+    """Test this machine and report what is wrong, with the command that fixes it; or explain an error.
 
-    The profile of the machine is written, which plan and train read. The report names no user or host.
+    The tests check that the machine computes correctly. Their results are saved for plan and train. The report names
+    no user or host.
     """
     if text is not None:
         if config is not None or env or quick or soak:
-            raise UsageError("an error or a log is explained without options", hint="leave out what follows it")
+            raise UsageError("explaining an error takes no options", hint="leave them out")
         explain_text(text)
         return
     settings = None if config is None else load_config(config, [])
@@ -55,20 +61,20 @@ def doctor(
     judgement = judge_machine(seen, job)
     proven: tuple[ProvenDevice, ...] = ()
     if judgement.fit and not quick:
-        with progress("proving that this machine computes right") as report:
+        with progress("testing that this machine computes correctly") as report:
             proven = prove_look(seen, settings, soak_s=60 * soak, progress=report)
         judgement = with_proof(judgement, proven)
     _show_report(seen, judgement, proven)
     if not judgement.fit:
         worst = judgement.findings[0]
-        raise MachineNotFit(f"training can't work here: {worst.title}", hint=worst.mend)
+        raise MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend)
 
 
 def _show_variables(seen: Look, job: Demand) -> None:
     profile = read_profile(seen.machine.fingerprint)
     advised = advised_variables(seen, proven_environment(profile, "cuda:0" if seen.cards else "cpu", job.dtype))
     if not advised:
-        say("no variable is known to help this machine")
+        say("this machine needs no environment variables")
     else:
         show(as_shell(advised))
     emit({"variables": [{"name": one.name, "value": one.value, "why": one.why} for one in advised]})
@@ -81,3 +87,80 @@ def _show_report(seen: Look, judgement: Judgement, proven: Sequence[ProvenDevice
     show(redaction.text("\n\n".join([*parts, findings_as_text(judgement)])))
     document: dict[str, Any] = redaction.document(report_document(seen, judgement) | {"proof": proof_document(proven)})
     emit(document)
+
+
+# The end of a long log says how it ended; the supervisor reads as much.
+LOG_BYTES = 1 << 18
+UNKNOWN_ADVICE = "check the machine with hivetune doctor; if that finds nothing, please report the log"
+
+
+def explain_text(given: str) -> None:
+    """Explain a file, the log of a run folder, standard input or the text itself, from the catalogue of faults."""
+    text = _read(given)
+    # A text from another machine may name the variable; for this machine the environment has it.
+    override = OVERRIDE in text or OVERRIDE in os.environ
+    diagnosis = diagnose(Evidence(log=text, facts=frozenset({"always", "override"} if override else {"always"})))
+    document = of_this_account().document(_document(diagnosis))
+    show(_as_text(document))
+    emit(document)
+
+
+def _read(given: str) -> str:
+    if given == "-":
+        return sys.stdin.read()
+    path = Path(given)
+    if path.suffix in (".yaml", ".yml") and " " not in given:
+        raise UsageError(f"{given} is a config, not a log", hint=f"hivetune doctor --config {given}")
+    try:
+        if path.is_dir():
+            path = path / WORKER_LOG
+        if path.is_file():
+            with open(open_plain(path, links=True), "rb") as file:
+                file.seek(max(0, path.stat().st_size - LOG_BYTES))
+                return file.read().decode("utf-8", "replace")
+    except OSError as error:
+        if " " not in given:  # a text may be too long for a path, or contain what a path may not
+            raise UsageError(f"{given}: {error.strerror}") from None
+    if not given.strip() or (" " not in given and ("/" in given or given.endswith((".log", ".txt")))):
+        raise UsageError(f"no such file: {given!r}", hint="give a log file, or the text of the error in quotes")
+    return given
+
+
+def _document(diagnosis: Diagnosis) -> dict[str, Any]:
+    fault = diagnosis.fault
+    known = fault.id not in LAST_RESORT
+    return {
+        "known": known,
+        "fault": fault.id,
+        "domain": fault.domain,
+        "title": fault.title,
+        "cause": fault.cause,
+        "quote": diagnosis.quote,
+        "shape": list(diagnosis.shape) if diagnosis.shape else None,
+        "retry": fault.retry,
+        "remedies": [{"name": name, "says": _says(name)} for name in (fault.rungs if known else ())],
+        "advice": fault.advice if known else UNKNOWN_ADVICE,
+        "evidence": list(fault.evidence),
+    }
+
+
+def _says(rung: str) -> str:
+    return "replay the rows of the step and leave out the one that fails" if rung == "isolate" else RUNGS[rung].says
+
+
+def _as_text(document: dict[str, Any]) -> str:
+    if not document["known"]:
+        end = document["quote"] or "nothing"
+        return f"unknown error\nlast line: {end}\nwhat to do: {document['advice']}"
+    lines = [f"{document['title']} ({document['fault']})", document["cause"]]
+    lines += [f"recognized by: {document['quote']}"] if document["quote"] else []
+    if document["shape"]:
+        lines += ["failed matrix product: m={}, n={}, k={}".format(*document["shape"])]
+    lines += [f"what to do: {document['advice']}"]
+    if document["retry"] and document["remedies"]:
+        lines += ["what hivetune train does about it, in this order:"]
+        lines += [f"  {remedy['name']}: {remedy['says']}" for remedy in document["remedies"]]
+    elif not document["retry"]:
+        lines += ["hivetune train does not retry, since that cannot help"]
+    lines += [f"seen in: {' '.join(document['evidence'])}"] if document["evidence"] else []
+    return "\n".join(lines)

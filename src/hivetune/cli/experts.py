@@ -1,4 +1,4 @@
-"""`hivetune experts`: which domains have an adapter of their own, which should, and why."""
+"""The command `experts`: which domains have a specialist (an adapter of their own), which should, and why."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -29,17 +29,19 @@ from hivetune.run.folder import ADAPTER
 
 
 def experts(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML file; experts.shared names the release.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config; experts.shared names the release.")],
     overrides: SetOption = None,
     propose: Annotated[
-        bool, typer.Option("--propose", help="Find domains that need an expert; serve nothing.")
+        bool, typer.Option("--propose", help="Find domains that need a specialist; change nothing that is served.")
     ] = False,
-    train: Annotated[bool, typer.Option("--train", help="Also train, judge and promote them, and the router.")] = False,
-    status: Annotated[bool, typer.Option("--status", help="Only what is known (the default).")] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Find, train, judge and promote specialists and their router.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show what is known; this is the default.")] = False,
 ) -> None:
-    """Experts: a domain gets an adapter of its own when evidence says so, and each request finds it.
+    """Train specialists: a domain gets its own adapter if that is measurably better, and its requests are routed to it.
 
-    Domains are what rows declare (experts.by). Proposing costs minutes: a look at gradients, then forks of 40 steps.
+    Rows declare their domain (experts.by). --propose takes minutes: it compares gradients, then trains 40 steps.
     """
     if propose + train + status > 1:
         raise UsageError("give only one of --propose, --train and --status")
@@ -54,7 +56,7 @@ def experts(
 
 
 def _bar(label: str) -> Progress:
-    """A plain line now and then. What counts answers of several kinds reports its end again and again: told once."""
+    """Return a progress callback that prints lines; a repeated report is printed once."""
     report = plain_progress(label, "")
     last: tuple[int, int | None] = (-1, None)
 
@@ -70,7 +72,7 @@ def _bar(label: str) -> Progress:
 def _show(made: Experts) -> None:
     found = made.found
     if found.kind is None:
-        show("no row declares an agent, a category, a system prompt or tools that divide them: there are no domains")
+        show("there are no domains: no agent, category, system prompt or tool divides the rows")
     else:
         sizes = {domain.label: len(found.rows_of(domain)) for domain in found.domains}
         _show_steps(made.steps, sizes)
@@ -82,11 +84,11 @@ def _show(made: Experts) -> None:
         _show_routed(made.routed)
     _show_costs(made.costs.costs)
     if made.costs.problem:
-        say(f"what the adapters cost could not be measured: {made.costs.problem}")
+        say(f"cannot measure the cost of the adapters: {made.costs.problem}")
     for problem in made.problems:
         say(problem)
     if made.routed is None and any(step.step == "born" for step in made.steps):
-        show("next: the same command with --train")
+        show("next: train them with --train")
 
 
 def _show_steps(steps: Iterable[ExpertStep], sizes: dict[str, int]) -> None:
@@ -94,43 +96,41 @@ def _show_steps(steps: Iterable[ExpertStep], sizes: dict[str, int]) -> None:
         (step.domain.label, sizes.get(step.domain.label, "-"), step.step.replace("-", " "), step.expert, step.reason)
         for step in steps
     ]
-    table("", ("domain", "rows", "is", "expert", "why"), rows, numeric=("rows",))
+    table("", ("domain", "rows", "state", "specialist", "why"), rows, numeric=("rows",))
 
 
 def _show_suggested(suggested: Suggestions) -> None:
     if not suggested.undeclared:
         return
     if not suggested.clusters:
-        fewer = f"; {suggested.smaller} clusters are stable, each of less than {LEAST_ROWS} rows" * bool(
-            suggested.smaller
-        )
-        show(f"{suggested.undeclared} rows declare none of these, and their texts suggest no domain{fewer}")
+        fewer = f"; {suggested.smaller} stable clusters have less than {LEAST_ROWS} rows each" * bool(suggested.smaller)
+        show(f"{suggested.undeclared} rows declare no domain, and their texts suggest none{fewer}")
         return
     rows = [
         (cluster.name, len(cluster.texts), ", ".join(f"{word} ({own}, {other})" for word, own, other in cluster.words))
         for cluster in suggested.clusters
     ]
-    title = f"suggestions only, from the texts of {suggested.undeclared} rows that declare no {suggested.key}"
-    table(title, ("texts", "rows", "telling words (rows that have it, other rows that do)"), rows, numeric=("rows",))
+    title = f"suggestions from the texts of {suggested.undeclared} rows without {suggested.key}"
+    table(title, ("texts", "rows", "typical words (rows in the cluster, rows outside)"), rows, numeric=("rows",))
     show(
-        "texts that look alike are not a domain: nothing is trained on a suggestion. To make one a domain, declare "
+        "Nothing is trained on a suggestion. To make it a domain, declare "
         f'"{suggested.key}": "NAME" in its rows ({suggested.lines} lists them) and in the metadata of its requests, '
         f"and set experts.by: {suggested.key}"
     )
 
 
 def _show_routed(routed: Routed) -> None:
-    show(f"routed against the shared adapter alone, nats a token on the test rows ({routed.judged_on}):")
-    for how, domains in (("by what the request declares", routed.by_key), ("by its text alone", routed.by_text)):
+    show(f"gain over the shared adapter in nats per token, on the test rows ({routed.judged_on}):")
+    for how, domains in (("routed by declared key", routed.by_key), ("routed by text", routed.by_text)):
         if domains:
-            table(how, ("domain", "rows", "better by", "95 %", "is"), [_routed_line(one) for one in domains])
+            table(how, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(one) for one in domains])
     for expert in routed.table.router.experts:
         if expert.threshold is None:
-            show(f"{expert.name} is found by name and by key only: {expert.why_not}")
+            show(f"{expert.name} is reached by name and key only: {expert.why_not}")
 
 
 def _show_costs(costs: Sequence[AdapterCost]) -> None:
-    """Each beside the shared adapter, which would answer instead."""
+    """Show the cost of each adapter against the shared one."""
     if not costs:
         return
     shared = costs[1].written_per_s
@@ -144,13 +144,13 @@ def _show_costs(costs: Sequence[AdapterCost]) -> None:
         )
         for cost in costs
     ]
-    columns = ("in one llama.cpp", "memory", "prompt tokens/s", "written tokens/s", "beside the shared one")
+    columns = ("in one llama.cpp", "memory", "prompt tokens/s", "written tokens/s", "against the shared one")
     table("", columns, rows, numeric=columns[1:])
 
 
 def _routed_line(one: RoutedDomain) -> tuple[object, ...]:
     interval = "-" if one.interval is None else f"{one.interval[0]:+.3f} to {one.interval[1]:+.3f}"
-    said = "better" if one.better else "not known to be safe" if one.worse else "as good"
+    said = "better" if one.better else "may be worse" if one.worse else "as good"
     return (one.domain, one.rows, f"{one.gain:+.3f}", interval, said)
 
 
@@ -160,9 +160,9 @@ def _status(shared: str) -> None:
         champions = {one.name: one for one in releases(database) if "champion" in one.aliases}
     problems = []
     if not steps:
-        say(f"nothing is known of experts of {shared}; hivetune experts CONFIG --propose looks for them")
+        say(f"{shared} has no specialists yet; look for some: hivetune experts CONFIG --propose")
     else:
-        show(f"experts of {shared}:")
+        show(f"specialists of {shared}:")
         rows = []
         for name, step in steps.items():
             serves = champions.get(name)
@@ -173,13 +173,13 @@ def _status(shared: str) -> None:
                 except OSError as error:
                     held = "missing"
                     problems.append(
-                        f"{serves.label} can't serve, {shared} answers instead: {error}. Restore the file,"
-                        f" or take the release out of service: hivetune retire {name}"
+                        f"{serves.label} cannot be loaded, so {shared} answers instead: {error}. Restore the file,"
+                        f" or take the release out of service: hivetune registry retire {name}"
                     )
             moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.time))
             label = serves.label if serves else name
             rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment, step.reason))
-        table("", ("domain", "is", "expert", "size", "since", "why"), rows)
+        table("", ("domain", "state", "specialist", "size", "since", "why"), rows)
     costs = known_costs(shared)
     _show_costs(costs)
     for problem in problems:

@@ -1,4 +1,4 @@
-"""Any exception as one message with the documented exit code; a bug of ours leaves its traceback in the home folder."""
+"""Unexpected exceptions, turned into one message with an exit code; a bug leaves its traceback in the home folder."""
 
 import errno
 import os
@@ -13,58 +13,58 @@ from hivetune.base.paths import what_to_do
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 
-# What a person's path, link, mode or mount leads to, against a disk that is full or breaks.
+# Errors caused by a path, link, mode or mount that the user chose, not by a full or failing disk.
 OF_THE_PATH = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.ENAMETOOLONG}
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY, errno.EEXIST, errno.EFBIG}
 )
-# Packages that the base installation does without and a command asks for as it is loaded.
+# Packages of the extra `serve`, which a command imports when it is loaded.
 _OF_SERVE = frozenset({"starlette", "uvicorn", "httpx2", "prometheus_client"})
 _READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_ROOM_BYTES = 1 << 20  # SQLite's log and shared memory need less
+_ROOM_BYTES = 1 << 20  # more than SQLite's log and shared memory need
 
 
 def explain(error: Exception) -> HivetuneError:
-    """What happened in words; of an error that nothing is known of, the traceback is written to a file."""
+    """Return what happened in words; the traceback of an unknown error is written to a file."""
     if isinstance(error, sqlite3.DatabaseError):
         return _database(error)
     if isinstance(error, ModuleNotFoundError) and error.name in _OF_SERVE:
         return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("serve"))
     if isinstance(error, MemoryError):
-        return DoesNotFit("the memory is full", hint="free some memory, then give the same command again")
+        return DoesNotFit("out of memory", hint="free some memory, then run the same command again")
     if not isinstance(error, OSError) or error.errno is None:
         return _bug(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in FULL_DISK:
-        return DoesNotFit(f"the disk is full: {what}", hint="free some space, then give the same command again")
+        return DoesNotFit(f"the disk is full: {what}", hint="free some space, then run the same command again")
     if error.errno in OF_THE_PATH:
-        own = ", or set HIVETUNE_HOME to a folder of your own" if error.errno in _READ_ONLY and _is_ours(error) else ""
+        own = ", or set HIVETUNE_HOME to a folder that you own" if error.errno in _READ_ONLY and _is_ours(error) else ""
         return UsageError(what, hint=what_to_do(error) + own)
     if error.errno == errno.EIO:
-        return MachineNotFit(what, hint="the disk is failing: see dmesg")
+        return MachineNotFit(what, hint="the disk may be failing: see dmesg")
     return HivetuneError(what)
 
 
 def _is_ours(error: OSError) -> bool:
-    """Whether it is about a path in the home folder, or one that nobody names."""
+    """Return whether the error concerns a path in the home folder, or no path."""
     return error.filename is None or Path(str(error.filename)).absolute().is_relative_to(home())
 
 
 def _database(error: sqlite3.DatabaseError) -> HivetuneError:
     text = str(error)
     if "locked" in text:
-        return Busy(f"the store is in use: {text}", hint="try again when the other command has ended")
+        return Busy(f"the store is in use: {text}", hint="try again after the other command has ended")
     if "full" in text:
-        return DoesNotFit(f"the disk is full: {text}", hint="free some space, then give the same command again")
+        return DoesNotFit(f"the disk is full: {text}", hint="free some space, then run the same command again")
     if "readonly" in text or "unable to open" in text:
         return UsageError(
-            f"the store can't be written to: {text}", hint="set HIVETUNE_HOME to a folder that you may write to"
+            f"cannot write to the store: {text}", hint="set HIVETUNE_HOME to a folder that you can write to"
         )
-    if "disk I/O error" in text:  # also what SQLite says where its file of shared memory gets no room
+    if "disk I/O error" in text:  # SQLite says this too if its shared memory file finds no space
         if disk_free_bytes(home()) < _ROOM_BYTES:
-            return DoesNotFit(f"the disk of {home()} is full", hint="free some space, then give the same command again")
-        return MachineNotFit(f"the disk of {home()} fails: {text}", hint="see dmesg")
-    return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a copy")
+            return DoesNotFit(f"the disk of {home()} is full", hint="free some space, then run the same command again")
+        return MachineNotFit(f"the disk of {home()} is failing: {text}", hint="see dmesg")
+    return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a backup")
 
 
 def _bug(error: Exception) -> HivetuneError:
@@ -78,4 +78,4 @@ def _bug(error: Exception) -> HivetuneError:
         return HivetuneError(
             f"{what}\n{text}", hint=f"please report it with these lines ({path}: {unwritten.strerror})"
         )
-    return HivetuneError(what, hint=f"please report it with {path}, after a look: messages may quote your rows")
+    return HivetuneError(what, hint=f"please report it with {path}; check it first, since it may quote your rows")

@@ -1,9 +1,11 @@
-"""`hivetune init`: a commented YAML for the rows and the machine at hand, which trains as it is."""
+"""The commands `init` (write a commented config for rows and machine) and `config` (list the settings)."""
 
+import json
 import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +15,9 @@ from pydantic import BaseModel
 
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
-from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, with_columns
-from hivetune.cli.model import model_folder
-from hivetune.cli.output import AFTER_ROWS, duration, emit, progress, show, size
-from hivetune.cli.suggestions import confirm_columns
+from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
+from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
+from hivetune.config import config_schema, known_settings
 from hivetune.data.fates import NO_VALUE
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
@@ -31,28 +32,32 @@ _WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rat
 
 
 def init(
-    rows: Annotated[list[str] | None, typer.Argument(metavar="ROWS", help="Rows; default: the store.")] = None,
+    rows: Annotated[list[str] | None, typer.Argument(metavar="ROWS", help="Files of rows; default: the store.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="M", help="Model to train; else the one at hand.", autocompletion=complete_model
+            "--model",
+            "-m",
+            metavar="M",
+            help="Model to train; default: one that fits this machine.",
+            autocompletion=complete_model,
         ),
     ] = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: NAME.yaml here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Config to write; default: NAME.yaml.")] = None,
 ) -> None:
-    """Look at the rows and at this machine, and write a commented YAML that trains as it is."""
+    """Look at rows and machine, and write a commented config that is ready to train."""
     sources = rows or ["store"]
     first = real_path(sources[0])
     path = out or Path(f"{first.name.partition('.')[0] or 'rows'}.yaml")
     if file_to_write(path).exists():
         raise UsageError(
-            f"{path} is there already",
-            hint=f"use it: hivetune train {quoted(path)}, or write another: --out FILE",
+            f"{path} already exists",
+            hint=f"train with it: hivetune train {quoted(path)}, or write another file: --out FILE",
         )
     settings = with_columns(first_settings(rows, model, overrides or ()), columns)
-    # What is on this machine is prepared; a Hub id that is not here would need the network.
+    # A Hub id that is not on this machine would need the network, so only local models are prepared.
     here = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
     folder = model_folder(settings.model) if here else None
     mapping, confirmed = confirm_columns(settings)
@@ -72,11 +77,11 @@ def init(
 def _lines(
     proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """`suggested`: a mapping of the rows that nobody has confirmed."""
+    """Yield the lines of the config; `suggested` is a mapping that nobody has confirmed."""
     config, report = proposal.config, proposal.report
-    how = "It trains once data.columns is confirmed" if suggested else f"It trains as it is: {train}"
-    yield f"# Made by `hivetune init` from {sources}. {how}"
-    yield "# Every other setting, its default and the reason for it: hivetune config"
+    how = "Confirm data.columns before you train" if suggested else f"Train with it: {train}"
+    yield f"# Written by `hivetune init` from {sources}. {how}"
+    yield "# List all settings with their defaults: hivetune config"
     yield ""
     yield from _about_model(proposal)
     yield f"model: {_value(config.model)}"
@@ -85,19 +90,19 @@ def _lines(
     yield "data:"
     yield f"  path: {_value(_seen_from(path.parent, config.data.path))}"
     if suggested is not None:
-        yield "  # The layout of the rows has no name. If this mapping reads them rightly, take the # off:"
+        yield "  # The layout of the rows is unknown. If this mapping is right, remove the #:"
         yield f"  # columns: {_value(dict(suggested))}"
     yield from _said(config.data, ("path",) if suggested is None else ("path", "columns"), "  ")
     yield ""
     yield from _about_length(report, config.max_length)
     yield f"max_length: {config.max_length}"
     yield ""
-    yield "# Passes over the rows, examples per optimizer step, and the rate; the best step by validation is kept."
+    yield "# Passes over the rows, examples per optimizer step, learning rate. The best step is kept."
     yield f"epochs: {config.epochs:g}"
     yield f"batch_size: {config.batch_size}"
     yield f"learning_rate: {config.learning_rate:g}"
     yield ""
-    yield "# The adapter's rank: 8 is enough for style and format, 16 to 32 for new skills."
+    yield "# Rank of the adapter: 8 is enough for style and format, 16 to 32 for new skills."
     yield "lora:"
     yield f"  r: {config.lora.r}"
     yield f"  alpha: {config.lora.alpha:g}"
@@ -108,7 +113,7 @@ def _lines(
     yield f"  loss_gain: {_value(config.gate.loss_gain)}"
     yield from _said(config.gate, ("loss_gain",), "  ")
     yield ""
-    yield "# The release that `hivetune cycle` trains, judges and promotes again and again."
+    yield "# The release that `hivetune cycle` trains, judges and promotes."
     yield "cycle:"
     yield f"  name: {_value(config.cycle.name or _release_name(path))}"
     yield from _said(config.cycle, ("name",), "  ")
@@ -116,7 +121,7 @@ def _lines(
 
 
 def _seen_from(folder: Path, paths: str | list[str]) -> str | list[str]:
-    """`data.path` for a file in `folder`: what is relative there is relative to that folder."""
+    """Return `data.path` relative to `folder`, in which the config lies."""
     if isinstance(paths, list):
         return [str(_seen_from(folder, path)) for path in paths]
     if paths in ("-", "store") or paths[:1] == "~" or os.path.isabs(paths):
@@ -125,12 +130,12 @@ def _seen_from(folder: Path, paths: str | list[str]) -> str | list[str]:
 
 
 def _release_name(path: Path) -> str:
-    """A release's name of the file's: lower case, digits and hyphens."""
+    """Return a release's name made from the file's name: lower case, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "model"
 
 
 def _said(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:
-    """What --set said beside the settings that have lines of their own."""
+    """Yield the settings given with --set that have no line of their own."""
     for name, value in section.model_dump(mode="json", exclude_unset=True).items():
         if name not in written:
             yield f"{indent}{name}: {_value(value)}"
@@ -139,20 +144,20 @@ def _said(section: BaseModel, written: Collection[str], indent: str = "") -> Ite
 def _about_model(proposal: Proposal) -> Iterator[str]:
     planned = proposal.planned
     if planned is None:
-        yield f"# The sizes of this model are not known here yet: hivetune fetch {quoted(proposal.config.model)}"
+        yield f"# This model is not on this machine yet: hivetune fetch {quoted(proposal.config.model)}"
         return
     yield f"# On {planned.device.name}: {_predicted(planned)}"
     others = {o.model: o for o in reversed(planned.options) if o.fits and o.model != proposal.config.model}
     for option in sorted(others.values(), key=lambda option: option.peak_bytes)[:3]:
         hours = "" if option.hours is None else f", about {duration(option.hours * 3600)}"
-        yield f"# fits too: {option.model}, {option.length} tokens: peak {size(option.peak_bytes)}{hours}"
+        yield f"# also fits: {option.model}, {option.length} tokens: peak {size(option.peak_bytes)}{hours}"
 
 
 def _predicted(planned: Planned) -> str:
     if planned.choice is None:
         return f"it does not fit: {planned.why_not}"
     total = planned.choice.step_s * planned.work.steps
-    return f"about {duration(total)} of training, peak {size(planned.choice.peak.bytes)} (hivetune plan says more)"
+    return f"about {duration(total)} of training, peak {size(planned.choice.peak.bytes)} (details: hivetune plan)"
 
 
 def _about_rows(report: Mapping[str, Any], sources: str) -> Iterator[str]:
@@ -179,24 +184,39 @@ def _about_length(report: Mapping[str, Any], chosen: int) -> Iterator[str]:
     if lengths["unit"] == "tokens":
         most, longest = lengths["keeps_99_percent"], lengths["longest_seen"]
         yield f"# 99 % of the rows have at most {most:,} tokens, the longest {longest:,}."
-        yield "# Longer ones are rejected and counted, never cut, unless data.on_overlong says otherwise."
+        yield "# Longer rows are rejected and counted. Set data.on_overlong to cut them instead."
     else:
-        yield f"# tokens; not counted, since the model is not here yet. {chosen:,} is the default."
+        yield f"# The rows are not counted in tokens yet, since the model is not here. {chosen:,} is the default."
 
 
 def _about_gate(report: Mapping[str, Any]) -> Iterator[str]:
-    yield "# `hivetune gate` says deploy if the lower end of the gain's 95 % interval is above this, in nats per token."
+    yield "# `hivetune gate` says deploy if the gain's 95 % interval lies above this, in nats per token."
     if report["splits"]["test"] < FEW_TEST_ROWS:
-        yield f"# Only {report['splits']['test']} rows are held out to judge: the verdict may be not-enough-evidence."
-    yield "# To judge answers too, give rows a checker or set eval.checker (docs/evaluate.md), and gate.success_gain."
+        yield f"# Only {report['splits']['test']} rows are held out for the verdict, which may be not-enough-evidence."
+    yield "# To judge answers too, set eval.checker (docs/evaluate.md) and gate.success_gain."
 
 
 def _value(value: object) -> str:
-    """A YAML value on one line."""
+    """Return a YAML value on one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
     return text.removesuffix("...\n").strip()
 
 
 def _comment(text: str) -> str:
-    """An agent's name is other people's text, and a comment ends with its line."""
+    """Return `text` on one line, as a comment needs it; the name of an agent comes from outside."""
     return " ".join(text.split())[:40]
+
+
+def config(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema.")] = False,
+) -> None:
+    """List the settings of the YAML config with their defaults, or print their JSON Schema for an editor."""
+    document = config_schema()
+    settings = known_settings()
+    if schema and not MODE.json:
+        typer.echo(json.dumps(document, indent=1))
+        return
+    rows = [(each.key, each.default.strip('"') or "required", each.meaning) for each in settings]
+    table("", ("setting", "default", "meaning"), rows)
+    keys = [each.key for each in settings]
+    emit({"json_schema": document, "keys": keys, "settings": [asdict(each) for each in settings]})

@@ -1,4 +1,4 @@
-"""`hivetune eval` and `hivetune gate`: measure base and tuned model on held-out rows, and say what follows."""
+"""The commands `eval` (measure base and tuned model on held-out rows) and `gate` (the verdict)."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -7,28 +7,31 @@ from typing import Any
 
 import typer
 
+from hivetune import walk
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
-from hivetune.judge.evaluate_run import evaluate_run
 from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
-from hivetune.judge.verdict import judge_run, verdict_document
+from hivetune.judge.verdict import verdict_document
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.run.folder import EVALUATION
 from hivetune.train.open import Run, load_run
 
-MOST_PROBLEMS = 5  # that are told one by one
+MAX_PROBLEMS = 5  # printed one by one
 
 
 def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
-    """Score base and tuned model on the held-out rows and answer some as they are served. Writes eval.json."""
+    """Measure base and tuned model on held-out rows: the loss on all of them, and answers to some.
+
+    Writes eval.json into the folder of the run.
+    """
     opened = _open(run, overrides, "eval.")
     with progress("scoring and answering", "items") as report:
-        evaluation = evaluate_run(opened, report)
+        evaluation = walk.evaluate(opened, progress=report)
     show_evaluation(evaluation)
     _show_answers(evaluation["answers"])
     show(f"next: hivetune gate {quoted(run)}")
@@ -36,8 +39,11 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
 
 
 def gate(run: RunArgument, overrides: SetOption = None) -> None:
-    """The verdict on eval.json: deploy, iterate, abort or not-enough-evidence. Exit code 6 unless deploy."""
-    verdict = judge_run(_open(run, overrides, "gate."))
+    """Decide whether the tuned model is better, from eval.json and the thresholds in gate.*.
+
+    The verdict is deploy, iterate, abort or not-enough-evidence. Exits with 6 unless it is deploy.
+    """
+    verdict = walk.gate(_open(run, overrides, "gate."))
     show_verdict(verdict)
     if verdict.verdict == "deploy":
         show(f"next: hivetune export {quoted(run)} --to gguf")
@@ -45,7 +51,7 @@ def gate(run: RunArgument, overrides: SetOption = None) -> None:
     if verdict.verdict != "deploy":
         if not verdict.advice:
             show(f"next: {what_next(verdict)}")
-        raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
+        raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
 
 SHOWN_ANSWERS, _SHOWN_CHARS = 3, 160
@@ -56,30 +62,30 @@ VERDICT_STYLES = {
     "abort": "bold red",
 }
 NEXT = {
-    "iterate": "more or better rows, other settings; docs/evaluate.md says what each verdict means",
-    "abort": "look at the rows and at the answers in eval.json before training longer",
+    "iterate": "train with more or better rows, or other settings; see docs/evaluate.md",
+    "abort": "look at the rows, and at the answers in eval.json, before you train longer",
     "not-enough-evidence": "hold out more rows (data.test), or answer more of them (eval.prompts)",
 }
-UNCHECKED = "give held-out rows a checker (their own, or eval.checker) and answer them (eval.prompts)"
+UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 
 
 def what_next(verdict: Verdict) -> str:
-    """More rows are no help where success is required and none of them is checked."""
+    """Return what to do after a verdict; more rows do not help if success is required and no row is checked."""
     unchecked = any(metric.name == "success" and metric.required and not metric.n for metric in verdict.metrics)
     return UNCHECKED if unchecked and verdict.verdict == "not-enough-evidence" else NEXT[verdict.verdict]
 
 
 def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:
-    """The run, with settings of one section changed: others would not be those that it was trained with."""
+    """Return the run with settings of one section changed; others belong to its training."""
     opened = load_run(find_run(run))
     for override in overrides or ():
         if not override.startswith(section):
-            raise UsageError(f"--set {override}: only {section}* can be changed here")
+            raise UsageError(f"--set {override}: this command can only change {section}*")
     return replace(opened, config=override_config(opened.config, overrides or ()))
 
 
 def show_evaluation(evaluation: dict[str, Any]) -> None:
-    """Loss and success by agent and category, and what was wrong with single rows."""
+    """Show loss and success by agent and category, and problems with single rows."""
     say(f"answers come from {evaluation['answered_by']}")
     for part in ("agent", "category"):
         lines = by_part(evaluation, part)
@@ -89,11 +95,11 @@ def show_evaluation(evaluation: dict[str, Any]) -> None:
 
 
 def say_problems(problems: Sequence[Mapping[str, str]], file: str) -> None:
-    """What was wrong with single rows: the first ones, and the file that has all of them."""
-    for problem in problems[:MOST_PROBLEMS]:
+    """Print the first problems with single rows, and name the file that has all."""
+    for problem in problems[:MAX_PROBLEMS]:
         say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
-    if len(problems) > MOST_PROBLEMS:
-        say(f"and {len(problems) - MOST_PROBLEMS} more problems, all in {file}")
+    if len(problems) > MAX_PROBLEMS:
+        say(f"and {len(problems) - MAX_PROBLEMS} more problems, all in {file}")
 
 
 def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -115,7 +121,7 @@ def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
-    """Some answers of both, those first where only one of the two succeeded; all are on the page."""
+    """Show some answers of both models, first those where only one succeeded."""
     ranked = sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])
     for row in ranked[:SHOWN_ANSWERS]:
         show(f"\n{_short(row['prompt'])}", style="bold")
@@ -123,7 +129,7 @@ def _show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
             mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
             show(f"  {side:6}{mark}{_short(row[side]['answer'] or '')}")
     if len(answers) > SHOWN_ANSWERS:
-        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune open RUN")
+        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune runs open RUN")
 
 
 def _short(text: str) -> str:
@@ -131,7 +137,7 @@ def _short(text: str) -> str:
 
 
 def show_verdict(verdict: Verdict) -> None:
-    """The table of the verdict: base | tuned | difference with interval | threshold | passed."""
+    """Show the metrics, the verdict, its reasons and what to change."""
     show_metrics(verdict_document(verdict)["metrics"], ("base", "tuned"))
     show(f"verdict: {verdict.verdict}", style=VERDICT_STYLES[verdict.verdict])
     for reason in verdict.reasons:
@@ -145,7 +151,7 @@ def show_verdict(verdict: Verdict) -> None:
 
 
 def show_metrics(metrics: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -> None:
-    """The metrics of gate.json as a table."""
+    """Show the metrics of gate.json as a table."""
     columns = ("metric", *sides, "difference", "95 % interval", "n", "threshold", "passed")
     table("", columns, [_line(metric) for metric in metrics], numeric=columns[1:7])
 
@@ -181,7 +187,7 @@ def _threshold(metric: Mapping[str, Any]) -> str:
 
 
 def metric_value(name: str, value: float | None, *, sign: bool = False) -> str:
-    """A metric as people read it, in its unit."""
+    """Return a metric in its unit, for people."""
     if value is None:
         return "-"
     prefix = "+" if sign and value > 0 else ""

@@ -1,6 +1,6 @@
-"""The command `hivetune`: one table of commands, and the one place that turns an error into a message and an exit code.
+"""The command `hivetune`: the table of commands, and the one place that turns an error into a message and an exit code.
 
-Only the module of the command that was asked for is imported, so `hivetune --help` answers in about 0.15 s.
+Only the module of the command that runs is imported, so `hivetune --help` answers in about 0.15 s.
 """
 
 import errno
@@ -21,100 +21,136 @@ from hivetune.base.private import keep_private
 from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, settle_encodings
 from hivetune.errors import HivetuneError, Stopped, UsageError
 
-# name: (module, function, one line). `group name` is a command of a group. The order is the order of the walk.
+# name: (module, function, one line). `group name` is a command of a group. The order is the order of the help.
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "status": ("status", "status", "One screen: what runs, what is served, what comes next."),
-    "dashboard": ("dashboard", "dashboard_command", "The same and all the rest in a browser, kept up to date."),
-    "demo": ("demo", "demo", "The whole walk on a real model and real text, in minutes."),
-    "doctor": ("doctor", "doctor", "What this machine is and can do; what is wrong, with the command that mends it."),
-    "init": ("init", "init", "A commented YAML for the rows and the machine at hand."),
-    "fetch": ("model", "fetch", "Get and prepare a model; the only command that needs a network."),
-    "collect": ("collect", "collect", "Interactions into the store, exactly once."),
-    "data check": ("data", "check", "What is wrong with the rows, and where."),
-    "data prepare": ("data", "prepare", "Rows into an immutable snapshot of tokens."),
-    "data synth": ("synth", "synth", "Training rows from the documentation on this machine."),
-    "data forget": ("forget", "forget", "Remove a user, session, source or row; name what it taints."),
-    "plan": ("plan", "plan", "Memory, time and disk before anything long starts."),
-    "train": ("train", "train", "Train an adapter; survives crashes, resumes where it stopped."),
-    "learn": ("learn", "learn", "Train in two stages: good rows, then pairs and failures, if those help."),
-    "sweep": ("sweep", "sweep", "Several settings side by side; losers stop, the best goes through the gate."),
-    "cluster up": ("cluster", "up", "Begin a cluster with this machine, or join one."),
-    "cluster status": ("cluster", "status", "The machines and devices of a cluster."),
-    "cluster down": ("cluster", "down", "Leave the cluster, or end it on its head."),
-    "runs": ("runs", "runs", "All runs."),
-    "show": ("runs", "show", "One run: state, losses, rows."),
-    "watch": ("watch", "watch", "Follow a run as it goes."),
-    "top": ("top", "top", "What processor and cards do now, and who uses them."),
-    "logs": ("runs", "logs", "What a run's processes printed."),
-    "stop": ("runs", "stop", "Stop a run after a clean checkpoint."),
-    "resume": ("runs", "resume", "Go on with a run that stopped."),
-    "rm": ("prune", "rm", "Delete runs; releases made of them stay."),
-    "prune": ("prune", "prune", "What can go, and how much it frees."),
-    "verify-resume": ("verify", "verify_resume", "Kill and replay a short run, compare bit for bit."),
-    "eval": ("judge", "evaluate", "Base and tuned model on the held-out rows."),
-    "gate": ("judge", "gate", "The verdict: deploy, iterate, abort or not-enough-evidence."),
-    "compare": ("compare", "compare_sides", "Any two releases, runs, GGUF files or endpoints on the same rows."),
-    "lm-eval": ("lm_eval", "lm_eval", "One or two models on tasks of lm-evaluation-harness."),
-    "open": ("pages", "open_page", "The newest page of a run in a browser."),
-    "report": ("report", "report", "A run's points to TensorBoard, MLflow, trackio or W&B."),
-    "export": ("release", "export", "Adapter, merged model or GGUF."),
-    "register": ("registry", "register", "Keep a run as the next version of a name."),
-    "registry": ("registry", "show_registry", "All releases, their aliases and verdicts."),
-    "why": ("registry", "why", "Where a release comes from and what speaks for it."),
-    "promote": ("registry", "promote", "Make a release the champion of its name."),
-    "frozen": ("frozen", "show_frozen", "Questions that every release must keep, and none may learn."),
-    "rollback": ("registry", "rollback", "Return to the previous champion."),
-    "retire": ("registry", "retire", "Take a name's champion out of service."),
-    "serve": ("serve", "serve", "The OpenAI API of the registered champions."),
-    "clients": ("clients", "show_clients", "Who may ask the gateway; tokens are made and revoked here."),
-    "cycle": ("cycle", "cycle", "Train, compare, promote and watch again and again, without people."),
-    "experts": ("experts", "experts", "Adapters of their own for single domains: found, trained, judged, retired."),
-    "route": ("route", "route_request", "Which adapter of a family answers a request, and why."),
-    "chat": ("chat", "chat", "Talk to a run, a release or a GGUF file, or to two."),
-    "bench": ("bench", "bench", "Throughput and memory on this machine, against peers where installed."),
-    "config": ("config", "config", "The settings: JSON Schema, defaults."),
+    "init": ("init", "init", "Look at rows and machine, and write a commented config."),
+    "demo": ("demo", "demo", "Run every step once on a small real model, in minutes."),
+    "doctor": ("doctor", "doctor", "Test this machine, and explain errors."),
+    "fetch": ("arguments", "fetch", "Download and prepare a model."),
+    "collect": ("collect", "collect", "Copy interactions into the store."),
+    "data check": ("data", "check", "Report what is wrong with rows, and where."),
+    "data prepare": ("data", "prepare", "Turn rows into a snapshot of tokens."),
+    "data synth": ("synth", "synth", "Make training rows from documentation."),
+    "data forget": ("data", "forget", "Delete a user, session, source or row from the store."),
+    "config": ("init", "config", "List the settings, or print their JSON Schema."),
+    "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
+    "train": ("train", "train", "Train an adapter, or continue its run."),
+    "learn": ("training", "learn", "Train on good rows, then on pairs and failures."),
+    "sweep": ("sweep", "sweep", "Train several settings and judge the best run."),
+    "cluster up": ("cluster", "up", "Start a cluster on this machine, or join one."),
+    "cluster status": ("cluster", "status", "List the machines and devices of a cluster."),
+    "cluster down": ("cluster", "down", "Leave the cluster, or end it from its head."),
+    "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
+    "resume": ("runs", "resume", "Continue a run that stopped."),
+    "eval": ("judge", "evaluate", "Measure base and tuned model on held-out rows."),
+    "gate": ("judge", "gate", "Decide whether the tuned model is better."),
+    "compare": ("compare", "compare_sides", "Compare two models on the same rows."),
+    "bench": ("demo", "bench", "Time a training step on this machine."),
+    "bench lm-eval": ("compare", "lm_eval", "Measure models on tasks of lm-evaluation-harness."),
+    "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
+    "register": ("release", "register", "Add a run to the registry as a new release."),
+    "promote": ("release", "promote", "Make a release the champion of its name."),
+    "rollback": ("release", "rollback", "Return to the previous champion."),
+    "registry": ("release", "show_registry", "List releases, and manage what they rest on."),
+    "registry why": ("release", "why", "Explain where a release comes from."),
+    "registry retire": ("release", "retire", "Take a champion out of service."),
+    "registry frozen": ("release", "show_frozen", "List questions that every new release must answer."),
+    "registry route": ("serve", "route_request", "Show which adapter answers a request."),
+    "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
+    "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
+    "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
+    "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
+    "experts": ("experts", "experts", "Train specialists for domains that need one."),
+    "status": ("status", "status", "Show what runs, what is served and what comes next."),
+    "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
+    "runs": ("runs", "runs", "List runs, delete them, verify that they resume."),
+    "runs rm": ("runs", "rm", "Delete runs."),
+    "runs prune": ("runs", "prune", "Delete files that nothing needs any more."),
+    "runs open": ("runs", "open_page", "Open the newest page of a run in a browser."),
+    "runs top": ("top", "top", "Show how busy this machine is, and with what."),
+    "runs verify-resume": ("training", "verify_resume", "Prove that a killed run resumes without loss."),
+    "show": ("runs", "show_run", "Show one run: state, losses, faults."),
+    "watch": ("runs", "watch", "Follow a run until it ends."),
+    "logs": ("runs", "logs", "Print the log of a run."),
+    "report": ("report", "report", "Send a run to TensorBoard, MLflow, trackio or W&B."),
 }
-# What a command leaves behind when it is stopped before its end. The others only read, or say it themselves.
+GROUPS = {
+    "data": "Check, prepare, make or delete rows.",
+    "cluster": "Train on several machines at once.",
+    "bench": "Time a training step on this machine, or measure models on standard tasks.",
+    "registry": "List releases with their aliases and verdicts, or manage what they rest on.",
+    "runs": "List all runs, newest first, or do something with them.",
+}
+# Former names at the top level, which keep working.
+ALIASES = {
+    "rm": "runs rm",
+    "prune": "runs prune",
+    "open": "runs open",
+    "top": "runs top",
+    "verify-resume": "runs verify-resume",
+    "why": "registry why",
+    "retire": "registry retire",
+    "frozen": "registry frozen",
+    "route": "registry route",
+    "lm-eval": "bench lm-eval",
+    "specialists": "experts",
+}
+# How the help groups the commands: by what people do.
+SECTIONS = {
+    "Start": ("init", "demo", "doctor", "fetch", "collect", "data", "config"),
+    "Train": ("plan", "train", "learn", "sweep", "cluster", "stop", "resume"),
+    "Judge": ("eval", "gate", "compare", "bench"),
+    "Serve": ("export", "register", "registry", "promote", "rollback", "serve", "clients", "chat"),
+    "Keep going": ("cycle", "experts"),
+    "Look": ("status", "dashboard", "runs", "show", "watch", "logs", "report"),
+}
+# What a stopped command leaves behind. Commands that only read, or say it themselves, are not listed.
 LEFT_BEHIND = {
-    "demo": "each finished station is kept; the same command goes on",
-    "fetch": "the model is not ready; what is downloaded is kept, and the same command goes on",
+    "demo": "finished steps are kept; the same command continues",
+    "fetch": "the model is not ready; downloaded files are kept, and the same command continues",
     "data check": "nothing was written",
-    "data prepare": "no snapshot was made; finished chunks are kept, and the same command goes on",
-    "data synth": "no file was written; replies of --ask are kept, and the same command goes on",
-    "train": "what is finished is kept; the same command goes on",
-    "learn": "each finished stage is kept; the same command goes on",
-    "sweep": "what is finished is kept; the same command goes on",
-    "cycle": "what is finished is kept; the same command goes on",
-    "experts": "what is finished is kept; the same command goes on",
-    "verify-resume": "the runs were temporary, and their folder is removed",
-    "eval": "no new eval.json was written, an earlier one is kept; the same command goes on where it was",
-    "compare": "answers that were given are kept; the same command goes on",
-    "lm-eval": "models that were measured are kept; the same command goes on with the next",
-    "bench": "nothing of it goes on, and nothing is kept",
-    "export": "no half-made file is left, an earlier export is kept; the same command begins again",
+    "data prepare": "no snapshot was made; finished chunks are kept, and the same command continues",
+    "data synth": "no file was written; replies of --ask are kept, and the same command continues",
+    "train": "finished steps are kept; the same command continues",
+    "learn": "finished stages are kept; the same command continues",
+    "sweep": "finished runs are kept; the same command continues",
+    "cycle": "finished work is kept; the same command continues",
+    "experts": "finished work is kept; the same command continues",
+    "runs verify-resume": "the temporary runs were deleted",
+    "eval": "no new eval.json was written, an earlier one is kept; the same command continues",
+    "compare": "finished answers are kept; the same command continues",
+    "bench": "nothing was kept",
+    "bench lm-eval": "models that were measured are kept; the same command continues with the next",
+    "export": "no partial file is left, an earlier export is kept; the same command starts again",
 }
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 unexpected, 2 usage or config, 3 data refused, 4 machine not fit, 5 does not fit, "
-    "6 the gate did not say deploy, 7 recovery exhausted, 75 busy, 130 or 143 stopped by a signal (docs/exit-codes.md)."
+    "Exit codes: 0 success, 1 unexpected error, 2 wrong usage or config, 3 data refused, 4 machine unsuitable, "
+    "5 does not fit, 6 the gate did not say deploy, 7 recovery failed, 75 busy, 130 or 143 stopped by a signal "
+    "(docs/exit-codes.md)."
 )
-GROUPS = {
-    "data": "Check, prepare, make and forget rows.",
-    "cluster": "Several machines whose devices compute a step together.",
-}
 
 
 class _Command(TyperCommand):
-    """A command whose help is a document too."""
+    """A command whose help is one JSON document under --json."""
 
     def get_help(self, ctx: Any) -> str:
         return _help(super().get_help(ctx))
 
 
 class _Group(TyperGroup):
-    """A group whose help is a document too."""
+    """A group whose help is a document under --json, as that of a command."""
 
     def get_help(self, ctx: Any) -> str:
         return _help(super().get_help(ctx))
+
+
+class _Root(_Group):
+    """The command `hivetune`, whose help lists the commands by what people do."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in names])
 
 
 def _help(text: str) -> str:
@@ -127,16 +163,17 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
     settle_encodings()
-    if "_HIVETUNE_COMPLETE" in os.environ:  # a shell asks what fits; typer has bash's line in another variable
+    if "_HIVETUNE_COMPLETE" in os.environ:  # a shell completes; bash and the others use different variables
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
     arguments = arguments or ["status"]
+    arguments = [*ALIASES.get(arguments[0], arguments[0]).split(), *arguments[1:]]
     try:
         _check_working_directory()
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
-        # Under --json typer's own errors come here; else typer prints them, with the usage of the command.
+        # Under --json typer's own errors are handled here; otherwise typer prints them with the usage.
         try:
             sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
         finally:
@@ -151,57 +188,75 @@ def main() -> None:
         _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), arguments))
     except typer.TyperException as error:
         _fail(UsageError(error.format_message(), hint=f"see: {_asked_for(arguments)} --help"))
-    except Exception as error:  # noqa: BLE001 (the last one to meet it: told, and the traceback of a bug is kept)
+    except Exception as error:  # noqa: BLE001 (the last handler: it reports the error and keeps the traceback of a bug)
         _fail(_explain(error))
 
 
 def _check_working_directory() -> None:
-    """Raises UsageError where it was deleted: no relative path leads anywhere, and no child process can start in it."""
+    """Raise UsageError if it was deleted: no relative path resolves then, and no child process can start."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working directory was deleted", hint="cd to a folder that is there") from None
+        raise UsageError("the working directory was deleted", hint="change to a folder that exists") from None
 
 
 def _flush() -> None:
-    """Writes what is left of the output while an error of it can still be told: Python itself ends with 120 and words
-    of its own. Raises OSError."""
-    if sys.stdout is None:  # closed by who started this
+    """Write the rest of the output while an error can still be reported; Python itself would exit with 120.
+
+    Raises OSError.
+    """
+    if sys.stdout is None:  # the parent process closed it
         return
     try:
         with errors_of_stdout():
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is tried again at the end
-        if error.errno != errno.EPIPE:  # who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
+        if error.errno != errno.EPIPE:  # the reader has closed the pipe
             raise
 
 
 def _app(arguments: list[str]) -> typer.Typer:
+    """Return the commands as typer knows them; only the module of the one that `arguments` name is imported."""
     app = typer.Typer(
-        cls=_Group,
+        cls=_Root,
         no_args_is_help=not MODE.json,
         add_completion=not MODE.json,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="From the interactions you already have to a better local model. `--json` on every command: one document.",
+        help="Train a better local model from interactions that you already have. "
+        "Every command takes `--json` and then prints one JSON document.",
         epilog=EXIT_CODES,
     )
     app.callback()(_root)
-    groups = {
-        name: typer.Typer(cls=_Group, no_args_is_help=not MODE.json, help=help_text)
-        for name, help_text in GROUPS.items()
-    }
-    for name, group in groups.items():
-        app.add_typer(group, name=name)
+    groups = {}
+    for name, text in GROUPS.items():
+        alone = name in COMMANDS  # such a group does something by itself, as `hivetune runs` lists the runs
+        groups[name] = typer.Typer(
+            cls=_Group, no_args_is_help=not MODE.json and not alone, invoke_without_command=alone, help=text
+        )
+        app.add_typer(groups[name], name=name)
+    asked = _command_of(arguments)
     for name, (module, function, help_text) in COMMANDS.items():
         words = name.split()
+        body = _load(module, function) if name == asked else _unloaded
+        if name in GROUPS:
+            groups[name].callback()(body if name == asked else _root_of_group)
+            continue
         parent = groups[words[0]] if len(words) == 2 else app
-        body = _load(module, function) if arguments[: len(words)] == words else _unloaded
         help_text_long = body.__doc__ if body is not _unloaded else help_text
         parent.command(words[-1], cls=_Command, help=help_text_long, short_help=help_text)(body)
     return app
+
+
+def _command_of(arguments: list[str]) -> str | None:
+    """Return the name of the command that `arguments` begin with."""
+    return next((name for n in (2, 1) if (name := " ".join(arguments[:n])) in COMMANDS), None)
+
+
+def _root_of_group() -> None:
+    pass
 
 
 def _print_version(wanted: bool) -> None:
@@ -223,7 +278,7 @@ def _load(module: str, function: str) -> Callable[..., None]:
     def body(*arguments: Any, **options: Any) -> None:
         try:
             loaded(*arguments, **options)
-        except KeyboardInterrupt:  # click would end with "Aborted!", without the document and what is left behind
+        except KeyboardInterrupt:  # click would print "Aborted!" and no document
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 
     return body
@@ -234,7 +289,7 @@ def _unloaded() -> None:
 
 
 class _Signalled(SystemExit):
-    """SIGTERM or SIGHUP, wherever the command is. No error: who goes on after any failure must not go on after this."""
+    """SIGTERM or SIGHUP. It is no Exception, so that code which continues after any failure does not catch it."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -246,17 +301,15 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
-    """With what the command leaves behind as its hint, unless whoever stopped knew better."""
-    left = next((left for name, left in LEFT_BEHIND.items() if arguments[: len(name.split())] == name.split()), "")
+    """Return the error with what the command leaves behind as its hint, unless it has a hint already."""
+    left = LEFT_BEHIND.get(_command_of(arguments) or "", "")
     return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or left)
 
 
 def _asked_for(arguments: list[str]) -> str:
-    """The command, or the group, that the command line begins with."""
-    for words in (arguments[:2], arguments[:1]):
-        if " ".join(words) in COMMANDS or " ".join(words) in GROUPS:
-            return " ".join(("hivetune", *words))
-    return "hivetune"
+    """Return the command, or the group, that the command line begins with."""
+    name = _command_of(arguments) or next((word for word in arguments[:1] if word in GROUPS), "")
+    return f"hivetune {name}".strip()
 
 
 def _explain(error: Exception) -> HivetuneError:
@@ -269,7 +322,7 @@ def _fail(error: HivetuneError) -> None:
     say(f"hivetune: {error}", style="red")
     try:
         emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
-    except OSError as unwritten:  # it is said on stderr all the same
+    except OSError as unwritten:  # stderr has the error already
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if unwritten.errno != errno.EPIPE:
             say(f"hivetune: {unwritten.filename}: {unwritten.strerror}", style="red")

@@ -1,7 +1,7 @@
-"""How the command line speaks: data to stdout, everything else to stderr, one JSON document under `--json`.
+"""The output of the command line: data on stdout, messages on stderr, one JSON document under `--json`.
 
-On a terminal: rich tables and progress bars with the time left. Elsewhere: plain lines, one per event. Whatever is said
-goes through `clean`: names of files and columns, messages and answers are other people's text.
+A terminal gets tables and progress bars, anything else plain lines. All text passes `clean`, since names of files,
+messages and answers come from outside.
 """
 
 import codecs
@@ -27,23 +27,23 @@ from hivetune.base.units import number as number
 from hivetune.base.units import size as size
 
 PLAIN_LINE_EVERY_S = 10.0
-AFTER_ROWS = "all read, comparing them"
+AFTER_ROWS = "all read, looking for duplicates"
 PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 
-# What a terminal obeys instead of showing it: C0 but tab and newline, DEL, C1, and the marks that turn the direction of
-# writing (CVE-2021-42574). A lone surrogate is a byte of a file name that is no UTF-8, which no terminal can be sent.
+# Characters that a terminal acts on: C0 but tab and newline, DEL, C1, and marks that change the direction of text
+# (CVE-2021-42574). A lone surrogate stands for a byte of a file name that is not UTF-8.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class _Report(Protocol):
-    """Tells how far it is; `note` stands behind the bar, such as the loss."""
+    """A progress callback; `note`, such as the loss, is shown after the bar."""
 
     def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @dataclass
 class Mode:
-    """Set once by main() from the command line."""
+    """The mode of output, which main() sets once."""
 
     json: bool = False
 
@@ -52,16 +52,18 @@ MODE = Mode()
 
 
 def clean(text: str) -> str:
-    """`text` as a terminal may be sent it: what it would obey is spelled out, such as \\x1b."""
+    """Return `text` with characters that a terminal acts on escaped, such as \\x1b."""
     return OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def settle_encodings() -> None:
-    """Documents are UTF-8 everywhere; so is text where the locale knows ASCII alone (LC_ALL=C: cron, containers), since
-    no terminal does. What another encoding can't hold is spelled out, such as \\u2502.
+    """Set the encodings of the standard streams.
+
+    JSON is UTF-8. Text is too where the locale knows only ASCII (LC_ALL=C in cron and containers). Characters that
+    another encoding lacks are escaped, such as \\u2502.
     """
-    if sys.stdin is None:  # closed by whoever started this process: there is nothing to read
-        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (as long as the process lives)
+    if sys.stdin is None:  # the parent process closed it
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (open until the process ends)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             ascii_alone = codecs.lookup(stream.encoding).name == "ascii"
@@ -88,7 +90,7 @@ def _console(*, stderr: bool) -> Console:
 
 @contextlib.contextmanager
 def errors_of_stdout() -> Iterator[None]:
-    """An OSError of the block says where the output went: it is about no file that a person has named."""
+    """Name standard output in an OSError of the block, which concerns no file that the user named."""
     try:
         yield
     except OSError as error:
@@ -97,20 +99,20 @@ def errors_of_stdout() -> Iterator[None]:
 
 
 def emit(document: dict[str, Any]) -> None:
-    """The one JSON document of a command, on stdout; nothing without `--json`."""
+    """Print the JSON document of a command on stdout; without `--json` do nothing."""
     if MODE.json:
         with errors_of_stdout():
             print(as_document(document), flush=True)
 
 
 def as_document(document: dict[str, Any]) -> str:
-    """One line of JSON with its `schema`, what a terminal would obey escaped."""
+    """Return one line of JSON with its `schema`, control characters escaped."""
     text = json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False)
     return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def say(text: str = "", style: str = "") -> None:
-    """One line for people, on stderr. A log on a full disk loses it, and nothing else goes wrong by that."""
+    """Print a line on stderr. On a full disk the line is lost and the command continues."""
     try:
         err().print(clean(text), markup=False, style=style)
     except OSError as error:
@@ -119,24 +121,23 @@ def say(text: str = "", style: str = "") -> None:
 
 
 def show(text: str, style: str = "") -> None:
-    """What a person asked for, on stdout; nothing under `--json`, where the document holds it. `style`: of rich, for a
-    terminal that has colours and is not told NO_COLOR."""
+    """Print a line of the answer on stdout, in a style of rich; under `--json` the document holds it instead."""
     if not MODE.json:
         with errors_of_stdout():
             out().print(clean(text), markup=False, style=style)
 
 
 def write(text: str) -> None:
-    """A piece of a model's answer, on stdout: as it is for a program that reads it, cleaned for a terminal."""
+    """Write a piece of a model's answer on stdout, cleaned if it is a terminal."""
     with errors_of_stdout():
         sys.stdout.write(clean(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
-    """A table of text cells where `show` writes; columns named in `numeric` are right-aligned.
+    """Print a table on stdout; columns named in `numeric` are aligned to the right.
 
-    Into a pipe or a file: a line of names and a line a row, divided by tabs, for `cut`, `sort` and spreadsheets.
+    A pipe or a file gets lines separated by tabs, for `cut`, `sort` and spreadsheets.
     """
     if MODE.json:
         return
@@ -145,7 +146,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         if title:
             say(title)
         for cells in (columns, *rows):
-            print(clean("\t".join(" ".join(str(cell).split()) for cell in cells)))  # rich would make spaces of tabs
+            print(clean("\t".join(" ".join(str(cell).split()) for cell in cells)))  # rich would replace tabs by spaces
         return
     grid = Table(
         title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
@@ -159,9 +160,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
 @contextlib.contextmanager
 def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
-    """How far it is: a bar on a terminal, else a plain line about every ten seconds. No `unit`: nothing is counted.
+    """Show progress: a bar on a terminal, otherwise a line about every ten seconds.
 
-    `after`: what goes on when items are done and there is no total any more, so that no bar stands at its end.
+    Without `unit` nothing is counted. `after` names the work that follows the last item.
     """
     console = err()
     if not console.is_terminal:
@@ -175,7 +176,7 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
 
         def report(done: int, total: int | None, note: str = "") -> None:
             nonlocal task, counting
-            if counting and after and done and total is None:  # a bar's total can't be taken away: another one
+            if counting and after and done and total is None:  # rich cannot remove a total, so another bar starts
                 bar.remove_task(task)
                 task, counting = bar.add_task(clean(f"{label}: {after}"), total=None, note=""), False
             bar.update(task, completed=done, total=total, note=note)
@@ -184,9 +185,9 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
 
 
 def plain_progress(label: str, unit: str, after: str = "") -> _Report:
-    """The time left is told by what was done since the first item: before that one, models are loaded."""
+    """Return a callback that prints lines. The time left counts from the first item, after models are loaded."""
     started = last = time.monotonic()
-    first = (started, 0, -1)  # when the first items of this total were done, how many they were, and the total
+    first = (started, 0, -1)  # time of the first report with this total, items done by then, and the total
 
     def report(done: int, total: int | None, note: str = "") -> None:
         nonlocal last, first

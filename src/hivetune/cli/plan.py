@@ -1,4 +1,4 @@
-"""`hivetune plan`: memory, time and disk of a run before anything is loaded, on this machine or on another card."""
+"""The command `plan`: predicted memory, time and disk of a run, on this machine or on another card."""
 
 import statistics
 from pathlib import Path
@@ -23,19 +23,25 @@ def plan(
     model: ModelOption = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
-    card: Annotated[str | None, typer.Option(help="Plan for another card or CPU: R9700, H200, zen4, avx2 ...")] = None,
-    cores: Annotated[int | None, typer.Option(min=1, help="With --card of a CPU: its cores.")] = None,
-    memory: Annotated[
-        float | None, typer.Option(min=0.1, help="With --card: its memory in GB, where there are versions.")
+    card: Annotated[
+        str | None, typer.Option(help="Plan for another card or CPU, such as R9700, H200, zen4 or avx2.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=1, help="Training rows; default: counted in the data files.")] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Number of cores; only with --card of a CPU.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, help="Memory in GB, if the card comes in several sizes; only with --card.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of training rows; default: counted in the files.")
+    ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Mean tokens of a row; default: from the files' texts.")
+        int | None, typer.Option(min=1, help="Mean tokens of a row; default: estimated from the files.")
     ] = None,
 ) -> None:
-    """Memory, time and disk of a run before anything is loaded, and what would fit instead. Needs no torch."""
+    """Predict memory, time and disk of a run, and list what would fit instead. Needs no torch."""
     if card is None and (cores is not None or memory is not None):
-        raise UsageError("--cores and --memory are of another machine: name its --card", hint="for example --card zen4")
+        raise UsageError(
+            "--cores and --memory describe another machine: give --card too", hint="for example --card zen4"
+        )
     loaded, _ = read_settings(config, model, overrides, columns)
     if not (rows and tokens):
         refuse_missing(loaded.data)
@@ -51,7 +57,7 @@ def plan(
 
 
 def show_plan(planned: Planned) -> None:
-    """For people: the choice, where memory goes, time, disk, and the table."""
+    """Show the choice, what memory is used for, time, disk, and the options."""
     device, work, choice = planned.device, planned.work, planned.choice
     source = "measured on this machine" if device.measured else f"published: {device.source}"
     show(f"{planned.config.model} on {device.name}")
@@ -68,27 +74,24 @@ def show_plan(planned: Planned) -> None:
     words = ", ".join(f"{name} {size(value)}" for name, value in parts.items())
     show(f"disk: {size(sum(parts.values()))} ({words}); {size(free)} free here")
     table(
-        "what fits (time if every row is as long as the column says)",
+        "options (time if every row has the full length)",
         ("model", "length", "rank", "precision", "streamed", "fits", "least", "peak", "step", "time", "disk"),
         [_option_cells(option) for option in planned.options],
         numeric=("length", "rank", "least", "peak", "step", "time", "disk"),
     )
     if not planned.architecture.exact:
-        say(
-            f"{planned.architecture.family} is read as a Llama-like model: sizes may be off; hivetune fetch counts them"
-        )
+        say(f"{planned.architecture.family} is estimated as a Llama-like model; for exact sizes: hivetune fetch")
 
 
 def _show_choice(planned: Planned, choice: Choice) -> None:
     setup, work = choice.setup, planned.work
     recompute = f", {setup.recompute} of {setup.architecture.layers} layers recomputed" if setup.recompute else ""
     packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
-    show(f"a step: {packs} of at most {choice.budget_tokens:,} tokens in {precision_of(setup)}{recompute}")
+    show(f"step: {packs} of at most {choice.budget_tokens:,} tokens in {precision_of(setup)}{recompute}")
     if choice.streaming is not None:
         show(_streaming_words(choice, choice.streaming))
     table(
-        f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, "
-        f"of {size(choice.limit_bytes)} that may be used",
+        f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, of {size(choice.limit_bytes)} usable",
         ("memory", "size", "why"),
         [(name, size(value), why) for name, value, why in explain_memory(setup, choice.peak, choice.budget_tokens)],
         numeric=("size",),
@@ -103,21 +106,21 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     share = flops / choice.step_s / planned.device.rates[setup.dtype]
     show(
         f"time: {duration(total)} (between {low} and {high}), {step_time(choice.step_s)} a step, "
-        f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; validation and loading come on top"
+        f"{tokens_per_s:,.0f} tokens/s, {100 * share:.0f} % of the GEMM rate; without validation and loading"
     )
     if planned.worth is not None:
         show(planned.worth.words)
-    show(f"a power cut takes at most {duration(planned.power_loss_s)} of work")
+    show(f"a power cut loses at most {duration(planned.power_loss_s)} of work")
 
 
 def _streaming_words(choice: Choice, streaming: StreamedFrom) -> str:
-    """What streaming gives and takes."""
+    """Return the effect of streaming in words."""
     places = {"disk": "the disk", "memory": "host memory"}
     return (
         f"frozen layers streamed: {choice.setup.streamed} of {choice.setup.architecture.layers} from "
         f"{places[streaming.source]} at {streaming.bytes_per_s / 1e9:.2g} GB/s; peak {size(choice.peak.bytes)}, about "
-        f"{step_time(choice.step_s)} a step, {step_time(streaming.waited_s)} of it waiting for them; from "
-        f"{streaming.hiding_tokens:,.0f} tokens a micro-batch on, reading hides behind computing"
+        f"{step_time(choice.step_s)} a step, {step_time(streaming.waited_s)} of it waiting for layers; with "
+        f"{streaming.hiding_tokens:,.0f} tokens a micro-batch or more, there is no wait"
     )
 
 

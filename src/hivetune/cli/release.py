@@ -1,44 +1,57 @@
-"""`hivetune export`: a trained run in the form that others load, checked against what was trained."""
+"""The commands on releases: `export`, `register`, `registry`, `why`, `promote`, `rollback`, `retire`, `frozen`."""
 
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
-from hivetune.cli.arguments import RunArgument
-from hivetune.cli.output import emit, progress, say, show, size
-from hivetune.errors import MachineNotFit
+from hivetune.cli.arguments import ReleaseArgument, RunArgument
+from hivetune.cli.judge import NEXT
+from hivetune.cli.output import emit, progress, say, show, size, table
+from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.judge.compare import last_said
+from hivetune.judge.measure.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
+from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
 from hivetune.release.gguf import RECIPES
 from hivetune.release.prove import describe_proof, export_merged, prove_export
+from hivetune.release.registry import Release, find, forgotten_rows
+from hivetune.routing.steps import retire_release
 from hivetune.run.find import find_run
+from hivetune.serve.register import explain_release, register_run, who
 
 
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", help="adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
+    to: Annotated[str, typer.Option("--to", help="Format: adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
     quant: Annotated[
         str | None,
-        typer.Option("--quant", help=f"Number type of a GGUF: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}."),
+        typer.Option("--quant", help=f"Quantization of a GGUF file: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}."),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Prove that what was exported is what was trained."),
+        typer.Option("--check/--no-check", help="Check that the exported file computes what was trained."),
     ] = True,
 ) -> None:
-    """Export the adapter of a run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama."""
+    """Write a trained run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama model."""
     folder = find_run(run)
     if quant is not None and to not in QUANTIZED:
-        say(f"--quant {quant} is not used: it is for --to {' and '.join(QUANTIZED)}")
+        say(f"--quant {quant} is ignored: it applies to --to {' and '.join(QUANTIZED)}")
     proof: dict[str, Any] | None = None
     with progress(f"exporting {to}", "tensors") as report:
         if to == "merged" and check:
             exported, proof = export_merged(folder, report)
         else:
             exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
-    say(f"{'made' if exported.made else 'already there'}: {exported.path} ({size(exported.size_bytes)})")
+    say(f"{'written' if exported.made else 'exists already'}: {exported.path} ({size(exported.size_bytes)})")
     document: dict[str, Any] = {
         "to": exported.to,
         "path": str(exported.path),
@@ -48,20 +61,20 @@ def export(
         "proof": proof or (_proof(folder, exported) if check else None),
     }
     if proof := document["proof"]:
-        say(f"proof: {describe_proof(proof)}")
+        say(f"checked: {describe_proof(proof)}")
     show(_next(exported.to, exported.path))
     emit(document)
 
 
 def _proof(run: Path, exported: Exported) -> dict[str, Any] | None:
-    """None for a GGUF without llama.cpp here."""
+    """Return the proof of an export, or None for a GGUF file if llama.cpp is not installed."""
     if exported.to not in ("adapter", "merged"):
         try:
             find_engine("auto")
         except MachineNotFit as error:
-            say(f"not proven: {error.message}; {error.hint}")
+            say(f"not checked: {error.message}; {error.hint}")
             return None
-    with progress("proving the export") as report:
+    with progress("checking the export") as report:
         return prove_export(run, exported, report)
 
 
@@ -73,3 +86,219 @@ def _next(to: str, path: Path) -> str:
         "adapter": f"next: PeftModel.from_pretrained(base, {str(path)!r})",
         "merged": f"next: vllm serve {quoted(path)}",
     }[to]
+
+
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, kept in the history.")]
+
+
+def register(
+    run: RunArgument,
+    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Name of the release, from a-z, 0-9 and '-'.")],
+) -> None:
+    """Add a run to the registry as the next version of NAME, with its adapter, exports, verdict and settings.
+
+    The new release becomes the candidate; promote makes it the champion.
+    """
+    release, new = register_run(find_run(run), name)
+    with _database() as database:
+        document = _document(database, release)
+        judgement = explain_release(database, release.label).get("judgement")
+    show(f"{release.label}: {'registered' if new else 'already registered'}, {release.verdict or 'not judged'}")
+    if release.verdict == "deploy":
+        show(f"next: hivetune promote {release.label}")
+    elif judgement is None:
+        show(f"next: hivetune eval {run}")
+    else:
+        for reason in judgement["reasons"][: judgement.get("decisive")]:
+            show(f"  {reason}")
+        show(f"next: {NEXT[judgement['verdict']]}")
+    emit({**document, "new": new})
+
+
+def show_registry() -> None:
+    """List releases with their aliases and verdicts, or manage what they rest on."""
+    with _database() as database:
+        documents = [_document(database, release) for release in registry.releases(database)]
+    if not documents:
+        say("no releases yet; register one: hivetune register RUN --as NAME")
+    else:
+        columns = ("release", "aliases", "verdict", "model", "created", "note")
+        table("", columns, [_line(document) for document in documents])
+    emit({"releases": documents})
+
+
+def why(release: ReleaseArgument) -> None:
+    """Explain where a release comes from: its run, data, settings, verdict and history."""
+    with _database() as database:
+        document = explain_release(database, release)
+    show(f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}")
+    show(f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}")
+    if document["withdrawn"]:
+        show(f"  rolled back: {document['withdrawn']}")
+    if document["forgotten_rows"]:
+        show(f"  trained on {document['forgotten_rows']} or more rows that were forgotten since; train again")
+    if not document["pruned"]:
+        _show_evidence(document)
+    for move in document["history"]:
+        forced = ", forced" if move["forced"] else ""
+        show(f"  {_time(move['time'])} {move['alias']} by {move['by']}{forced}: {move['reason'] or 'no reason given'}")
+    emit(document)
+
+
+def promote(
+    release: ReleaseArgument,
+    reason: ReasonOption = "",
+    force: Annotated[bool, typer.Option("--force", help="Promote even if the gate refused; needs --reason.")] = False,
+) -> None:
+    """Make a release the champion of its name, which is served. The old champion becomes `previous`."""
+    with _database() as database:
+        promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
+        document = _document(database, promoted)
+    show(f"{promoted.label} is the champion")  # printed before the next step, which may fail
+    frozen = freeze_wins(promoted)
+    if frozen:
+        show(f"{frozen} of its correct answers are now frozen questions: hivetune registry frozen {promoted.name}")
+    emit({**document, "frozen": frozen})
+
+
+def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
+    """Return to the previous champion. The current one is withdrawn and not promoted again automatically."""
+    with _database() as database:
+        champion, withdrawn = registry.rollback(database, name, by=who(), reason=reason)
+        document = _document(database, champion)
+    show(f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
+    emit({**document, "rolled_back": withdrawn.label})
+
+
+def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
+    """Take the champion of NAME out of service. For a specialist the shared adapter answers instead."""
+    with _database() as database:
+        retired = retire_release(database, name, by=who(), reason=reason or "taken out of service by hand")
+        document = _document(database, retired)
+    show(f"{retired.label} is out of service; to bring it back: hivetune promote {retired.label}")
+    emit(document)
+
+
+@contextmanager
+def _database() -> Iterator[sqlite3.Connection]:
+    database = open_database()
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
+    return {
+        "release": release.label,
+        "name": release.name,
+        "version": release.version,
+        "aliases": list(release.aliases),
+        "verdict": release.verdict,
+        "model": release.model,
+        "adapter_sha256": release.adapter_sha256,
+        "folder": str(release.folder),
+        "created": release.created,
+        "withdrawn": release.withdrawn or None,
+        "pruned": release.pruned,
+        "damaged": _damage(release),
+        "forgotten_rows": forgotten_rows(database, release.snapshot),
+    }
+
+
+def _damage(release: Release) -> str | None:
+    """Return what is wrong with the files of a release that has an alias, or None."""
+    if release.pruned or not release.aliases:
+        return None
+    try:
+        release.check()
+    except HivetuneError as error:
+        return error.message
+    return None
+
+
+def _line(document: dict[str, Any]) -> tuple[object, ...]:
+    notes = [
+        "rolled back" if document["withdrawn"] else "",
+        "pruned" if document["pruned"] else "",
+        "damaged" if document["damaged"] else "",
+        f"{document['forgotten_rows']} forgotten rows" if document["forgotten_rows"] else "",
+    ]
+    return (
+        document["release"],
+        ", ".join(document["aliases"]) or "-",
+        document["verdict"] or "not judged",
+        document["model"],
+        _time(document["created"]),
+        ", ".join(note for note in notes if note) or "-",
+    )
+
+
+def _show_evidence(document: dict[str, Any]) -> None:
+    data = document["data"]
+    left = f", {data['not_reached']} not reached" if data.get("not_reached") else ""  # older releases lack it
+    show(f"  rows: {data['trained']} trained, {data['held_out']} held out{left}; snapshot {data['path']}")
+    show(f"  verdict: {document['verdict'] or 'never judged'}")
+    for reason in (document["judgement"] or {}).get("reasons", ()):
+        show(f"    {reason}")
+    for kind, paths in document["exports"].items():
+        show(f"  export {kind}: {', '.join(paths)}")
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+_SHOWN_CHARS = 60
+
+
+def show_frozen(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a release; default: count all.")] = None,
+    drop: Annotated[
+        str | None, typer.Option("--drop", metavar="KEY", help="Delete a question whose correct answer has changed.")
+    ] = None,
+) -> None:
+    """List the past wins of a release: questions that its successors must answer too. They are never trained."""
+    if name is None:
+        if drop:
+            raise UsageError("--drop needs the name of the release", hint="hivetune registry frozen NAME --drop KEY")
+        _show_counts()
+        return
+    if drop:
+        drop_win(name, drop)
+        say(f"{drop} deleted")
+    wins = wins_of(name)
+    if not wins:
+        with closing(open_database()) as database:
+            find(database, name)  # raises if there is no such release
+        say(f"{name} has no past wins yet; promote a release that was evaluated")
+    else:
+        table("", ("key", "question", "won by", "from"), [_question_line(win) for win in wins])
+    emit({"name": name, "questions": [_question_document(win) for win in wins]})
+
+
+def _show_counts() -> None:
+    counts = {name: len(wins_of(name)) for name in names_with_wins()}
+    general = len(general_questions())
+    for name, count in counts.items():
+        show(f"{name}: {count} past wins")
+    show(f"general: {general} questions that ship with Hivetune")
+    emit({"past_wins": counts, "general": general})
+
+
+def _question_line(win: FrozenQuestion) -> tuple[str, ...]:
+    said = " ".join(last_said(win.messages).split())
+    shown = said if len(said) <= _SHOWN_CHARS else said[: _SHOWN_CHARS - 4] + " ..."
+    return win.key[:10], shown, win.release or "-", win.source
+
+
+def _question_document(win: FrozenQuestion) -> dict[str, Any]:
+    return {
+        "key": win.key,
+        "question": last_said(win.messages),
+        "release": win.release,
+        "source": win.source,
+        "agent": win.agent,
+        "category": win.category,
+        "checker": dict(win.checker or {}),
+    }

@@ -1,4 +1,4 @@
-"""`hivetune report`: the points of a run in the tools that people already use."""
+"""The command `report`: the figures of a run, sent to tools that people already use."""
 
 import os
 import time
@@ -23,28 +23,32 @@ from hivetune.run.find import find_run, known_runs
 ALL = "all"
 TARGETS: tuple[str, ...] = get_args(ReportTarget)
 OF_HOME = ("prometheus", "grafana")
-POLITE = 10  # training goes before
+NICENESS = 10  # training has priority
 WRITE_AGAIN_S = 15.0
 
 
 def report(
-    run: Annotated[str, typer.Argument(metavar="RUN|all", help="Run, or all of them.", autocompletion=complete_run)],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|all", help="Name or folder of a run, or 'all'.", autocompletion=complete_run)
+    ],
     place: Annotated[
         str | None,
-        typer.Argument(metavar="PLACE", help="Folder; for mlflow also a URI, for prometheus and grafana a file."),
+        typer.Argument(
+            metavar="PLACE", help="Folder to write to; for mlflow also a URI, for prometheus and grafana a file."
+        ),
     ] = None,
     to: Annotated[
-        str, typer.Option("--to", help="tensorboard, mlflow, trackio or wandb; prometheus or grafana with 'all'.")
+        str, typer.Option("--to", help="tensorboard, mlflow, trackio, wandb; with 'all' also prometheus, grafana.")
     ] = "tensorboard",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run ends.")] = False,
 ) -> None:
-    """A run's points in TensorBoard, MLflow, trackio or W&B. What is there already is not sent twice.
+    """Send the figures of a run to TensorBoard, MLflow, trackio or W&B. Nothing is sent twice.
 
-    While a run trains, `report_to` in its YAML does this by itself. `all --to prometheus FILE` writes what is told of
-    cycles and cards for node_exporter; `all --to grafana FILE` writes a dashboard to import.
+    To send them during training, set `report_to` in the config. `all --to prometheus FILE` writes metrics for
+    node_exporter; `all --to grafana FILE` writes a dashboard to import.
     """
     if follow:
-        os.nice(POLITE)
+        os.nice(NICENESS)
     if to in OF_HOME:
         _report_home(run, to, place, follow=follow)
         return
@@ -52,17 +56,17 @@ def report(
     reports = [report_on(each, destination, say) if follow else report_once(each, destination) for each in _runs(run)]
     for each in reports:
         show(f"{Path(each.run).name}: {each.points} points in {destination.target}, {each.sent} of them sent now")
-    show(f"look at them: {how_to_look(destination)}")
+    show(f"view them: {how_to_look(destination)}")
     emit({"reports": [asdict(each) for each in reports]})
 
 
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     if run != ALL or place is None:
-        raise UsageError(f"--to {to} tells of this whole home", hint=f"hivetune report all FILE --to {to}")
+        raise UsageError(f"--to {to} covers all runs, not one", hint=f"hivetune report all FILE --to {to}")
     path = real_path(place)
     if to == "grafana":
         write_atomic(path, dashboard().encode())
-        show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus there")
+        show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus")
         emit({"to": to, "path": str(path)})
         return
     try:
@@ -70,7 +74,7 @@ def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     except ModuleNotFoundError as error:
         raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     write_textfile(path)
-    show(f"{path}: {f'written again every {WRITE_AGAIN_S:.0f} s; Ctrl-C ends it' if follow else 'written'}")
+    show(f"{path}: {f'updated every {WRITE_AGAIN_S:.0f} s until Ctrl-C' if follow else 'written'}")
     emit({"to": to, "path": str(path)})
     while follow:
         time.sleep(WRITE_AGAIN_S)
@@ -90,6 +94,6 @@ def _runs(name: str) -> Iterator[Path]:
         return
     for status in sorted(known_runs(), key=lambda status: status.created):
         if status.problem:
-            say(f"{status.run.name}: left out: {status.problem}")
+            say(f"{status.run.name}: skipped: {status.problem}")
         else:
             yield status.run

@@ -1,27 +1,37 @@
-"""`hivetune runs`, `show`, `logs`, `stop`, `resume`: look after runs, also in the background or crashed."""
+"""The commands on runs: `runs`, `show`, `watch`, `logs`, `stop`, `resume`, `rm`, `prune`, `open`."""
 
+import os
+import sys
 import time
+import webbrowser
+from collections import deque
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
 
-from hivetune.base.journal import read_journal
+from hivetune.base.database import open_database
+from hivetune.base.disk import size_of
+from hivetune.base.journal import JournalPlace, read_after, read_journal
 from hivetune.base.private import open_plain
 from hivetune.cli.arguments import RunArgument
-from hivetune.cli.chart import text_chart
-from hivetune.cli.output import MODE, duration, emit, number, say, size, table
-from hivetune.cli.output import show as display
+from hivetune.cli.output import MODE, clean, duration, emit, number, out, say, show, size, table
 from hivetune.cli.top import card_line
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.errors import UsageError
+from hivetune.judge.measure.pages import newest_page
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.process.launch import Ahead
+from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs, shortest_name
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
@@ -29,9 +39,32 @@ from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
 from hivetune.run.tell import tell_event
 from hivetune.train.open import load_run
 
+TEXT_WIDTH, TEXT_HEIGHT = 48, 10
+_MARKS = {"step": "·", "validation": "●"}
+
+
+def text_chart(points: list[tuple[int, float, str]]) -> list[str]:
+    """Return the loss curve as TEXT_HEIGHT lines of at most 60 columns; each column shows the mean of its steps."""
+    if not points:
+        return []
+    last_step = max(step for step, _, _ in points)
+    columns: dict[tuple[str, int], list[float]] = {}
+    for step, loss, kind in points:
+        columns.setdefault((kind, round((TEXT_WIDTH - 1) * step / max(1, last_step))), []).append(loss)
+    means = {place: sum(losses) / len(losses) for place, losses in columns.items()}
+    low, high = min(means.values()), max(means.values())
+    grid = [[" "] * TEXT_WIDTH for _ in range(TEXT_HEIGHT)]
+    for kind, column in sorted(means):  # validations last, since they are few and would be overdrawn
+        share = (high - means[kind, column]) / ((high - low) or 1)
+        grid[round(share * (TEXT_HEIGHT - 1))][column] = _MARKS[kind]
+    label = {0: f"{high:.3f}", TEXT_HEIGHT - 1: f"{low:.3f}"}
+    lines = [f"{label.get(row, ''):>9} │{''.join(cells).rstrip()}" for row, cells in enumerate(grid)]
+    axis = f"{'':9} 0{'step ' + str(last_step):>{TEXT_WIDTH}}"
+    return [*lines, axis, f"{'':10} {_MARKS['step']} training  {_MARKS['validation']} validation, nats per token"]
+
 
 def runs() -> None:
-    """All runs, newest first: state, steps, losses."""
+    """List all runs, newest first, or do something with them."""
     statuses = sorted(known_runs(), key=lambda status: status.created, reverse=True)
     if not MODE.json and not statuses:
         say("no runs yet; start one: hivetune train CONFIG")
@@ -48,40 +81,40 @@ def runs() -> None:
     emit({"runs": [status.document() for status in statuses]})
 
 
-def show(run: RunArgument) -> None:
-    """One run: state, losses, speed, faults and what was done about them."""
+def show_run(run: RunArgument) -> None:
+    """Show one run: state, losses, speed, and each fault with what was done about it."""
     folder = find_run(run)
     status = run_status(folder)
-    display(status_line(status))
+    show(status_line(status))
     choices, how = _choices(folder)
-    display(how)
+    show(how)
     for line in text_chart(loss_curve(folder)):
-        display(line)
+        show(line)
     reports = reports_of(folder)
     for report in reports:
         problem = f"; {report.problem}" if report.problem else ""
-        display(f"  {report.points} points in {report.target} at {report.place}{problem}")
+        show(f"  {report.points} points in {report.target} at {report.place}{problem}")
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
         if told := tell_event(entry):
-            display(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
+            show(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
         if entry["event"] == "sample":
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
-            display(f"{'':19}{_machine_then(sample, entry['time'])}")
+            show(f"{'':19}{_machine_then(sample, entry['time'])}")
     more = {"choices": choices, "reports": [asdict(report) for report in reports], "events": events}
     emit({**status.document(), **more})
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """What the run computes with, and a line that says it; a damaged config is said, not fatal."""
+    """Return what the run computes with, and a line for people; a damaged config is reported, not fatal."""
     try:
         config, choices = read_resolved(folder)
     except UsageError as error:
-        return None, f"  its choices are unreadable: {error.message}"
+        return None, f"  cannot read its choices: {error.message}"
     if choices.dtype is None:
-        return choices.made(), "  device and precision are not chosen yet"
+        return choices.made(), "  device and precision not chosen yet"
     wanted = " (dtype: auto)" if config.dtype == "auto" else ""
     path = f", {choices.path} path" if choices.path else ""
     return choices.made(), f"  computed in {choices.dtype}{wanted} on {choices.device}{path}"
@@ -89,9 +122,9 @@ def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
 
 def logs(
     run: RunArgument,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="How many of the last lines.")] = 50,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="Number of lines to print.")] = 50,
 ) -> None:
-    """What a run's worker (child.log) and its supervisor in the background (supervisor.log) printed."""
+    """Print the last lines of a run's worker (child.log) and of its supervisor (supervisor.log)."""
     folder = find_run(run)
     documents = {}
     for name in (SUPERVISOR_LOG, WORKER_LOG):
@@ -101,16 +134,16 @@ def logs(
                 tail = file.read().splitlines()[-lines:]
             documents[name] = tail
             for line in (f"{path}:", *(f"  {line}" for line in tail)) if tail else ():
-                display(line)
+                show(line)
     if not any(documents.values()):
-        say("its processes printed nothing")
+        say("the log is empty")
     emit({"run": str(folder), "logs": documents})
 
 
 def stop(run: RunArgument) -> None:
-    """Stop a run after a clean checkpoint; returns when it has ended."""
+    """Stop a run after it has saved a checkpoint, and wait until it has ended."""
     folder = find_run(run)
-    settings = read_resolved(folder)[0].supervise  # not more: a run whose model is gone can be stopped too
+    settings = read_resolved(folder)[0].supervise  # a run whose model is missing can be stopped too
     stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
     status = run_status(folder)
     say(status_line(status) if stopped else f"{folder} is not running")
@@ -120,36 +153,38 @@ def stop(run: RunArgument) -> None:
 def resume(
     run: RunArgument,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A=B", help="Change supervise.* or report_to.")
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Override supervise.* or report_to.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
-    unit: Annotated[bool, typer.Option("--unit", help="Only print a systemd user unit that does it.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Continue in the background.")] = False,
+    unit: Annotated[
+        bool, typer.Option("--unit", help="Print a systemd user unit that resumes the run, and do nothing else.")
+    ] = False,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="HOST:PORT", help="On a free device of this cluster.")
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use a free device of this cluster.")
     ] = None,
 ) -> None:
-    """Go on with a run that was stopped, failed or interrupted, from its newest good checkpoint."""
+    """Continue a run that was stopped, interrupted or failed, from its newest valid checkpoint."""
     folder = find_run(run)
     if on is not None:
         if overrides or detach or unit:
-            raise UsageError("--on can't be combined with --set, --detach or --unit")
+            raise UsageError("--on cannot be combined with --set, --detach or --unit")
         summary = carry_run(load_run(folder), on, say)
         show_training(summary)
         emit(summary)
         return
     for override in overrides or ():
         if not override.startswith(("supervise.", "report_to=")):
-            raise UsageError(f"--set {override}: only supervise.* and report_to can be changed for a run that exists")
+            raise UsageError(f"--set {override}: an existing run can only change supervise.* and report_to")
     if unit:
         text = systemd_unit(folder, overrides or ())
-        display(text)
+        show(text)
         name = f"hivetune-{folder.name}"
         say(f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}")
         emit({"run": str(folder), "unit": text})
         return
     if detach:
         start_detached(folder, overrides or ())
-        say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(folder)}")
+        say(f"training in the background\nfollow it: hivetune watch {shortest_name(folder)}")
         emit({"run": str(folder), "status": "started"})
         return
     with Ahead() as ahead:
@@ -173,22 +208,173 @@ def status_line(status: RunStatus) -> str:
     if status.quarantined:
         parts.append(f"{status.quarantined} rows quarantined")
     if status.damaged_lines:
-        parts.append(f"{status.damaged_lines} damaged lines of its journals left out")
+        parts.append(f"{status.damaged_lines} damaged journal lines skipped")
     if status.storage_problem:
         parts.append(status.storage_problem)
     if status.problem:
         parts.append(status.problem)
     if status.state == "interrupted":
-        parts.append(f"go on with: hivetune resume {shortest_name(status.run)}")
+        parts.append(f"continue it: hivetune resume {shortest_name(status.run)}")
     return ", ".join(parts)
 
 
 def _machine_then(sample: Mapping[str, Any], failed_at: float) -> str:
-    """What was measured last before a fault, for who looks for its cause."""
-    parts = [f"{max(0, failed_at - sample['time']):.0f} s before: {size(sample['available_bytes'])} of memory left"]
+    """Return the last measurements before a fault, which hint at its cause."""
+    parts = [f"{max(0, failed_at - sample['time']):.0f} s before: {size(sample['available_bytes'])} of memory free"]
     if "resident_bytes" in sample:
         parts.append(f"the worker held {size(sample['resident_bytes'])}")
-    parts.append(f"{size(sample['disk_free_bytes'])} of disk")
+    parts.append(f"{size(sample['disk_free_bytes'])} of disk free")
     for index, card in enumerate(sample.get("cards", ())):
         parts.append(card_line(index, card))
     return "; ".join(parts)
+
+
+_WATCH_S = 1.0
+_SHOWN_EVENTS = 6
+
+
+def watch(run: RunArgument) -> None:
+    """Follow a run until it ends. Ctrl-C stops watching, not the run.
+
+    With --json each change is one line of JSON.
+    """
+    folder = find_run(run)
+    try:
+        if out().is_terminal and not MODE.json:
+            _draw(folder)
+        else:
+            _tell_changes(folder)
+    except KeyboardInterrupt:
+        say("the run continues" if run_status(folder).state == "running" else "")
+
+
+class _News:
+    """The events of a run since the last look, and the newest sample of the machine."""
+
+    def __init__(self, folder: Path):
+        self._path, self._place = folder / EVENTS, JournalPlace()
+        self.sample: dict[str, object] = {}
+        self.read()
+
+    def read(self) -> list[str]:
+        told: list[str] = []
+        while True:
+            followed = read_after(self._path, self._place)
+            self._place = followed.place
+            if not followed.entries:
+                return told
+            told += [text for entry in followed.entries if (text := tell_event(entry))]
+            self.sample = next(
+                (entry for entry in reversed(followed.entries) if entry["event"] == "sample"), self.sample
+            )
+
+
+def _draw(folder: Path) -> None:
+    """Draw the screen in place until the run ends."""
+    news = _News(folder)
+    events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
+    with Live(console=out(), auto_refresh=False) as live:
+        while True:
+            status = run_status(folder)
+            events += news.read()
+            live.update(_screen(folder, status, news, events), refresh=True)
+            if status.state != "running":
+                return
+            time.sleep(_WATCH_S)
+
+
+def _screen(folder: Path, status: RunStatus, news: _News, events: deque[str]) -> Group:
+    lines = [status_line(status), *text_chart(loss_curve(folder))]
+    speed = f"{number(status.tokens_per_second, 0)} tokens/s" if status.tokens_per_second is not None else ""
+    cards = news.sample.get("cards", ())
+    assert isinstance(cards, list | tuple)
+    machine = [card_line(index, card) for index, card in enumerate(cards)]
+    lines += ["; ".join(part for part in (speed, *machine) if part), *events]
+    return Group(*(Text(clean(line), no_wrap=True, overflow="ellipsis") for line in lines if line))
+
+
+def _tell_changes(folder: Path) -> None:
+    news = _News(folder)
+    last: tuple[int, str] | None = None
+    while True:
+        status = run_status(folder)
+        for text in news.read():
+            say(text)
+        if (status.step, status.state) != last:
+            last = (status.step, status.state)
+            say(status_line(status))
+            emit(status.document())
+        if status.state != "running":
+            return
+        time.sleep(_WATCH_S)
+
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def rm(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")],
+    yes: YesOption = False,
+) -> None:
+    """Delete runs with their checkpoints and adapters. Releases registered from them are kept."""
+    folders = list(dict.fromkeys(find_run(name) for name in runs))
+    for folder in folders:
+        show(f"{folder}: {size(size_of(folder))}")
+    _ask(f"delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'}", yes=yes)
+    freed = 0
+    with closing(open_database()) as database:
+        for folder in folders:
+            freed += remove_run(database, folder)
+    show(f"{size(freed)} freed")
+    emit({"deleted": [str(folder) for folder in folders], "size_bytes": freed})
+
+
+def prune(yes: YesOption = False) -> None:
+    """Delete files that nothing needs: no run or release is lost, and nothing that cannot be made again.
+
+    Without --yes the files are listed first, and you are asked.
+    """
+    with closing(open_database()) as database:
+        found = find_unused(database)
+        total = sum(each.size_bytes for each in found)
+        rows = [(each.what, each.path, size(each.size_bytes), each.why) for each in found]
+        if found:
+            table("", ("what", "where", "size", "why"), rows, numeric=("size",))
+        show(f"{size(total)} can be freed" if found else "nothing to delete")
+        if found and (yes or not MODE.json):
+            _ask("delete all of them", yes=yes)
+            for each in found:
+                delete(database, each)
+            show(f"{size(total)} freed")
+    listed = [{"what": e.what, "path": str(e.path), "size_bytes": e.size_bytes, "why": e.why} for e in found]
+    emit({"pruned": yes, "size_bytes": total, "unused": listed})
+
+
+def _ask(question: str, *, yes: bool) -> None:
+    """Raise UsageError if there is no terminal to ask on, and end the command if the answer is no."""
+    if yes:
+        return
+    if MODE.json or not sys.stdin.isatty():
+        raise UsageError("nothing was deleted: no terminal to confirm on", hint="give --yes")
+    if not typer.confirm(f"{question}?", err=True):
+        say("nothing was deleted")
+        raise typer.Exit
+
+
+def open_page(
+    run: RunArgument,
+) -> None:
+    """Open the newest page of a run in a browser: its evaluation, or a comparison on its rows.
+
+    With --json only the path of the page is printed.
+    """
+    page = newest_page(find_run(run))
+    show(str(page))
+    if not MODE.json and (not _has_screen() or not webbrowser.open(page.as_uri())):
+        say("cannot start a browser here; open the file yourself")
+    emit({"page": str(page)})
+
+
+def _has_screen() -> bool:
+    """Return whether there is a screen; without one, `webbrowser` would start a program in the terminal."""
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

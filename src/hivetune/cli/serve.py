@@ -1,6 +1,8 @@
-"""`hivetune serve`: the OpenAI API of the champions in the registry, on this machine, with capture and rollback."""
+"""The commands `serve` (the OpenAI API of the champions), `clients` (who may use it) and `route`."""
 
 import re
+import sys
+import time
 from contextlib import closing
 from sqlite3 import Connection
 from typing import Annotated
@@ -9,7 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, say, show
+from hivetune.cli.output import emit, say, show, table
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
@@ -17,40 +19,47 @@ from hivetune.errors import UsageError
 from hivetune.llama.backend import unused_program
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.registry import desired
-from hivetune.serve.gateway.clients import Client, clients, make_client
+from hivetune.routing.choose import Asking, choose
+from hivetune.routing.domains import declared_keys
+from hivetune.routing.steps import families
+from hivetune.serve.gateway.clients import Client, clients, make_client, revoke_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
+from hivetune.serve.swap.wanted import wanted
 
 DEFAULT_CLIENT = "default"
 
 
 def serve(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="What to serve; all by default.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names to serve; default: all.")] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")] = 8642,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8642,
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", help="Another value of the Host header, such as box:8642.")
+        list[str] | None, typer.Option("--allow-host", help="Accept this Host header too, such as box:8642.")
     ] = None,
-    capture: Annotated[bool, typer.Option("--capture", help="Keep prompts and answers in the store.")] = False,
+    capture: Annotated[bool, typer.Option("--capture", help="Save prompts and answers in the store.")] = False,
     canary: Annotated[
-        float, typer.Option("--canary", min=0, max=1, help="Share of sessions that the candidate answers.")
+        float, typer.Option("--canary", min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")
     ] = 0.0,
-    quant: Annotated[str, typer.Option("--quant", help="Number type of the base model.")] = SERVED_QUANT,
-    slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Answers at once.")] = 4,
-    context: Annotated[int, typer.Option("--context", min=256, help="Tokens of context of each slot.")] = 4096,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")] = None,
+    quant: Annotated[str, typer.Option("--quant", help="Quantization of the base model.")] = SERVED_QUANT,
+    slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Number of answers at the same time.")] = 4,
+    context: Annotated[int, typer.Option("--context", min=256, help="Context of each answer in tokens.")] = 4096,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Number of CPU threads.")] = None,
     private_cache: Annotated[
-        bool, typer.Option("--private-cache", help="No client profits from the prompt of another one, nor can time it.")
+        bool, typer.Option("--private-cache", help="Do not share cached prompts between clients.")
     ] = False,
     card: Annotated[
-        str, typer.Option("--card", metavar="cuda:N", help="Offload to this card, on the CPU while a run trains on it.")
+        str,
+        typer.Option("--card", metavar="cuda:N", help="Offload to this card; use the CPU while a run trains on it."),
     ] = "",
 ) -> None:
-    """Serve champions, other releases and their base over the OpenAI API: one address, a token per client.
+    """Serve champions, other releases and their base model over the OpenAI API, with a token per client.
 
-    A promotion or a rollback in the registry takes effect while it runs, and no request is lost to it.
+    A promotion or rollback takes effect while the server runs, without losing a request.
     """
     if card and not re.fullmatch(r"cuda(:\d+)?", card):
-        raise UsageError(f"--card {card}: no card", hint="give cuda:0, cuda:1, ...; hivetune doctor lists them")
+        raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
     settings = GatewaySettings(
         names=tuple(names or ()),
         host=host,
@@ -68,7 +77,7 @@ def serve(
     with closing(open_database()) as database:
         refuse_open(settings, len(_clients_with_tokens(database)))
     if not names and not _is_promoted():
-        say("nothing is promoted, so nothing is served yet: hivetune register RUN --as NAME, hivetune promote NAME@1")
+        say("no champion to serve yet; make one: hivetune register RUN --as NAME, then hivetune promote NAME@1")
     if unused := unused_program():
         say(unused)
     run_gateway(settings, _tell, [HomeCollector()], dashboard_addition)
@@ -79,8 +88,10 @@ def _clients_with_tokens(database: Connection) -> list[Client]:
 
 
 def _first_token() -> str | None:
-    """A token for whoever starts a gateway for the first time; None when there are clients already. Made when the
-    gateway listens: one that could not begin would never show it."""
+    """Return a new token, or None if there are clients already.
+
+    It is made once the gateway listens, since a gateway that fails to start would never show it.
+    """
     with closing(open_database()) as database:
         return None if _clients_with_tokens(database) else make_client(database, DEFAULT_CLIENT)
 
@@ -96,6 +107,86 @@ def _tell(url: str) -> None:
     if is_loopback(urlsplit(url).hostname or ""):
         show(f"dashboard: {url}{BELOW}/login?token={dashboard_token()}")
     if token is not None:
-        show(f"token of the client {DEFAULT_CLIENT!r}, shown once: {token}")
-    say("Ctrl-C ends it")
+        show(f"token of client {DEFAULT_CLIENT!r}, shown only once: {token}")
+    say("stop with Ctrl-C")
     emit({"url": url, "token": token})
+
+
+def show_clients(
+    new: Annotated[
+        str | None,
+        typer.Option("--new", metavar="NAME", help="Create a client and print its token, which is shown only once."),
+    ] = None,
+    revoke: Annotated[
+        str | None, typer.Option("--revoke", metavar="NAME", help="Revoke the token of this client.")
+    ] = None,
+) -> None:
+    """List the clients of the gateway, or create or revoke the token of one."""
+    token = None
+    with closing(open_database()) as database:
+        if revoke is not None:
+            revoke_client(database, revoke)
+            say(f"the token of {revoke} is revoked")
+        if new is not None:
+            token = make_client(database, new)
+            show(token)
+            say(f"this is the token of {new}; it is not shown again")
+        known = clients(database)
+    if new is None and revoke is None:
+        rows = [(client.name, _day(client.created), _day(client.revoked)) for client in known]
+        table("", ("client", "created", "revoked"), rows)
+    emit(
+        {
+            "token": token,
+            "clients": [
+                {"name": client.name, "created": client.created, "revoked": client.revoked} for client in known
+            ],
+        }
+    )
+
+
+def _day(seconds: float | None) -> str:
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def route_request(
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="The last user message of a request, or '-' for standard input.")
+    ],
+    name: Annotated[
+        str | None, typer.Option("--name", help="The shared release; needed if several have specialists.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Agent that the request declares.")] = None,
+    category: Annotated[str | None, typer.Option("--category", help="Category that the request declares.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System prompt of the request.")] = None,
+) -> None:
+    """Show which adapter answers a request, and why.
+
+    A declared key decides first, then the text; otherwise the shared adapter answers.
+    """
+    with closing(open_database()) as database:
+        known = families(database)
+    shared = name or (next(iter(known)) if len(known) == 1 else None)
+    if shared is None or shared not in known:
+        there = f"; families: {', '.join(known)}" if known else ""
+        what = (
+            f"{shared} has no specialists"
+            if shared
+            else "several releases have specialists"
+            if known
+            else "there are no specialists"
+        )
+        raise UsageError(
+            f"{what}{there}", hint="train some: hivetune experts CONFIG --train; or choose a release: --name NAME"
+        )
+    with closing(open_database()) as database:
+        found = wanted(database, [shared])  # as the gateway sees it: adapters that cannot be loaded are left out
+    for problem in found.problems:
+        say(problem)
+    if shared not in found.experts:
+        raise UsageError(f"cannot read the router of {shared}", hint="make it again: hivetune experts CONFIG --train")
+    asked = sys.stdin.read() if text == "-" else text
+    question = Asking(shared, declared_keys(agent, category, system, ()), asked)
+    choice = choose(found.experts, found.family, question, found.champions)
+    show(f"{choice.model}: {choice.reason}")
+    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": list(found.problems)})

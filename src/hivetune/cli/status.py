@@ -1,14 +1,20 @@
-"""`hivetune status`, also `hivetune` alone: one screen of what runs, what is served, what comes next."""
+"""The commands `status` (one screen, also `hivetune` alone) and `dashboard` (the same in a browser)."""
 
 import time
+import webbrowser
+from typing import Annotated
 
-from hivetune.cli.output import duration, emit, number, show, table
+import typer
+
+from hivetune.cli.output import MODE, duration, emit, number, say, show, table
+from hivetune.dashboard.access import dashboard_token
+from hivetune.dashboard.app import run_dashboard
 from hivetune.dashboard.overview import Suggestion, overview
 from hivetune.run.status import RunStatus
 
 
 def status() -> None:
-    """What runs, what is served, what comes next, and what needs a person."""
+    """Show what runs, what is served, what comes next and what needs your attention."""
     found = overview()
     if found.running:
         columns = ("running", "steps", "loss", "validation", "tokens/s", "left")
@@ -21,7 +27,7 @@ def status() -> None:
         served = f"{served}, {how}"
     show(f"champions: {served}")
     for loop in found.loops:
-        how = "paused" if loop.paused else "does not run" if loop.pid is None else f"runs in process {loop.pid}"
+        how = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
         show(f"cycle {loop.name}: {how}{f'; {loop.last}' if loop.last else ''}")
     show(f"interactions in the store: {found.interactions:,}")
     if found.recent:
@@ -51,3 +57,30 @@ def _recent(status: RunStatus) -> tuple[object, ...]:
     begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.created))
     steps = f"{status.step}/{status.steps}"
     return (status.run.name, status.state, steps, number(status.loss), number(status.validation_loss), begun)
+
+
+def dashboard_command(
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8643,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Make a new token, which signs everybody out.")
+    ] = False,
+) -> None:
+    """Show runs, cycles, releases, rows and this machine in a browser, kept up to date.
+
+    The server listens on this machine only. Each action on a page asks for confirmation. A running gateway shows the
+    same pages at /dashboard.
+    """
+    token = dashboard_token(new=new_token)
+
+    def tell(url: str) -> None:
+        address = f"{url}login?token={token}"
+        show(f"open {address}")
+        say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
+        emit({"url": url, "token": token})
+        if open_it and not MODE.json:
+            webbrowser.open(address)
+
+    run_dashboard(port, tell)

@@ -1,4 +1,4 @@
-"""`hivetune sweep`: one config with several settings, as runs side by side; the best goes through the gate."""
+"""The command `sweep`: one config with several settings, trained side by side; the best is judged."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,22 +22,31 @@ KEEP = ("all", "best")
 
 def sweep(
     config: ConfigArgument,
-    more: Annotated[list[str] | None, typer.Argument(metavar="KEY=A,B", help="More settings to try.")] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=A,B", help="More settings to try, as in --over.")
+    ] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option("--over", metavar="KEY=A,B", help="Try each value.", autocompletion=complete_setting),
+        typer.Option(
+            "--over", metavar="KEY=A,B", help="Train once per value of this setting.", autocompletion=complete_setting
+        ),
     ] = None,
-    keep: Annotated[str, typer.Option("--keep", metavar="all|best", help="best: delete the other runs.")] = "all",
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="all|best", help="Keep all runs, or delete all but the best.")
+    ] = "all",
     on: Annotated[
-        str | None, typer.Option("--on", metavar="HOST:PORT", help="Train on all devices of this cluster.")
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use all devices of this cluster.")
     ] = None,
     model: ModelOption = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Train every combination, one device each; stop those that are shown to be worse; judge the best."""
+    """Train every combination of settings, one per device, and judge the best on the test rows.
+
+    A run is stopped early once it is measurably worse than the best. Exits with 6 unless the verdict is deploy.
+    """
     if keep not in KEEP:
-        raise UsageError(f"--keep {keep}: choose all or best")
+        raise UsageError(f"--keep {keep}: must be all or best")
     loaded, name = read_settings(config, model, overrides or [], columns)
     with progress("training", "steps") as report:
         document = run_sweep(
@@ -46,12 +55,12 @@ def sweep(
     show_sweep(document)
     emit(document)
     if document["verdict"]["verdict"] != "deploy":
-        raise typer.Exit(NotDeployed.exit_code)  # not as an error: the document above is the whole answer
+        raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
 
 def show_sweep(document: dict[str, Any]) -> None:
     if document["already_done"]:
-        say(f"{document['sweep']} was finished before; nothing was trained")
+        say(f"{document['sweep']} is already finished; nothing was trained")
     rows = [
         (
             " ".join(line["settings"]),
@@ -59,7 +68,7 @@ def show_sweep(document: dict[str, Any]) -> None:
             f"{line['steps']} of {line['steps_planned']}",
             number(line["validation_loss"]),
             _above(line["above_best"]),
-            ", ".join(line.get("machines", ())),  # an earlier version did not tell
+            ", ".join(line.get("machines", ())),  # older versions did not record it
             line["why"],
         )
         for line in document["runs"]

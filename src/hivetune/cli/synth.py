@@ -1,4 +1,4 @@
-"""`hivetune data synth`: rows made from the documentation that is on this machine."""
+"""The command `data synth`: rows made from documentation on this machine."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,34 +23,37 @@ What = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="WHAT",
-        help="Categories, your own packs (TOML), folders of documents, folders with usr/share; default: all.",
+        help="Categories, packs (TOML), folders of documents, or folders with usr/share; default: all categories.",
     ),
 ]
 
 
 def synth(
     what: What = None,
-    out: Annotated[Path | None, typer.Option(help="The file of rows; without it the categories are listed.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in all; shared out to categories by weight.")] = 1500,
-    seed: Annotated[int, typer.Option(help="The same seed and documentation give the same file.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="File to write; without it the categories are listed.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows, shared among categories by weight.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed and documentation give the same file.")] = 0,
     run_help: Annotated[
-        list[str] | None, typer.Option("--run-help", metavar="CMD", help="Also read what CMD --help prints.")
+        list[str] | None, typer.Option("--run-help", metavar="CMD", help="Also read the output of CMD --help.")
     ] = None,
     against: Annotated[
-        list[str] | None, typer.Option(metavar="SRC", help="Rows that none may repeat: files, globs, 'store'.")
+        list[str] | None, typer.Option(metavar="SRC", help="Do not repeat rows of these files, globs or 'store'.")
     ] = None,
     ask: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Let a model word the rows: URL#MODEL, a .gguf file, a release.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Let a model write the rows: URL#MODEL, a .gguf file or a release."),
     ] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of --ask, prompts and replies.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens to spend with --ask, prompts included.")
+    ] = None,
 ) -> None:
-    """Make training rows from manual pages, docstrings and your own documents, without a model unless --ask names one.
+    """Make training rows from manual pages, docstrings and your own documents.
 
-    Every row names the pages that it rests on, and was checked against them.
+    No model is needed unless --ask names one. Each row names the pages it was made from, and was checked against them.
     """
     packs, places = find_packs(what or [], run_help or [])
     if budget is not None and ask is None:
-        raise UsageError("--budget needs --ask: without a model no tokens are spent")
+        raise UsageError("--budget needs --ask: no tokens are spent without a model")
     if out is None:
         _list(packs, places)
         return
@@ -73,7 +76,7 @@ def _list(packs: list[Pack], places: Places) -> None:
     found = [(one, len(sources_of(one, places))) for one in packs]
     table(
         "",
-        ("category", "pages here", "what it is about", "for more"),
+        ("category", "pages here", "topic", "install for more"),
         [(one.category, f"{count:,}", one.title, one.install) for one, count in found],
         numeric=("pages here",),
     )
@@ -96,14 +99,14 @@ def _show(document: dict[str, Any]) -> None:
     )  # fmt: skip
     for one in document["categories"]:
         if not one["kept"]:
-            for_more = one["install"] or "nothing is known"
-            say(f"{one['category']}: empty, {one['sources']} pages here; install: {for_more}")
+            for_more = one["install"] or "-"
+            say(f"{one['category']}: no rows, {one['sources']} pages here; install: {for_more}")
         for reason, count in one["skipped"].items():
             say(f"{one['category']}: {count:,} pages skipped: {reason}")
     found = document["diversity"]
     show(
         f"diversity of the questions: distinct-2 {found['questions']['distinct_2']:.2f} at "
-        f"{found['questions']['words']:,} words; a row's likeness to its nearest {found['self_similarity']:.2f}"
+        f"{found['questions']['words']:,} words; similarity of a row to its nearest {found['self_similarity']:.2f}"
     )
     for row in document["samples"][:_SHOWN_ROWS]:
         pages = ", ".join(one["page"] for one in row["synth"]["sources"])
@@ -115,12 +118,10 @@ def _show(document: dict[str, Any]) -> None:
     show(f"\n{document['rows']:,} rows, all synthetic: {document['out']}")
     if "tokens" in document:
         limit = f" of {document['budget']:,}" if document["budget"] else ""
-        say(
-            f"{document['tokens']:,} tokens{limit}, {document['asked_now']:,} replies in this run, the others were kept"
-        )
+        say(f"{document['tokens']:,} tokens{limit}, {document['asked_now']:,} replies in this run, others earlier")
         if document["unanswered"]:
             say(f"{document['unanswered']:,} passages skipped: {document['maker']} failed on them")
         if document["budget"] and document["tokens"] >= document["budget"]:
-            say("the budget is spent; the same command with a larger --budget goes on")
+            say("the budget is spent; continue with a larger --budget")
     elif document["rows"] < document["asked"]:
-        say(f"{document['asked']:,} rows were asked for: the documentation on this machine has no more")
+        say(f"{document['asked']:,} rows were asked for, but this documentation yields no more")

@@ -1,4 +1,4 @@
-"""`hivetune top`: what processor, memory and cards do now, and which run, loop or gateway uses them."""
+"""The command `top`: how busy processor, memory and cards are, and which run, cycle or gateway uses them."""
 
 import time
 from collections.abc import Mapping
@@ -20,14 +20,17 @@ from hivetune.machine.telemetry import process_tree, sample
 from hivetune.run.find import running_runs
 
 _LOOK_S = 2.0
-_FIRST_LOOK_S = 0.5  # processor time is a difference
+_FIRST_LOOK_S = 0.5  # processor time is measured between two looks
 
 
 def top(
-    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two looks.")] = _LOOK_S,
-    once: Annotated[bool, typer.Option("--once", help="One look, also on a terminal.")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two updates.")] = _LOOK_S,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit, also on a terminal.")] = False,
 ) -> None:
-    """Processor, memory, disk and cards, and who of Hivetune uses them; drawn anew until Ctrl-C, into a pipe once."""
+    """Show processor, memory, disk and cards, and which processes of Hivetune use them.
+
+    A terminal is updated until Ctrl-C; a pipe gets the figures once.
+    """
     before = _look()
     time.sleep(_FIRST_LOOK_S)
     if once or MODE.json or not out().is_terminal:
@@ -50,19 +53,19 @@ def top(
 
 
 def card_line(index: int, card: Mapping[str, Any]) -> str:
-    """A card in a line; what its driver does not tell is left out."""
+    """Return one card as a line; figures that its driver does not report are left out."""
     told = [f"{size(card['used_bytes'])} of {size(card['memory_bytes'])}"] if "used_bytes" in card else []
     told += [f"{card['busy_percent']} % busy"] if "busy_percent" in card else []
     told += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
     told += [f"{card['watts']:.0f} W"] if "watts" in card else []
-    return f"card {index}: {', '.join(told)}" + (" (held back by heat or power)" if card.get("hot") else "")
+    return f"card {index}: {', '.join(told)}" + (" (throttled by heat or power)" if card.get("hot") else "")
 
 
 _COLUMNS = ("what", "name", "process", "processor", "memory", "for")
 
 
 def _look() -> dict[str, Any]:
-    """The machine and, by their process ids, the trees of what runs here."""
+    """Return a sample of the machine and of each process tree of Hivetune, by process id."""
     folder = home() if home().exists() else Path.home()
     taken = sample(None, folder)
     processes = {}
@@ -91,7 +94,7 @@ def _begun(pid: int) -> float:
 
 
 def _document(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Shares of one core are differences between two looks."""
+    """Return the document; processor time is the difference between two looks."""
     seconds = max(now["time"] - before["time"], 1e-3)
     processes = []
     for pid, process in now["processes"].items():
@@ -133,5 +136,5 @@ def _screen(document: Mapping[str, Any]) -> Group:
     for process in document["processes"]:
         grid.add_row(*(Text(clean(cell)) for cell in _cells(process)))
     lines = [_machine_line(document), *(card_line(index, card) for index, card in enumerate(document["cards"]))]
-    below = grid if document["processes"] else Text("nothing of Hivetune runs here")
+    below = grid if document["processes"] else Text("no process of Hivetune is running")
     return Group(*(Text(line) for line in lines), below)

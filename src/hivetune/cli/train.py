@@ -1,4 +1,4 @@
-"""`hivetune train`: open the run of a config, hand it to the supervisor, say what came out."""
+"""The command `train`: open the run of a config, train it under the supervisor, show the result."""
 
 from typing import Annotated
 
@@ -17,13 +17,14 @@ def train(
     columns: ColumnsOption = None,
     overrides: SetOption = None,
     chunk_rows: Annotated[
-        int | None, typer.Option("--chunk-rows", help="Finish all epochs on this many rows before the next ones.")
+        int | None, typer.Option("--chunk-rows", help="Finish all epochs on this many rows before the next.")
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Go on in the background; see it with: hivetune watch")
-    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Train in the background.")] = False,
 ) -> None:
-    """Train an adapter. The same command goes on with a run that stopped, and trains nothing when it is done."""
+    """Train an adapter. Run the same command again to continue a run that stopped.
+
+    A finished run is not trained again. CONFIG is a YAML file, or a file of rows together with --model.
+    """
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks], columns)
     with Ahead() as ahead:
@@ -38,7 +39,7 @@ def train(
         run = open_configured(loaded, name)
         if detach:
             start_detached(run.folder)
-            say(f"training goes on in the background\nfollow it: hivetune watch {shortest_name(run.folder)}")
+            say(f"training in the background\nfollow it: hivetune watch {shortest_name(run.folder)}")
             emit({"run": str(run.folder), "status": "started"})
             return
         summary = measure_and_train(run, ahead)

@@ -1,47 +1,54 @@
-"""A run is opened and trained for people: its bars, what they are told before it, what came out."""
+"""The commands `learn` and `verify-resume`, and what all commands that train share."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from hivetune import walk
+from hivetune.base.disk import home, scratch_folder
 from hivetune.base.packages import install_command
-from hivetune.cli.model import model_folder
-from hivetune.cli.output import AFTER_ROWS, duration, number, progress, say, size, table
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, model_folder, read_settings
+from hivetune.cli.data import learned_words
+from hivetune.cli.judge import show_metrics
+from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show, size, table
 from hivetune.config import RunConfig
 from hivetune.dashboard.exporters.follow import what_is_missing
 from hivetune.data.intake.files import find_sources
+from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy
+from hivetune.learn.station import learn as learn_in_stages
 from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved
+from hivetune.run.find import shortest_name
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
 from hivetune.train.open import Run, open_run
-from hivetune.train.probe import probe_run, proof_is_due, prove_again
-from hivetune.train.start import train_run
-from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import ArithmeticChange
+from hivetune.train.supervise.verify import verify_resume as verify
 
 WAIT_S = 2.0
 
 
 def open_configured(config: RunConfig, name: str) -> Run:
-    """The run of a config, with a bar for its model and one for its rows."""
-    find_sources(config.data.path)  # a name that is nothing is said before a model is prepared
+    """Return the run of a config, showing progress while its model and rows are prepared."""
+    find_sources(config.data.path)  # report a missing file before preparing a model
     model_folder(config.model)
     with progress("preparing the rows", "rows", AFTER_ROWS) as report:
         return open_run(config, name, report, _waiting())
 
 
 def _waiting() -> Callable[[Busy], None]:
-    """Says once for whom it waits."""
+    """Return a callback that waits, and says once what it waits for."""
     told = False
 
     def wait(busy: Busy) -> None:
         nonlocal told
         if not told:
-            say(f"{busy.message}: waiting until it has prepared the rows")
+            say(f"{busy.message}: waiting for it to prepare the rows")
             told = True
         time.sleep(WAIT_S)
 
@@ -49,34 +56,30 @@ def _waiting() -> Callable[[Busy], None]:
 
 
 def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
-    """Train under the supervisor, with a bar; returns the document of `train --json`. `ahead`: may have a child that
-    imports already."""
-    total = len(run.plan.steps)
+    """Train under the supervisor, showing progress, and return the document of `train --json`.
+
+    `ahead` may hold a child process that has started to import already.
+    """
     for target in run.config.report_to:
         if problem := what_is_missing(target):
-            say(f"{problem}: {install_command(target)}; training goes on without it")
-    if proof_is_due(run):
-        say("driver, torch or card changed since this machine was proven: it is proven again, about a minute, once")
-        with progress("proving again that this machine computes right") as report:
-            proven = prove_again(run, report)
-        say(proven)
+            say(f"{problem}: {install_command(target)}; the run is not sent there")
     tried: list[DryExport] = []
 
     def meanwhile() -> None:
         if run.record["status"] != "done":
-            ahead.start()  # the training's worker imports while the probe compares itself
+            ahead.start()  # the worker imports while the probe runs
             tried.append(dry_export(run))
 
-    with progress("two measured steps on this machine, to choose precision and micro-batch") as report:
-        variables = probe_run(run, report, meanwhile, ahead.launch)
+    with progress("measuring two steps to choose precision and micro-batch size") as report:
+        notes = walk.measure(run, report, meanwhile, ahead.launch)
     for one in tried:
         say(f"exports: {what_can_be_exported(one)}")
-    for variable in variables:
-        say(f"for the worker: {variable.words}")
+    for note in notes:
+        say(note)
     if why := read_resolved(run.folder)[1].kernels_why:
-        say(f"the slow path: a step takes about four times as long by torch alone as by the C++ kernels. {why}")
+        say(f"slow path: without the C++ kernels a step takes about four times as long. {why}")
     with progress("training", "steps") as report:
-        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), start=ahead.launch))
+        return walk.train_opened(run, lambda done, total: report(done, total, _losses(run.folder)), ahead.launch)
 
 
 def _losses(run: Path) -> str:
@@ -86,20 +89,20 @@ def _losses(run: Path) -> str:
 
 
 def what_can_be_exported(tried: DryExport) -> str:
-    """Said before the time is spent, so that no run ends in an export error."""
+    """Return in words which exports will work, so that the user knows before training."""
     if tried.unwritten:
-        why = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will not: {tried.unwritten}"
+        why = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will fail: {tried.unwritten}"
         return f"--to adapter and --to merged will work; {why}"
     if tried.unserved:
-        return f"all can be written; as GGUF llama.cpp does not serve it here: {tried.unserved}"
-    said = f"{tried.conversations} conversations have the token ids that are trained"
-    return f"tried with a small model: llama.cpp computes it as it is trained, {said}"
+        return f"all formats can be written, but llama.cpp cannot serve the GGUF here: {tried.unserved}"
+    said = f"{tried.conversations} conversations have the same token ids as in training"
+    return f"tested with a small model: llama.cpp gives the same result as training, {said}"
 
 
 def show_training(summary: dict[str, Any]) -> None:
-    """What the run came to, for people."""
+    """Show the result of a run."""
     if summary["already_done"]:
-        say(f"{summary['run']} was finished before; nothing was trained")
+        say(f"{summary['run']} is already finished; nothing was trained")
     rows = summary["rows"]
     speed = summary["tokens_per_second"]
     table(
@@ -118,7 +121,7 @@ def show_training(summary: dict[str, Any]) -> None:
             )
         ],
     )
-    if summary.get("dtype"):  # a run of an older version did not tell
+    if summary.get("dtype"):  # older versions did not record it
         by = f", {summary['kernels']} kernels" if summary.get("kernels") and summary["path"] == "fast" else ""
         say(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path{by}")
     parts = [f"{name.replace('_', ' ')} {count}" for name, count in rows.items() if isinstance(count, int)]
@@ -127,11 +130,102 @@ def show_training(summary: dict[str, Any]) -> None:
     ]
     say("rows: " + ", ".join(parts))
     if summary.get("storage_problem"):
-        say(f"the disk: {summary['storage_problem']}")
+        say(f"disk: {summary['storage_problem']}")
     for place in summary["quarantined"]:
         say(f"quarantined: {place}")
     if changes := summary.get("arithmetic_changes"):
-        say("arithmetic changed, so this adapter differs in rounding from that of an undisturbed run:")
+        say("recovery changed the arithmetic, so this adapter differs in rounding from an undisturbed run:")
         for change in changes:
             say(f"  {ArithmeticChange(**change).words}")
     say(f"loss curve: {Path(summary['run']) / LOSS_CURVE}")
+
+
+def verify_resume(
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Train a few steps twice, kill one of the runs with SIGKILL, resume it, and compare both bit for bit."""
+    loaded, _ = read_settings(config, model, overrides, columns)
+    folder_of_model = model_folder(loaded.model)
+    with progress("preparing data", "rows", AFTER_ROWS) as report:
+        snapshot = prepare_data(loaded, folder_of_model, report)
+    # The folder of temporary files may be too small for two runs with checkpoints.
+    with scratch_folder(home() / "verify") as folder, progress("training", "steps") as report:
+        found = verify(loaded, folder_of_model, snapshot, folder, report)
+    table(
+        "",
+        ("file", "equal", "largest difference"),
+        [
+            (each.file, "bit for bit" if each.identical else "no", "" if each.difference is None else each.difference)
+            for each in found.files
+        ],
+    )
+    say(
+        f"{found.steps} steps on {found.device}, killed {found.kills} times, "
+        f"resumed from step {', '.join(map(str, found.resumed_from))}; {duration(found.seconds)}"
+    )
+    document = {
+        "identical": found.identical,
+        "passed": found.passed,
+        "steps": found.steps,
+        "kills": found.kills,
+        "resumed_from": list(found.resumed_from),
+        "device": found.device,
+        "files": [
+            {"file": each.file, "identical": each.identical, "difference": each.difference} for each in found.files
+        ],
+        "seconds": found.seconds,
+    }
+    emit(document)
+    if not found.passed:
+        say("hivetune: the killed run has other weights than the undisturbed one")
+        say("hint: run it again; if they differ again, report it with the output of --json")
+        raise typer.Exit(1)
+    words = "equal bit for bit" if found.identical else "equal within the rounding of this card"
+    show(f"verified: killed and undisturbed run are {words}")
+
+
+def learn(
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Train on good rows, then learn from pairs and failures, and keep the better of the two adapters.
+
+    The same command continues with the first stage that is not finished.
+    """
+    loaded, name = read_settings(config, model, overrides or [], columns)
+    find_sources(loaded.data.path)
+    model_folder(loaded.model)
+
+    def train(run: Run) -> dict[str, Any]:
+        with Ahead() as ahead:
+            return measure_and_train(run, ahead)
+
+    with progress("comparing the stages", "items") as comparing:
+        document = learn_in_stages(loaded, name, train=train, say=say, comparing=comparing)
+    show_stages(document)
+    emit(document)
+
+
+def show_stages(document: dict[str, Any]) -> None:
+    """Show what was learned from, the result of each stage, and which one ships."""
+    show(learned_words(document["learned_from"]) or "lessons besides good rows: none")
+    names = (("stage1", "stage 1"), ("stage2", "stage 2"), ("longer", "stage 1, longer"))
+    rows = [
+        (label, stage["steps"], stage["adapter_step"], number(stage["loss_first"]), number(stage["loss_last"]))
+        for key, label in names
+        if (stage := document[key]) is not None
+    ]
+    columns = ("run", "steps", "adapter of step", "loss first", "loss last")
+    table("", columns, rows, numeric=columns[1:])
+    for rival, verdict in document["against"].items():
+        show(f"stage 2 against {rival}: {verdict['verdict']}")
+        show_metrics(verdict["metrics"], (rival, "stage 2"))
+    for reason in document["reasons"]:
+        show(f"  {reason}")
+    show(f"ships: {document['ships']}", style="bold green")
+    show(f"next: hivetune eval {shortest_name(Path(document['run']))}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
-from hivetune.config import RunConfig, known_settings
+from hivetune.config import RunConfig, stored_settings
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
 from hivetune.run.record import read_record
@@ -40,7 +40,7 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
     A setting that an earlier version did not have is no difference at its default.
     """
     known = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
-    defaults = {setting.key: setting.default for setting in known_settings()}
+    defaults = {setting.key: setting.default for setting in stored_settings()}
     added = _leaves(identity["settings"]) - _leaves(known["settings"])
     set_here = {key for key in added if json.dumps(_at(identity["settings"], key)) != defaults.get(key)}
     differences = _differences(known, identity, _leaves(known["settings"]) | set_here)

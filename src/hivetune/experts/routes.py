@@ -73,7 +73,7 @@ def serving(found: Survey) -> tuple[dict[str, Serving], list[str]]:
             experts[name] = Serving(step.domain, release, step.parent)
     problems += [
         f"{name} answers unchecked: no test row declares {experts[name].domain.label} any more. Keep it, bring its rows"
-        f" back, or take it out of service: hivetune retire {name}"
+        f" back, or take it out of service: hivetune registry retire {name}"
         for name in unchecked(found.rows, experts)
     ]
     return experts, problems

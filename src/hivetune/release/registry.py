@@ -216,7 +216,7 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         raise UsageError(
             f"{champion.label} has no previous release to return to",
             hint=f"promote another version: hivetune promote {champion.name}@VERSION; "
-            f"or take it out of service: hivetune retire {champion.name}",
+            f"or take it out of service: hivetune registry retire {champion.name}",
         )
     earlier.check()
     with transaction(database):

@@ -13,7 +13,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
-from hivetune.config import known_settings
+from hivetune.config import stored_settings
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.series import Series
 from hivetune.dashboard.watched import WatchedRun, Watcher, short_path
@@ -150,7 +150,7 @@ def _settings(run: Path) -> tuple[list[ShownSetting], str]:
         config, choices = read_resolved(run)
     except UsageError as error:
         return [], error.message
-    defaults = {setting.key: json.loads(setting.default) for setting in known_settings() if setting.default}
+    defaults = {setting.key: json.loads(setting.default) for setting in stored_settings() if setting.default}
     tree = config.model_dump(mode="json", exclude={"cycle": {"notify"}})  # addresses are secrets
     own = [ShownSetting(key, _shown(value), defaults.get(key, "") != value) for key, value in _flat(tree)]
     made = [ShownSetting(f"choices.{key}", _shown(value), False) for key, value in choices.made().items()]

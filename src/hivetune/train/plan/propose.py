@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import database_path, open_database
-from hivetune.config import MOST_TOKENS_A_ROW, RunConfig, parse_config
+from hivetune.config import MAX_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.intake.files import find_sources
 from hivetune.data.intake.places import check_storable
 from hivetune.data.prepare.prepare import check
@@ -52,7 +52,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     """
     length_said = "max_length" in settings.model_fields_set
     # No row is too long here: what length they need is the question.
-    longest = settings.max_length if length_said or folder is None else MOST_TOKENS_A_ROW
+    longest = settings.max_length if length_said or folder is None else MAX_TOKENS_A_ROW
     found = check(settings.data, model_folder=folder, max_length=longest, learn=settings.learn, progress=progress)
     found.refuse(settings.data.max_rejected)
     report = found.document

@@ -1,0 +1,170 @@
+"""The walk, station by station: what `import hivetune` offers to Python programs, and what the commands call.
+
+Each station takes frozen values and returns frozen values, prints nothing, and reports progress to a callback
+`progress(done, total)`, whose total is None while it is unknown. Errors are those of `hivetune.errors`; each has a
+message, a hint and an exit code. docs/python.md has a complete example.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hivetune.config import RunConfig, load_config, override_config, parse_config
+from hivetune.data.prepare.prepare import check as check_rows
+from hivetune.data.prepare.prepare import prepare_data
+from hivetune.data.snapshot import Snapshot
+from hivetune.errors import DoesNotFit
+from hivetune.judge.evaluate_run import evaluate_run
+from hivetune.judge.verdict import judge_run
+from hivetune.models.fetch import fetch_model
+from hivetune.process.launch import Launch, launch_child
+from hivetune.records import Progress, Verdict, silent
+from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
+from hivetune.release.prove import export_merged, prove_export
+from hivetune.run.find import find_run
+from hivetune.serve.register import register_run
+from hivetune.train.open import Run, load_run, open_run
+from hivetune.train.plan.choose import with_advice
+from hivetune.train.plan.run import Planned, case_of, plan_run
+from hivetune.train.probe import probe_run, proof_is_due, prove_again
+from hivetune.train.start import train_run
+from hivetune.train.supervise.attempt import Terms
+
+if TYPE_CHECKING:
+    from hivetune.serve.gateway.run import GatewaySettings
+
+# A config, the path of its YAML file, or its settings as plain values.
+Config = RunConfig | Path | str | Mapping[str, Any]
+
+
+def configure(config: Config, overrides: Iterable[str] = ()) -> RunConfig:
+    """Return the config with each `a.b=c` of `overrides` applied. Raises UsageError naming what is wrong."""
+    if isinstance(config, RunConfig):
+        return override_config(config, overrides)
+    if isinstance(config, Mapping):
+        return parse_config(config, "config", overrides)
+    return load_config(Path(config), overrides)
+
+
+# ---- rows
+
+
+def check(config: Config, *, progress: Progress = silent) -> dict[str, Any]:
+    """Return the report on the rows of a config, as `hivetune data check --json` prints it.
+
+    It counts every row by what becomes of it, with reasons and places. Bad rows raise nothing.
+    """
+    settings = configure(config)
+    model = fetch_model(settings.model, progress)
+    report = check_rows(
+        settings.data, model_folder=model, max_length=settings.max_length, learn=settings.learn, progress=progress
+    )
+    return report.document
+
+
+def prepare(config: Config, *, progress: Progress = silent) -> Snapshot:
+    """Return the snapshot of the rows: tokens and masks on disk. Equal rows and settings give the same snapshot.
+
+    Raises DataRefused if no row is usable or too many are rejected.
+    """
+    settings = configure(config)
+    return prepare_data(settings, fetch_model(settings.model, progress), progress)
+
+
+# ---- training
+
+
+def plan(config: Config, *, card: str | None = None) -> Planned:
+    """Return the predicted memory, time and disk of a run, here or on another card. Loads no model.
+
+    Raises DoesNotFit with advice if the run cannot fit.
+    """
+    planned = plan_run(configure(config), card=card)
+    if planned.choice is None:
+        raise with_advice(DoesNotFit(planned.why_not), planned.options, case_of(planned))
+    return planned
+
+
+def train(config: Config, name: str = "python", *, progress: Progress = silent) -> Run:
+    """Train an adapter and return its run. A run of the same config and rows is continued, a finished one returned.
+
+    `run.folder` holds the adapter, and `run.record["result"]` the figures that `hivetune train --json` prints.
+    Raises RecoveryExhausted if faults could not be overcome; the folder then holds the best adapter so far.
+    """
+    run = open_run(configure(config), name, progress)
+    if run.record["status"] != "done":
+        measure(run, progress)
+        train_opened(run, progress)
+    return load_run(run.folder)
+
+
+def measure(
+    run: Run,
+    progress: Progress = silent,
+    meanwhile: Callable[[], None] = lambda: None,
+    start: Launch = launch_child,
+) -> list[str]:
+    """Choose precision and micro-batch size of a run by measuring two steps; return what the environment is set to.
+
+    If driver, torch or card changed, the machine is tested first. `meanwhile` is called while the steps run.
+    """
+    notes = [prove_again(run, progress)] if proof_is_due(run) else []
+    return notes + [variable.words for variable in probe_run(run, progress, meanwhile, start)]
+
+
+def train_opened(run: Run, progress: Progress = silent, start: Launch = launch_child) -> dict[str, Any]:
+    """Train an opened and measured run under the supervisor; return the document of `hivetune train --json`."""
+    total = len(run.plan.steps)
+    return train_run(run, Terms(lambda done: progress(done, total), start=start))
+
+
+def open_trained(run: str | Path) -> Run:
+    """Return a run by name, folder or 'last'. Raises UsageError if it is missing or damaged."""
+    return load_run(find_run(str(run)))
+
+
+# ---- verdict
+
+
+def evaluate(run: Run, *, progress: Progress = silent) -> dict[str, Any]:
+    """Measure base and tuned model on held-out rows; write eval.json and return it."""
+    return evaluate_run(run, progress)
+
+
+def gate(run: Run) -> Verdict:
+    """Return the verdict on the evaluation of a run by the thresholds of its config; write gate.json.
+
+    `verdict.verdict` is deploy, iterate, abort or not-enough-evidence, `verdict.reasons` says why. Raises UsageError if
+    the run has no evaluation.
+    """
+    return judge_run(run)
+
+
+# ---- release
+
+
+def export(
+    run: Run, to: str = "gguf", *, quant: str = DEFAULT_QUANT, prove: bool = True, progress: Progress = silent
+) -> Exported:
+    """Write a run as adapter, merged, gguf, gguf-adapter or ollama, and return where it is.
+
+    With `prove` the exported file is checked to compute what was trained. Raises HivetuneError if it does not.
+    """
+    if to == "merged" and prove:
+        return export_merged(run.folder, progress)[0]
+    exported = export_run(run.folder, to, quant=quant, progress=progress)
+    if prove:
+        prove_export(run.folder, exported, progress)
+    return exported
+
+
+def register(run: Run, name: str) -> str:
+    """Add a run to the registry as the next version of `name`; return its label, such as `helpdesk@3`."""
+    return register_run(run.folder, name)[0].label
+
+
+def serve(settings: "GatewaySettings | None" = None, on_ready: Callable[[str], None] = lambda url: None) -> None:
+    """Serve the champions over the OpenAI API until the process is stopped; `on_ready` gets the address."""
+    from hivetune.serve.gateway.run import GatewaySettings, run_gateway  # needs the extra `serve`
+
+    run_gateway(settings or GatewaySettings(), on_ready)
