@@ -94,7 +94,8 @@ def train(config: Config, name: str = "python", *, progress: Progress = silent) 
     run = open_run(configure(config), name, progress)
     if run.record["status"] != "done":
         measure(run, progress)
-        train_opened(run, progress)
+        total = len(run.plan.steps)
+        train_run(run, Terms(lambda done: progress(done, total)))
     return load_run(run.folder)
 
 
@@ -110,12 +111,6 @@ def measure(
     """
     notes = [prove_again(run, progress)] if proof_is_due(run) else []
     return notes + [variable.words for variable in probe_run(run, progress, meanwhile, start)]
-
-
-def train_opened(run: Run, progress: Progress = silent, start: Launch = launch_child) -> dict[str, Any]:
-    """Train an opened and measured run under the supervisor; return the document of `hivetune train --json`."""
-    total = len(run.plan.steps)
-    return train_run(run, Terms(lambda done: progress(done, total), start=start))
 
 
 def open_trained(run: str | Path) -> Run:

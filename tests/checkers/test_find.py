@@ -114,5 +114,5 @@ def test_no_answer_breaks_a_checker(answer: str) -> None:
 
 
 def test_every_checker_is_documented() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text(encoding="utf-8")
     assert not [name for name in CHECKERS if f"`{name}`" not in text]

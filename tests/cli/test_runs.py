@@ -63,7 +63,7 @@ def test_all_runs_and_one_run(tmp_path: Path) -> None:
     assert "the card hung" in told
     assert "computed in float32 (dtype: auto) on cpu" in told
     assert "3.2 GB of memory free; the worker held 2.1 GB" in told
-    assert "card 0: 24.7 GB of 25.8 GB, 104 °C, 300 W (held back by heat or power)" in told
+    assert "card 0: 24.7 GB of 25.8 GB, 104 °C, 300 W (throttled by heat or power)" in told
 
 
 def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> None:

@@ -67,10 +67,10 @@ WRONG = [
     # configs and settings
     ("train folder.yaml", 2, "folder.yaml is a folder"),
     ("train no.yaml", 2, "'model': Input should be a valid string, got ['x', 'x'"),
-    ("train half.yaml", 2, "'data' is missing\nhint: every setting"),
+    ("train half.yaml", 2, "'data' is missing\nhint: list all settings"),
     ("train lost.yaml", 2, "rowz.jsonl does not exist"),
     ("train mine.yaml --set lora=3", 2, "'lora': it has settings of its own, such as lora.r, got 3"),
-    ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
+    ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs or folders"),
     ("train mine.yaml --set device=tpu", 2, "'device': choose one of: auto, cpu, cuda, cuda:1; got 'tpu'"),
     ("train mine.yaml --set lorra.r=8", 2, "--set lorra.r=8: unknown setting 'lorra', did you mean 'lora.r'?"),
     ("sweep mine.yaml --over lora.r=4,x", 2, "--over lora.r=x: 'lora.r'"),
@@ -140,7 +140,7 @@ def test_a_command_that_is_proposed_can_be_pasted(tmp_path: Path, call: Call) ->
     (tmp_path / "rows.jsonl").rename(tmp_path / "FAQ (final).jsonl")
     (tmp_path / "FAQ (final).yaml").write_text("")
     assert "or write a config: hivetune init 'FAQ (final).jsonl'" in call("train", "FAQ (final).jsonl")[1]
-    assert "hint: use it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
+    assert "hint: train with it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path, call: Call) -> None:

@@ -17,6 +17,7 @@ from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
 from hivetune.errors import UsageError
 from hivetune.llama.backend import unused_program
+from hivetune.process.detach import serve_unit
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.registry import desired
 from hivetune.routing.choose import Asking, choose
@@ -27,6 +28,7 @@ from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open
 from hivetune.serve.swap.wanted import wanted
 
 DEFAULT_CLIENT = "default"
+UNIT = "hivetune-serve"
 
 
 def serve(
@@ -49,6 +51,7 @@ def serve(
     private_cache: Annotated[
         bool, typer.Option("--private-cache", help="Do not share cached prompts between clients.")
     ] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd user unit with these options.")] = False,
     card: Annotated[
         str,
         typer.Option("--card", metavar="cuda:N", help="Offload to this card; use the CPU while a run trains on it."),
@@ -60,6 +63,12 @@ def serve(
     """
     if card and not re.fullmatch(r"cuda(:\d+)?", card):
         raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
+    if unit:
+        text = serve_unit([word for word in sys.argv[2:] if word not in ("--unit", "--json")])
+        show(text)
+        say(f"save it as ~/.config/systemd/user/{UNIT}.service, then: systemctl --user enable --now {UNIT}")
+        emit({"unit": text})
+        return
     settings = GatewaySettings(
         names=tuple(names or ()),
         host=host,

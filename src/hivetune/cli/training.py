@@ -27,6 +27,8 @@ from hivetune.run.find import shortest_name
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
 from hivetune.train.open import Run, open_run
+from hivetune.train.start import train_run
+from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import ArithmeticChange
 from hivetune.train.supervise.verify import verify_resume as verify
 
@@ -79,7 +81,8 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
     if why := read_resolved(run.folder)[1].kernels_why:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {why}")
     with progress("training", "steps") as report:
-        return walk.train_opened(run, lambda done, total: report(done, total, _losses(run.folder)), ahead.launch)
+        total = len(run.plan.steps)
+        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), start=ahead.launch))
 
 
 def _losses(run: Path) -> str:

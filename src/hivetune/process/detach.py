@@ -67,6 +67,11 @@ def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
     return _unit(f"Hivetune cycle of {config.name}", cycle_command(config, overrides), "2 4 75", where)
 
 
+def serve_unit(arguments: Sequence[str]) -> str:
+    """Return a user unit that runs `hivetune serve` with these arguments; a wrong argument ends it for good."""
+    return _unit("Hivetune gateway", [sys.executable, "-m", "hivetune", "serve", *arguments], "2 4")
+
+
 def _unit(description: str, words: list[str], final_codes: str, more: str = "") -> str:
     return f"""[Unit]
 Description={description}
