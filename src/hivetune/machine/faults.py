@@ -104,23 +104,20 @@ def as_markdown() -> str:
     lines = [
         "# Faults",
         "",
-        "What can end or spoil a run, how it is recognised and what is done about it. Generated from",
-        "`src/hivetune/machine/knowledge/faults.yaml`; the first entry that fits is the diagnosis. Remedies are tried",
-        "from left to right, one at a time; [reliability.md](reliability.md) says what each does.",
+        "What can end or spoil a run, and what is done about it. Generated from",
+        "`src/hivetune/machine/knowledge/faults.yaml`, which has the patterns too. The first entry that fits",
+        "is the diagnosis. Changes are tried from left to right ([reliability.md](reliability.md)).",
     ]
     for entry in catalogue():
-        answer = "never tried again by itself" if not entry.retry else f"first answer: {FIRST[entry.first]}"
-        lines += ["", f"## {entry.id}", "", f"**{entry.title[0].upper()}{entry.title[1:]}.** {entry.cause}", ""]
-        lines += [f"- {entry.domain}; {answer}"]
-        if entry.rungs:
-            lines += [f"- remedies: {', '.join(entry.rungs)}"]
-        lines += [f"- advice: {entry.advice}"]
-        seen = [sign.words for sign in entry.patterns] + [f"`{fact}`" for fact in sorted(entry.facts)]
-        seen += [f"{sign.words} in the error's own words" for sign in entry.own]
-        seen += [f"{sign.words} when nothing says why" for sign in entry.symptoms]
-        seen += [f"{sign.words} when nothing else is said" for sign in entry.wrappers]
-        lines += [f"- recognised by: {' or '.join(seen)}" + "".join(f", and `{need}`" for need in sorted(entry.needs))]
-        lines += [f"- seen in: {', '.join(f'<{url}>' for url in entry.evidence)}"] if entry.evidence else []
+        retry = FIRST[entry.first] if entry.retry else "no retry"
+        changes = f"; changes: {', '.join(entry.rungs)}" if entry.rungs else ""
+        lines += [
+            "",
+            f"## {entry.id}",
+            "",
+            f"**{entry.title[0].upper()}{entry.title[1:]}.** {entry.cause} {entry.advice}",
+        ]
+        lines += [f"({entry.domain}; {retry}{changes})"]
     lines += ["", *_published_table()]
     return "\n".join(lines) + "\n"
 
