@@ -330,34 +330,32 @@ def page(table: Mapping[str, Any]) -> str:
     lines = [
         "# Families of models",
         "",
-        f"Each causal family that transformers {table['transformers']} knows, tried on a tiny random model by",
-        "`python tools/families.py` (the table as data: [families.json](families.json)). "
-        f"Of {len(rows)} families {len(refused)} are other",
-        "kinds of models (encoders, encoder-decoders, models of images or sound), which are refused. Of the other "
-        f"{others},",
-        f"{len(trains)} train with the loss and the gradients of PEFT (1e-5 in fp32), resume bit for bit and merge;",
-        f"{len(served)} of those are served by llama.cpp as they are trained.",
+        f"Every causal family of transformers {table['transformers']}, tried on a tiny random model by",
+        "`python tools/families.py` ([families.json](families.json)). "
+        f"Of {len(rows)} families {len(refused)} are other kinds of models,",
+        f"which are refused. Of the other {others}, {len(trains)} train with the loss and gradients of PEFT, resume",
+        f"bit for bit and merge; {len(served)} of those are served by llama.cpp as they are trained.",
         "",
-        "- *GGUF*: llama.cpp's converter writes it. *Adapter*: a GGUF adapter beside the base says what was trained.",
-        "- *Served*: in q8_0 with the adapter merged, llama.cpp says what was trained, within the bounds of the proof.",
-        "- A family that is not served here can still be: this model is tiny, and `hivetune train` tries yours before",
-        "  it begins. A family that this version of transformers lacks is not in the table and can't be trained.",
+        "*GGUF*: llama.cpp's converter writes it. *Adapter*: as a GGUF adapter on the base. *Served*: llama.cpp",
+        "computes what was trained. `hivetune train` tests your own model before it starts.",
         "",
-        "| family | trains | fast path | GGUF | adapter | served | without a gradient, or why not |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| family | fast path | GGUF | adapter | served |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for kind, row in rows.items():
-        if said[kind] == "refused":
-            continue
-        flags = (
-            said[kind] == "trains",
-            row.get("path") == "fast",
-            *(row.get(key) for key in ("gguf", "lora", "served")),
-        )
-        why = ", ".join(row.get("idle", [])) if said[kind] == "trains" else said[kind].replace("|", "/")
-        lines.append(f"| {kind} | {' | '.join('yes' if flag else '' for flag in flags)} | {why} |")
-    lines += ["", "Refused as other kinds:", ""]
-    lines += [f"- {kind}: {rows[kind]['refused']}" for kind in refused]
+    for kind in trains:
+        row = rows[kind]
+        flags = (row.get("path") == "fast", *(row.get(key) for key in ("gguf", "lora", "served")))
+        if any(flags):
+            lines.append(f"| {kind} | {' | '.join('yes' if flag else '' for flag in flags)} |")
+    plain = [
+        k
+        for k in trains
+        if rows[k].get("path") != "fast" and not any(rows[k].get(x) for x in ("gguf", "lora", "served"))
+    ]
+    failed = [f"{kind} ({words})" for kind, words in said.items() if words not in ("refused", "trains")]
+    lines += ["", f"Trained on the general path, without GGUF: {', '.join(plain)}.", "", "Not trained: "]
+    lines[-1] += f"{'; '.join(failed)}."
+    lines += ["", f"Refused as other kinds: {', '.join(refused)}."]
     return "\n".join(lines) + "\n"
 
 

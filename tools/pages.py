@@ -16,12 +16,11 @@ def with_settings(page: str) -> str:
     for setting in known_settings():
         default = setting.default.strip('"') or "required"
         lines.append(f"| `{setting.key}` | `{default}` | {setting.meaning} |")
-    lines += ["", "## Parts of settings", "", "| part | default | meaning | former name |", "| --- | --- | --- | --- |"]
+    lines += ["", "## Parts of settings", "", "| part | meaning | former name |", "| --- | --- | --- |"]
     for name, group in GROUPS.items():
         for part, key in group.parts.items():
-            default = stored[key].default.strip('"')
             shown = f"`{name}.{part}`" if group.listed is None else f"`{part}` in `{name}`"
-            lines.append(f"| {shown} | `{default}` | {stored[key].meaning} | `{key}` |")
+            lines.append(f"| {shown} | {stored[key].meaning} | `{key}` |")
     assert set(FORMER_NAMES) <= set(stored)
     return page.partition("## All settings\n")[0] + "## All settings\n\n" + "\n".join(lines) + "\n"
 
