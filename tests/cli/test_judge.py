@@ -1,6 +1,5 @@
 """What `hivetune gate` and `hivetune register` say to do next."""
 
-import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +69,7 @@ def test_register_says_what_the_gate_said_and_not_to_ask_it_again(
     told: list[str] = []
     monkeypatch.setattr(commands, "find_run", lambda run: Path(run))
     monkeypatch.setattr(commands, "register_run", lambda run, name: (release, True))
-    monkeypatch.setattr(commands, "_database", contextlib.nullcontext)
+    monkeypatch.setattr(commands, "open_database", lambda: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(commands, "_document", lambda database, release: {})
     monkeypatch.setattr(commands, "explain_release", lambda database, label: {"judgement": judgement})
     monkeypatch.setattr(commands, "show", told.append)

@@ -8,7 +8,7 @@ import typer
 
 from hivetune.base.disk import write_json
 from hivetune.cli.judge import say_problems, show_metrics
-from hivetune.cli.output import emit, number, progress, say, show, size, table
+from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
 from hivetune.judge.gate import judge
@@ -22,7 +22,7 @@ from hivetune.run.find import find_run
 from hivetune.train.open import Run, load_run
 
 _COMPARISON = "compare.json"
-_SHOWN_ANSWERS, _SHOWN_CHARS = 5, 160
+_SHOWN_ANSWERS = 5
 SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
 
 
@@ -116,7 +116,7 @@ def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
     changed = [answer for answer in answers if answer["base"]["success"] != answer["tuned"]["success"]]
     changed = changed or [answer for answer in answers if answer["base"]["answer"] != answer["tuned"]["answer"]]
     rows = [
-        (_short(answer["prompt"]), *(_marked(answer[side]) for side in ("base", "tuned")))
+        (short(answer["prompt"]), *(_marked(answer[side]) for side in ("base", "tuned")))
         for answer in changed[:_SHOWN_ANSWERS]
     ]
     if rows:
@@ -125,12 +125,7 @@ def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
 
 def _marked(side: Mapping[str, Any]) -> str:
     mark = {True: "right: ", False: "wrong: ", None: ""}[side["success"]]
-    return mark + _short(side["answer"] or "")
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 4] + " ..."
+    return mark + short(side["answer"] or "")
 
 
 def _costs(name: str, side: dict[str, Any]) -> tuple[object, ...]:

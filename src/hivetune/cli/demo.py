@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from hivetune import walk
 from hivetune.base.disk import home, read_json
 from hivetune.cli.arguments import model_folder
 from hivetune.cli.judge import show_verdict
-from hivetune.cli.output import duration, emit, number, progress, say, show, size, table
+from hivetune.cli.output import duration, emit, number, progress, say, short, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.config import load_config
 from hivetune.errors import HivetuneError, MachineNotFit
@@ -33,8 +32,6 @@ from hivetune.release.prove import describe_proof, prove_export
 from hivetune.run.folder import EVALUATION
 from hivetune.synth.demo.station import ask_some, write_inputs
 from hivetune.train.open import Run, open_run
-
-ANSWER_CHARS = 160
 
 
 def demo(
@@ -109,13 +106,9 @@ def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str,
     show("\nThree held-out prompts:")
     for answers in found:
         show(f"\n  {answers['prompt']}")
-        show(f"    base:  {_one_line(answers['base'])}")
-        show(f"    tuned: {_one_line(answers['tuned'])}")
+        show(f"    base:  {short(answers['base'])}")
+        show(f"    tuned: {short(answers['tuned'])}")
     return found
-
-
-def _one_line(text: str) -> str:
-    return textwrap.shorten(text, ANSWER_CHARS, placeholder=" ...")
 
 
 def _next_steps(config: Path, run: Path, gguf: Path) -> None:

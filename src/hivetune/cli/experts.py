@@ -1,6 +1,5 @@
 """The command `experts`: which domains have a specialist (an adapter of their own), which should, and why."""
 
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import SetOption
-from hivetune.cli.output import emit, plain_progress, say, show, size, table
+from hivetune.cli.output import emit, moment, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
 from hivetune.experts.attended import Attended
@@ -176,9 +175,8 @@ def _status(shared: str) -> None:
                         f"{serves.label} cannot be loaded, so {shared} answers instead: {error}. Restore the file,"
                         f" or take the release out of service: hivetune registry retire {name}"
                     )
-            moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(step.time))
             label = serves.label if serves else name
-            rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment, step.reason))
+            rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment(step.time), step.reason))
         table("", ("domain", "state", "specialist", "size", "since", "why"), rows)
     costs = known_costs(shared)
     _show_costs(costs)

@@ -1,6 +1,5 @@
 """The commands `eval` (measure base and tuned model on held-out rows) and `gate` (the verdict)."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ import typer
 from hivetune import walk
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
-from hivetune.cli.output import emit, number, progress, say, show, size, table
+from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.evaluate import by_part
@@ -54,7 +53,7 @@ def gate(run: RunArgument, overrides: SetOption = None) -> None:
         raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
 
-SHOWN_ANSWERS, _SHOWN_CHARS = 3, 160
+SHOWN_ANSWERS = 3
 VERDICT_STYLES = {
     "deploy": "bold green",
     "iterate": "bold yellow",
@@ -124,16 +123,12 @@ def _show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
     """Show some answers of both models, first those where only one succeeded."""
     ranked = sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])
     for row in ranked[:SHOWN_ANSWERS]:
-        show(f"\n{_short(row['prompt'])}", style="bold")
+        show(f"\n{short(row['prompt'])}", style="bold")
         for side in ("base", "tuned"):
             mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
-            show(f"  {side:6}{mark}{_short(row[side]['answer'] or '')}")
+            show(f"  {side:6}{mark}{short(row[side]['answer'] or '')}")
     if len(answers) > SHOWN_ANSWERS:
         show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune runs open RUN")
-
-
-def _short(text: str) -> str:
-    return textwrap.shorten(text, _SHOWN_CHARS, placeholder=" ...")
 
 
 def show_verdict(verdict: Verdict) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,16 @@ def settle_encodings() -> None:
                 encoding="utf-8" if ascii_alone or MODE.json else None,
                 errors="replace" if stream is sys.stdin else "backslashreplace",
             )
+
+
+def short(text: str, chars: int = 160) -> str:
+    """Return `text` on one line of at most `chars` characters."""
+    return textwrap.shorten(text, chars, placeholder=" ...")
+
+
+def moment(seconds: float | None) -> str:
+    """Return a point in time in local time, to the minute."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def err() -> Console:

@@ -1,9 +1,7 @@
 """The commands on releases: `export`, `register`, `registry`, `why`, `promote`, `rollback`, `retire`, `frozen`."""
 
 import sqlite3
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +11,7 @@ from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import ReleaseArgument, RunArgument
 from hivetune.cli.judge import NEXT
-from hivetune.cli.output import emit, progress, say, show, size, table
+from hivetune.cli.output import emit, moment, progress, say, short, show, size, table
 from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.compare import last_said
@@ -100,7 +98,7 @@ def register(
     The new release becomes the candidate; promote makes it the champion.
     """
     release, new = register_run(find_run(run), name)
-    with _database() as database:
+    with closing(open_database()) as database:
         document = _document(database, release)
         judgement = explain_release(database, release.label).get("judgement")
     show(f"{release.label}: {'registered' if new else 'already registered'}, {release.verdict or 'not judged'}")
@@ -117,7 +115,7 @@ def register(
 
 def show_registry() -> None:
     """List releases with their aliases and verdicts, or manage what they rest on."""
-    with _database() as database:
+    with closing(open_database()) as database:
         documents = [_document(database, release) for release in registry.releases(database)]
     if not documents:
         say("no releases yet; register one: hivetune register RUN --as NAME")
@@ -129,7 +127,7 @@ def show_registry() -> None:
 
 def why(release: ReleaseArgument) -> None:
     """Explain where a release comes from: its run, data, settings, verdict and history."""
-    with _database() as database:
+    with closing(open_database()) as database:
         document = explain_release(database, release)
     show(f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}")
     show(f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}")
@@ -141,7 +139,7 @@ def why(release: ReleaseArgument) -> None:
         _show_evidence(document)
     for move in document["history"]:
         forced = ", forced" if move["forced"] else ""
-        show(f"  {_time(move['time'])} {move['alias']} by {move['by']}{forced}: {move['reason'] or 'no reason given'}")
+        show(f"  {moment(move['time'])} {move['alias']} by {move['by']}{forced}: {move['reason'] or 'no reason given'}")
     emit(document)
 
 
@@ -151,7 +149,7 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Promote even if the gate refused; needs --reason.")] = False,
 ) -> None:
     """Make a release the champion of its name, which is served. The old champion becomes `previous`."""
-    with _database() as database:
+    with closing(open_database()) as database:
         promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
         document = _document(database, promoted)
     show(f"{promoted.label} is the champion")  # printed before the next step, which may fail
@@ -163,7 +161,7 @@ def promote(
 
 def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
     """Return to the previous champion. The current one is withdrawn and not promoted again automatically."""
-    with _database() as database:
+    with closing(open_database()) as database:
         champion, withdrawn = registry.rollback(database, name, by=who(), reason=reason)
         document = _document(database, champion)
     show(f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
@@ -172,20 +170,11 @@ def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: Reaso
 
 def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
     """Take the champion of NAME out of service. For a specialist the shared adapter answers instead."""
-    with _database() as database:
+    with closing(open_database()) as database:
         retired = retire_release(database, name, by=who(), reason=reason or "taken out of service by hand")
         document = _document(database, retired)
     show(f"{retired.label} is out of service; to bring it back: hivetune promote {retired.label}")
     emit(document)
-
-
-@contextmanager
-def _database() -> Iterator[sqlite3.Connection]:
-    database = open_database()
-    try:
-        yield database
-    finally:
-        database.close()
 
 
 def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
@@ -229,7 +218,7 @@ def _line(document: dict[str, Any]) -> tuple[object, ...]:
         ", ".join(document["aliases"]) or "-",
         document["verdict"] or "not judged",
         document["model"],
-        _time(document["created"]),
+        moment(document["created"]),
         ", ".join(note for note in notes if note) or "-",
     )
 
@@ -243,10 +232,6 @@ def _show_evidence(document: dict[str, Any]) -> None:
         show(f"    {reason}")
     for kind, paths in document["exports"].items():
         show(f"  export {kind}: {', '.join(paths)}")
-
-
-def _time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 _SHOWN_CHARS = 60
@@ -287,9 +272,7 @@ def _show_counts() -> None:
 
 
 def _question_line(win: FrozenQuestion) -> tuple[str, ...]:
-    said = " ".join(last_said(win.messages).split())
-    shown = said if len(said) <= _SHOWN_CHARS else said[: _SHOWN_CHARS - 4] + " ..."
-    return win.key[:10], shown, win.release or "-", win.source
+    return win.key[:10], short(last_said(win.messages), _SHOWN_CHARS), win.release or "-", win.source
 
 
 def _question_document(win: FrozenQuestion) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import re
 import sys
-import time
 from contextlib import closing
 from sqlite3 import Connection
 from typing import Annotated
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, say, show, table
+from hivetune.cli.output import emit, moment, say, show, table
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
@@ -142,7 +141,7 @@ def show_clients(
             say(f"this is the token of {new}; it is not shown again")
         known = clients(database)
     if new is None and revoke is None:
-        rows = [(client.name, _day(client.created), _day(client.revoked)) for client in known]
+        rows = [(client.name, moment(client.created), moment(client.revoked)) for client in known]
         table("", ("client", "created", "revoked"), rows)
     emit(
         {
@@ -152,10 +151,6 @@ def show_clients(
             ],
         }
     )
-
-
-def _day(seconds: float | None) -> str:
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def route_request(

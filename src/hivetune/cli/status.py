@@ -1,12 +1,11 @@
 """The commands `status` (one screen, also `hivetune` alone) and `dashboard` (the same in a browser)."""
 
-import time
 import webbrowser
 from typing import Annotated
 
 import typer
 
-from hivetune.cli.output import MODE, duration, emit, number, say, show, table
+from hivetune.cli.output import MODE, duration, emit, moment, number, say, show, table
 from hivetune.dashboard.access import dashboard_token
 from hivetune.dashboard.app import run_dashboard
 from hivetune.dashboard.overview import Suggestion, overview
@@ -54,9 +53,15 @@ def _running(status: RunStatus) -> tuple[object, ...]:
 
 
 def _recent(status: RunStatus) -> tuple[object, ...]:
-    begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.created))
     steps = f"{status.step}/{status.steps}"
-    return (status.run.name, status.state, steps, number(status.loss), number(status.validation_loss), begun)
+    return (
+        status.run.name,
+        status.state,
+        steps,
+        number(status.loss),
+        number(status.validation_loss),
+        moment(status.created),
+    )
 
 
 def dashboard_command(
