@@ -63,7 +63,7 @@ _WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
 def plain_row(row: Row) -> Row:
-    """`row` with names in lower case and snake_case: `systemPrompt`, "System Prompt" and `system_prompt` are one.
+    """Return `row` with names in snake_case: `systemPrompt`, "System Prompt" and `system_prompt` are one.
 
     A name that would be there twice stays as it is.
     """
@@ -73,7 +73,7 @@ def plain_row(row: Row) -> Row:
 
 @lru_cache(512)
 def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The plain name of each column; None when all are plain already."""
+    """Return the plain name of each column; None when all are plain already."""
     plain: list[str] = []
     for name in names:
         new = plain_name(name)
@@ -82,14 +82,14 @@ def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def is_content(key: str, value: Any) -> bool:
-    """Whether a column would have to be explained by a layout."""
+    """Return whether a column would have to be explained by a layout."""
     kind = column_kind(plain_name(key))
     return kind in ("content", "media") or (kind == "unknown" and looks_like_content(value))
 
 
 @lru_cache(4096)
 def column_kind(name: str) -> Kind:
-    """What the name of a column says."""
+    """Return what the name of a column says."""
     if name in MEDIA:
         return "media"
     if (name in CONTENT or name in TOOLS) and name != "user":  # mostly who asked, not what
@@ -100,7 +100,9 @@ def column_kind(name: str) -> Kind:
 
 
 def unexplained(row: Row, known: Format, conversation: Conversation) -> str | None:
-    """The first column that looks like content and is not found in the conversation. Raises RowRefused for media."""
+    """Return the first column that looks like content and is not found in the conversation. Raise RowRefused for
+    media.
+    """
     for name, kind in _looked_at(tuple(row), known):
         value = row[name]
         nothing: tuple[Any, ...] = (
@@ -122,7 +124,7 @@ def unexplained(row: Row, known: Format, conversation: Conversation) -> str | No
 
 
 def leaves_out(row: Row, known: Format, conversation: Conversation) -> bool:
-    """Whether a column under a name of no list holds a value that the conversation does not. What the records of
+    """Return whether a column under a name of no list holds a value that the conversation does not. What the records of
     programs hold beside the conversation is known.
     """
     if known.name not in PUBLISHED:
@@ -140,8 +142,8 @@ def leaves_out(row: Row, known: Format, conversation: Conversation) -> bool:
 
 
 def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> bool:
-    """Whether a choice is not named, or what was expected is not the answer: then a system under test gave that, and
-    may have used the same words.
+    """Return whether a choice is not named, or what was expected is not the answer: then a system under test gave that,
+    and may have used the same words.
     """
     if name == "expected" and isinstance(value, str):
         return not _is_said(value, conversation)
@@ -151,34 +153,36 @@ def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> b
 
 
 def _stands_in_answer(value: str, conversation: Conversation) -> bool:
-    """Whether the last answer says this among other words."""
+    """Return whether the last answer says this among other words."""
     answers = [message.content for message in conversation.messages if message.role == "assistant"]
     return bool(answers) and (not value or stands_in(value.lower(), answers[-1].lower()))
 
 
 def stands_in(short: str, long: str) -> bool:
-    """Whether a text stands in a longer one, and is no piece of a word or a number there."""
+    """Return whether a text stands in a longer one, and is no piece of a word or a number there."""
     return bool(short) and short in long and _with_borders(short) in _with_borders(long)
 
 
 def _with_borders(text: str) -> str:
-    """`text` with a sign wherever a word may begin or end, so that one search in proportion to the text finds all."""
+    """Return `text` with a sign wherever a word may begin or end: one search finds all, in time linear in the text."""
     return re.sub("(?<![\\w.\ufdd1])", "\ufdd0", re.sub(r"(?!\w)", "\ufdd1", text))
 
 
 def _is_said(value: str, conversation: Conversation) -> bool:
-    """Whether a message says this and nothing else."""
+    """Return whether a message says this and nothing else."""
     return any(message.content.strip() == value.strip() for message in conversation.messages)
 
 
 def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
-    """Whether the question does not name one of several choices by its letter: its words may stand there by chance."""
+    """Return whether the question does not name one of several choices by its letter: its words may stand there by
+    chance.
+    """
     named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)
     return not any(named.search(message.content) for message in conversation.messages if message.role == "user")
 
 
 def _is_choice(name: str, value: Any) -> bool:
-    """Whether a value only chooses among things that were known before, or says that there is no input."""
+    """Return whether a value only chooses among things that were known before, or says that there is no input."""
     if name == "input":
         return says_none(value)
     return name in _CHOSEN and isinstance(value, str) and value.isidentifier()
@@ -186,7 +190,7 @@ def _is_choice(name: str, value: Any) -> bool:
 
 @lru_cache(512)
 def _looked_at(names: tuple[str, ...], known: Format) -> tuple[tuple[str, Kind], ...]:
-    """The columns of such rows that may be content, by what their names say."""
+    """Return the columns of such rows that may be content, by what their names say."""
     kinds: list[tuple[str, Kind]] = [
         (name, "unknown" if name == _OR_ANSWER else column_kind(name)) for name in names if name not in known.explains
     ]
@@ -199,7 +203,7 @@ def _looked_at(names: tuple[str, ...], known: Format) -> tuple[tuple[str, Kind],
 
 
 def looks_like_content(value: Any) -> bool:
-    """Whether somebody wrote this: at least three words, or as many signs of a script without spaces."""
+    """Return whether somebody wrote this: at least three words, or as many signs of a script without spaces."""
     return any(_is_prose(text) for text in texts_in(value))
 
 
@@ -213,17 +217,17 @@ def _is_prose(text: str) -> bool:
 
 
 def says_none(value: Any) -> bool:
-    """Whether somebody wrote that an instruction has no input."""
+    """Return whether somebody wrote that an instruction has no input."""
     return isinstance(value, str) and value.strip().lower().strip("<>[]() .") in _NO_INPUT
 
 
 def names_document(text: str) -> bool:
-    """Whether a text only names a document that stands elsewhere: `page_12`, `guides/returns.txt`."""
+    """Return whether a text only names a document that stands elsewhere: `page_12`, `guides/returns.txt`."""
     return _NAMED_DOCUMENT.fullmatch(text.strip()) is not None
 
 
 def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
-    """Whether all prose of `value` (all its texts, if its name says content) stands in the conversation, or the
+    """Return whether all prose of `value` (all its texts, if its name says content) stands in the conversation, or the
     conversation in it: a column that holds the whole row as one text adds nothing.
     """
     if isinstance(value, str) and any(value in message.content for message in messages):
@@ -242,7 +246,9 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
 
 
 def outcome_of(row: Row) -> bool | None:
-    """Whether an answer was a good one, as an outcome column of the row says under one of its names and values."""
+    """Return whether an answer was a good one, as an outcome column of the row says under one of its names and
+    values.
+    """
     for name, good, bad in _outcome_columns(tuple(row)):
         value = row[name]
         if isinstance(value, str | int | float):
@@ -254,7 +260,7 @@ def outcome_of(row: Row) -> bool | None:
 
 @lru_cache(512)
 def _outcome_columns(names: tuple[str, ...]) -> tuple[tuple[str, frozenset[str], frozenset[str]], ...]:
-    """Columns that say how an answer turned out, with the values that say so."""
+    """Return columns that say how an answer turned out, with the values that say so."""
     return tuple(
         (name, frozenset(outcome["good"]), frozenset(outcome["bad"]))
         for name in names
@@ -264,7 +270,7 @@ def _outcome_columns(names: tuple[str, ...]) -> tuple[tuple[str, frozenset[str],
 
 
 def system_of(row: Row) -> Any:
-    """The system prompt in its own column."""
+    """Return the system prompt in its own column."""
     name = first_of(row, SYSTEM)
     return row[name] if name else None
 
@@ -275,7 +281,7 @@ def tools_of(row: Row) -> Any:
 
 
 def thoughts_of(row: Row) -> str | None:
-    """What was thought before the answer, in a column of its own."""
+    """Return what was thought before the answer, in a column of its own."""
     name = first_of(row, THOUGHTS)
     value = row[name] if name else None
     return value if isinstance(value, str) and value.strip() else None

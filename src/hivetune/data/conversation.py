@@ -62,7 +62,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
 
 @lru_cache(512)
 def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of better and of worse answers, under all the names that data sets use."""
+    """Return the columns of better and of worse answers, under all the names that data sets use."""
     better = tuple(name for name in names if name.startswith(("chosen", "better_")) or name in _BETTER)
     worse = tuple(name for name in names if name.startswith(_WORSE))
     good = tuple(name for name in names if name.startswith("good_") and f"bad_{name[5:]}" in names)
@@ -70,7 +70,7 @@ def _preferences(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
 
 
 def preference_columns(row: Row) -> tuple[str, str] | None:
-    """The columns of a better and of a worse answer, where a row with plain names has both."""
+    """Return the columns of a better and of a worse answer, where a row with plain names has both."""
     sides = _preferences(tuple(row))
     if not all(sides):
         return None
@@ -92,7 +92,7 @@ def _refuse_preference(row: Row) -> None:
 
 
 def _is_whole(better: Any) -> bool:
-    """Whether the better answer holds its question too."""
+    """Return whether the better answer holds its question too."""
     turns = (spoken_turns(better.strip()) or []) if isinstance(better, str) else objects(better) or []
     return len(turns) > 1 and not _answers(turns[0]) and _answers(turns[-1])
 
@@ -102,7 +102,7 @@ def _answers(turn: Any) -> bool:
 
 
 def _question_of_preference(row: Row, better: Any) -> str:
-    """The part of a line for `--columns` that names what was asked; `...` where nobody can tell."""
+    """Return the part of a line for `--columns` that names what was asked; `...` where nobody can tell."""
     if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
         return "prompt=input.messages"
     turns = [name for name in ("messages", "conversations", "prompt") if isinstance(row.get(name), list)]
@@ -140,7 +140,7 @@ def _half_of_a_batch(row: Row) -> RowRefused:
 
 
 def _refuse_media_tags(conversation: Conversation) -> None:
-    """Texts that point to an image, a sound or a film, as data sets for models that see write them."""
+    """Raise RowRefused for texts that point to an image, a sound or a film, as data sets for such models write them."""
     for message in conversation.messages:
         if message.role == "user" and "<" in message.content and (found := _MEDIA_TAG.search(message.content)):
             raise RowRefused("unsupported-content", f"the text holds {found.group()[:40]!r}: only text can be learned")

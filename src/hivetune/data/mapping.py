@@ -38,7 +38,7 @@ _HEAD = re.compile(r'\s*"?([^".\[]+)')
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """`row` with our field names for the user's columns. Raises RowRefused: filtered.
+    """Return `row` with our field names for the user's columns. Raise RowRefused: filtered.
 
     Who maps one column of the conversation maps them all: others that look like content are not looked at.
     """
@@ -58,7 +58,9 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _is_side(field: str, columns: Mapping[str, str]) -> bool:
-    """Whether a field of ours names a column: not where the rows are or which, nor what belongs to a list of turns."""
+    """Return whether a field of ours names a column: not where the rows are or which, nor what belongs to a list of
+    turns.
+    """
     return field not in (ROWS, WHERE) and not ("messages" in columns and field in TURN_FIELDS)
 
 
@@ -73,7 +75,7 @@ def _plain(value: Any) -> str:
 
 
 def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
-    """A turn with its role and its text under our names, as the user says who answers."""
+    """Return a turn with its role and its text under our names, as the user says who answers."""
     if not isinstance(turn, dict):
         return turn
     named = {field: value_of(turn, columns[field]) for field in ("role", "text") if field in columns}
@@ -93,13 +95,14 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
-    """The columns that a field of ours is made of: one, or those of a question or an answer that is `a+b`."""
+    """Return the columns that a field of ours is made of: one, or those of a question or an answer that is `a+b`."""
     several = AND in column and (field in ASKED or field in ANSWERED) and not _is_there(row, column)
     return tuple(part.strip() for part in column.split(AND)) if several else (column,)
 
 
 def side_of(row: Row, field: str, column: str) -> Any:
-    """What stands in a column, or in several, with their names: an answer as JSON text, a question as lines of text.
+    """Return what stands in a column, or in several, with their names: an answer as JSON text, a question as lines of
+    text.
 
     None where nothing stands there, or where the row lacks one of several.
     """
@@ -115,7 +118,7 @@ def side_of(row: Row, field: str, column: str) -> Any:
 
 
 def _short(parts: tuple[str, ...]) -> list[str]:
-    """The last part of each name, where that tells them apart."""
+    """Return the last part of each name, where that tells them apart."""
     last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
     return last if len(set(last)) == len(last) else list(parts)
 
@@ -125,8 +128,8 @@ def _text(value: Any) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """An object whose fields are what is asked, as JSON text: the user said that it is the question. One with messages
-    or a text in it, and any other value, as it is.
+    """Return an object whose fields are what is asked, as JSON text: the user said that it is the question. One with
+    messages or a text in it, and any other value, as it is.
     """
     if not isinstance(value, dict) or not value or not _SAY.isdisjoint(value):
         return value
@@ -134,7 +137,9 @@ def _as_json(value: Any) -> Any:
 
 
 def value_of(row: Row, column: str) -> Any:
-    """What stands at a path of a row; lists and objects that are written as JSON text are opened. None: nothing."""
+    """Return what stands at a path of a row; lists and objects that are written as JSON text are opened. None:
+    nothing.
+    """
     if column in row:
         return row[column]
     above, _, last = column.rpartition(".")
@@ -147,7 +152,7 @@ def value_of(row: Row, column: str) -> Any:
 
 
 def _opened(row: Row, column: str) -> Row:
-    """The row with the JSON texts on the way of a path as what they say."""
+    """Return the row with the JSON texts on the way of a path as what they say."""
     head = _HEAD.match(column)
     name = head[1] if head else ""
     value = row.get(name)
@@ -161,7 +166,7 @@ def _opened(row: Row, column: str) -> Row:
 
 @lru_cache(256)
 def _compiled(column: str) -> Any:
-    """The path as JMESPath. Raises UsageError where it is none."""
+    """Return the path as JMESPath. Raise UsageError where it is none."""
     path = re.sub(r"\.(\d+)(?=\.|\[|\Z)", r"[\1]", column)
     try:
         return jmespath.compile(path)
@@ -174,13 +179,13 @@ def _compiled(column: str) -> Any:
 
 
 def rows_at(record: Any, path: str) -> list[Any]:
-    """The rows of a record, at `rows=PATH`; none where nothing stands there."""
+    """Return the rows of a record, at `rows=PATH`; none where nothing stands there."""
     found = value_of(record, path) if isinstance(record, dict) else _compiled(path).search(record)
     return found if isinstance(found, list) else [] if found is None else [found]
 
 
 def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
-    """Which of the user's columns a row does not have, or has without a value; None where it has them all."""
+    """Return which of the user's columns a row does not have, or has without a value; None where it has them all."""
     sides = [(field, name) for field, name in columns.items() if _is_side(field, columns)]
     missing = [(field, name) for field, name in sides if side_of(row, field, name) is None]
     if not missing:
@@ -198,13 +203,13 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
 
 
 def in_your_words(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
-    """A refusal whose `--columns` line names the user's columns: ours are in no file of the user's."""
+    """Return a refusal whose `--columns` line names the user's columns: ours are in no file of the user's."""
     hint = re.sub(r"=(\w+)", lambda found: f"={columns.get(found.group(1), found.group(1))}", refused.hint)
     return RowRefused(refused.reason, hint)
 
 
 def _is_there(row: Row, column: str) -> bool:
-    """Whether a row has a column, with or without a value."""
+    """Return whether a row has a column, with or without a value."""
     above, _, last = column.rpartition(".")
     if column in row or not above:
         return column in row or value_of(row, column) is not None
@@ -213,7 +218,7 @@ def _is_there(row: Row, column: str) -> bool:
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """The value of `--columns`: OURS=YOURS,... with texts in quotes and paths in brackets. Raises UsageError."""
+    """Return the value of `--columns`: OURS=YOURS,... with texts in quotes and paths in brackets. Raise UsageError."""
     pieces = re.findall(r"((?:[^,'\[\"]|'[^']*'|\"[^\"]*\"|\[[^\]]*\])+)", text)
     pairs = [piece.partition("=") for piece in pieces]
     if not pairs or not all(ours.strip() and yours.strip() for ours, _, yours in pairs):
@@ -222,7 +227,7 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Raises UsageError for a field of ours that is none, since its column would be read by nobody, and for a path."""
+    """Raise UsageError for a field of ours that is none, since its column would be read by nobody, and for a path."""
     fields = sorted({*CONTENT, *NOTES, *TOOLS, *SYSTEM, *TURN_FIELDS, *OWN_FIELDS, ROWS, WHERE})
     for name, column in columns.items():
         if name not in fields:
@@ -238,5 +243,5 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def maps_content(columns: Mapping[str, str]) -> bool:
-    """Whether the user named a column of the conversation."""
+    """Return whether the user named a column of the conversation."""
     return any(name in CONTENT or name in TOOLS for name in columns if name not in (ROWS, WHERE))

@@ -66,7 +66,7 @@ class RawRow:
 
 
 def read_rows(chunk: Chunk) -> Iterator[RawRow]:
-    """The rows of one chunk in order; blank lines are no rows. Raises OSError when the file is gone."""
+    """Yield the rows of one chunk in order; blank lines are no rows. Raise OSError when the file is gone."""
     if chunk.kind == "store":
         yield from _store_rows(chunk)
     elif chunk.kind == "oversize":
@@ -78,7 +78,9 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
 
 
 def _each(raw: RawRow, path: str) -> Iterator[RawRow]:
-    """The row itself, or the rows that it holds, at `path` where the user named one; all have its place in the file."""
+    """Yield the row itself, or the rows that it holds, at `path` where the user named one; all have its place in the
+    file.
+    """
     inside = None
     if raw.problem is None and path:
         inside = _at_path(raw.payload, path)
@@ -92,7 +94,7 @@ def _each(raw: RawRow, path: str) -> Iterator[RawRow]:
 
 
 def _at_path(payload: bytes, path: str) -> list[bytes] | None:
-    """The rows of a record at a path; None where it is no JSON, or nothing stands there."""
+    """Return the rows of a record at a path; None where it is no JSON, or nothing stands there."""
     try:
         found = rows_at(json.loads(payload), path)
     except (ValueError, RecursionError):
@@ -120,7 +122,9 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
 
 
 def _truncated(line: bytes) -> RowRefused | None:
-    """The last line, without a line break: does it break off? Whatever else is wrong with it, `parse_row` says."""
+    """Return the refusal of a last line that breaks off; it has no line break. `parse_row` says whatever else
+    is wrong.
+    """
     try:
         json.loads(line)
     except UnicodeDecodeError as error:
@@ -160,7 +164,7 @@ def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
 
 
 def _text(content: bytes) -> str:
-    """Of a column of the store: a flipped bit may leave no UTF-8, and the other rows are read all the same."""
+    """Return the text of a column of the store; a flipped bit may leave no UTF-8, and costs no other row."""
     return content.decode("utf-8", "backslashreplace")
 
 
@@ -172,14 +176,14 @@ _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def parse_row(payload: bytes) -> Row:
-    """The JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raises RowRefused."""
+    """Return the JSON object in `payload`; a row from a quarantine file comes out of its wrapper. Raise RowRefused."""
     return _parsed_row(row_text(payload)[0])
 
 
 def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
-    """(text, reasons of severity warn): UTF-8 without a byte order mark, or what `latin_text` reads.
+    """Return (text, reasons of severity warn): UTF-8 without a byte order mark, or what `latin_text` reads.
 
-    Raises RowRefused.
+    Raise RowRefused.
     """
     if b"\0" in payload:
         raise RowRefused("nul-byte")
@@ -196,7 +200,7 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _original(payload: bytes) -> bytes:
-    """Bytes that are no UTF-8 stand in converted files as halves of characters, one each."""
+    """Return bytes that are no UTF-8 stand in converted files as halves of characters, one each."""
     try:
         return payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
     except UnicodeError:
@@ -234,7 +238,7 @@ def _object(value: Any) -> Row:
 
 
 def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
-    """Why these bytes are no UTF-8: halves of characters, or another encoding."""
+    """Return why these bytes are no UTF-8: halves of characters, or another encoding."""
     try:
         text = payload.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -258,7 +262,9 @@ class ReadRow(NamedTuple):
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ReadRow:
-    """One row, by its layout. `pairs`: a better and a worse answer are read too. Raises RowRefused with the reason."""
+    """Return one row, by its layout. `pairs`: a better and a worse answer are read too. Raise RowRefused with the
+    reason.
+    """
     if raw.problem is not None:
         raise raw.problem
     text, changed = row_text(raw.payload)
@@ -292,7 +298,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
 
 
 def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
-    """Raises RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
+    """Raise RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
     number: a price, a measurement.
     """
     said = messages[-1].content
@@ -311,8 +317,8 @@ def _conversation(row: Row, *, mapped: bool) -> Conversation:
 
 
 def _with_system_of_text(row: Row, said: Conversation) -> Conversation:
-    """A question and its answer with the system prompt of the text that a template wrote of them, where the row keeps
-    that, too.
+    """Return a question and its answer with the system prompt of the text that a template wrote of them, where the row
+    keeps that, too.
     """
     if said.messages[0].role == "system" or len(said.messages) != 2:
         return said
@@ -326,7 +332,7 @@ def _with_system_of_text(row: Row, said: Conversation) -> Conversation:
 
 
 def _refuse_by_file(row: Row, said: Conversation, chunk: Chunk) -> None:
-    """Raises RowRefused for what only the other rows of a file show: a column without which equal questions have
+    """Raise RowRefused for what only the other rows of a file show: a column without which equal questions have
     different answers, and the length at which its answers were cut.
     """
     if chunk.telling and chunk.telling in row and said.layout not in WHOLE_ROWS:
@@ -340,7 +346,9 @@ def _refuse_by_file(row: Row, said: Conversation, chunk: Chunk) -> None:
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
-    """What was said of an answer is said of its last turn alone. A rating beside two answers is of the worse one."""
+    """Return what was said of an answer is said of its last turn alone. A rating beside two answers is of the worse
+    one.
+    """
     if two is not None:
         feedback = None if example.feedback is not None and example.feedback < 0 else example.feedback
         messages = only_last_answer(example.messages)
@@ -353,7 +361,7 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
 
 
 def _with_advice(refused: RowRefused, line: str) -> RowRefused:
-    """The reason with the suggested mapping of the row's file, if there is one."""
+    """Return the reason with the suggested mapping of the row's file, if there is one."""
     if refused.reason not in NOT_KNOWN or not line:
         return refused
     hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
@@ -361,7 +369,7 @@ def _with_advice(refused: RowRefused, line: str) -> RowRefused:
 
 
 def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:
-    """What the store knows goes before what the row says: it may come from a column map."""
+    """Return what the store knows goes before what the row says: it may come from a column map."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
     if success is None:
@@ -394,13 +402,15 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
 
 
 def _client(row: Row) -> str | None:
-    """Of a row that the gateway captured (serve/gateway/capture.py); other data may have a column of this name."""
+    """Return the client of a row that the gateway captured (serve/gateway/capture.py); other data may have such
+    a column.
+    """
     captured = "answered_by" in row or "rejected_answer" in row
     return row["client"] if captured and isinstance(row.get("client"), str) else None
 
 
 def _kto_label(row: Row) -> bool | None:
-    """Whether an answer is a good one; a class that is true or false is the answer itself."""
+    """Return whether an answer is a good one; a class that is true or false is the answer itself."""
     for name in KTO_LABELS:
         if name in row and (_is_truth(row[name]) or _is_of_an_answer(row, name)):
             return as_success(row[name])
@@ -408,8 +418,8 @@ def _kto_label(row: Row) -> bool | None:
 
 
 def _is_of_an_answer(row: Row, name: str) -> bool:
-    """Whether a 0 or 1 stands beside a question and one of its answers, of which it says that it is right: choices
-    among which it may be a number stand in a list.
+    """Return whether a 0 or 1 stands beside a question and one of its answers, of which it says that it is right:
+    choices among which it may be a number stand in a list.
     """
     if not {"question", "answer"} <= row.keys() or str(row[name]) not in ("0", "1"):
         return False
@@ -417,14 +427,14 @@ def _is_of_an_answer(row: Row, name: str) -> bool:
 
 
 def _is_truth(value: Any) -> bool:
-    """A truth value, or its word, as CSV has it; `bool("false")` would be true. Other labels are classes."""
+    """Return whether a value is a truth value, or its word, as CSV has it. Other labels are classes."""
     return isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false"))
 
 
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
-    """32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
+    """Return 32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
 
-    Raises RowRefused("lone-surrogate"): such text has no bytes.
+    Raise RowRefused("lone-surrogate"): such text has no bytes.
     """
     pieces = []
     for m in messages:
@@ -441,7 +451,7 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
 
 
 def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
-    """64 bits of an answer and all before it, whichever turns are trained."""
+    """Return 64 bits of an answer and all before it, whichever turns are trained."""
     return int(
         content_id(tuple(m if m.weight == 1 else replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16
     )

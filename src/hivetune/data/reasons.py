@@ -28,7 +28,7 @@ class RowRefused(Exception):
 
 
 def not_utf8(byte: int, before: str) -> RowRefused:
-    """The reason for a byte that is no UTF-8, with the encoding that it most likely is in."""
+    """Return the reason for a byte that is no UTF-8, with the encoding that it most likely is in."""
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     seen = " ".join(before.split())[-20:]
     how = "convert it: iconv -f WINDOWS-1252 -t UTF-8"

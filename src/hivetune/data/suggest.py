@@ -75,7 +75,7 @@ class _Column(NamedTuple):
 
 
 def suggest(records: Sequence[Any]) -> list[Suggestion]:
-    """The mappings that read most of these records, the likeliest first; at most MAX_SUGGESTIONS."""
+    """Return the mappings that read most of these records, the likeliest first; at most MAX_SUGGESTIONS."""
     rows = [record for record in records if isinstance(record, dict)]
     found: list[Suggestion] = []
     for columns in itertools.islice(_candidates(rows), MAX_TRIED):
@@ -107,14 +107,16 @@ def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None
 
 
 def _unread(row: Row, said: Conversation) -> tuple[str, ...]:
-    """The columns with text that the conversation doesn't hold."""
+    """Return the columns with text that the conversation doesn't hold."""
     whole = "\n".join((*(m.content for m in said.messages), *(m.reasoning or "" for m in said.messages)))
     texts = ((path, text) for path, text in _texts(row) if text.strip() and text.strip() not in whole)
     return tuple(dict.fromkeys(path for path, _ in texts))
 
 
 def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """Mappings that a person would try: lists of turns, a question with its answer, then both in lists of rows."""
+    """Yield mappings that a person would try: lists of turns, a question with its answer, then both in lists of
+    rows.
+    """
     yield from _turn_lists(rows)
     pairs = list(_pairs(rows))
     yield from pairs
@@ -130,7 +132,7 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
 
 
 def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """Lists of objects of which one field names who speaks, and another holds the words."""
+    """Yield lists of objects of which one field names who speaks, and another holds the words."""
     for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
         lists = [turns for row in rows if (turns := objects(_at(row, path)))]
         turns = [turn for one in lists for turn in one]
@@ -150,7 +152,7 @@ def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
 
 
 def _field_of_words(turns: Sequence[Row]) -> str:
-    """The field with the longest texts."""
+    """Return the field with the longest texts."""
     sizes: Counter[str] = Counter()
     for turn in turns:
         sizes.update({name: len(value) for name, value in turn.items() if isinstance(value, str)})
@@ -158,7 +160,7 @@ def _field_of_words(turns: Sequence[Row]) -> str:
 
 
 def _fields_of_speakers(turns: Sequence[Row], words: str) -> list[str]:
-    """Fields with few values of which every turn has one, those with known roles first."""
+    """Return fields with few values of which every turn has one, those with known roles first."""
     found = []
     for name in turns[0]:
         values = [turn.get(name) for turn in turns]
@@ -170,7 +172,7 @@ def _fields_of_speakers(turns: Sequence[Row], words: str) -> list[str]:
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """A question and an answer, the likeliest first; what was given with the question is joined to it."""
+    """Yield a question and an answer, the likeliest first; what was given with the question is joined to it."""
     columns = [one for one in _columns(rows) if one.share >= FILLED_SHARE and not _is_about(one)]
     order = {one.path: number for number, one in enumerate(columns)}
     scored = []
@@ -204,7 +206,7 @@ def _is_answer(one: _Column) -> bool:
 
 
 def _as_question(one: _Column) -> float:
-    """How much a column looks like questions."""
+    """Return how much a column looks like questions."""
     named = 6.0 - ASKED.index(one.name) / len(ASKED) if _is_question(one) else 0.0
     marks = sum(text.rstrip().endswith("?") for text in one.values) / max(1, len(one.values))
     far = 4.0 if one.name in (*THOUGHTS, *SYSTEM) else 0.0
@@ -212,7 +214,7 @@ def _as_question(one: _Column) -> float:
 
 
 def _as_answer(one: _Column, columns: Sequence[_Column]) -> float:
-    """How much a column looks like answers. What was expected goes before what a model under test said."""
+    """Return how much a column looks like answers. What was expected goes before what a model under test said."""
     if one.name in TRUE_ANSWERS:
         return 6.5
     tested = one.name in _MODEL_ANSWERS or any(other.name in TRUE_ANSWERS for other in columns if other is not one)
@@ -223,19 +225,19 @@ def _as_answer(one: _Column, columns: Sequence[_Column]) -> float:
 
 
 def _is_given(one: _Column) -> bool:
-    """Whether a column is what a question is about: by its name, or as nobody knows what else it is."""
+    """Return whether a column is what a question is about: by its name, or as nobody knows what else it is."""
     if one.name in (*SYSTEM, *THOUGHTS) or _is_answer(one):
         return False
     return one.name in CONTEXT or (one.name not in ASKED and one.different > 0.0 and not one.path.count("."))
 
 
 def _repeats(one: _Column, sides: Sequence[_Column]) -> bool:
-    """Whether the question or the answer holds what stands in a column."""
+    """Return whether the question or the answer holds what stands in a column."""
     return any(all(text in other for text, other in zip(one.values, side.values, strict=False)) for side in sides)
 
 
 def _is_about(one: _Column) -> bool:
-    """Whether a column is no part of a conversation: ids, times, numbers, addresses, notes by their names."""
+    """Return whether a column is no part of a conversation: ids, times, numbers, addresses, notes by their names."""
     if one.name in (*ASKED, *ANSWERED, *LABELS, *TRUE_ANSWERS, *CONTEXT):
         return False
     if one.name in MEDIA or one.name in NOTES or one.name in FACTS:
@@ -244,7 +246,7 @@ def _is_about(one: _Column) -> bool:
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
-    """The paths of texts, in the order of the first rows."""
+    """Return the paths of texts, in the order of the first rows."""
     values: dict[str, list[str]] = {}
     for row in rows:
         seen: dict[str, str] = {}
@@ -258,7 +260,7 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
 
 
 def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """(path, text) of everything that is one, below objects; of a list of texts the first."""
+    """Yield (path, text) of everything that is one, below objects; of a list of texts the first."""
     if depth > _MAX_DEPTH or not isinstance(row, dict):
         return
     for name, value in itertools.islice(row.items(), _MAX_PATHS):
@@ -273,7 +275,7 @@ def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, st
 
 
 def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list[Any]]]:
-    """(path, list) of everything that is a list of objects, below objects; turns by their name first."""
+    """Yield (path, list) of everything that is a list of objects, below objects; turns by their name first."""
     if depth > _MAX_DEPTH or not isinstance(row, dict):
         return
     named = sorted(row.items(), key=lambda item: plain_name(str(item[0])) not in TURNS)

@@ -19,7 +19,7 @@ _HEAD_BYTES = 256 << 10
 
 
 def batch_side(path: str, known: str) -> BatchSide | None:
-    """Which side of a batch a JSONL file is, by its first line; None: no batch, or both sides in one file."""
+    """Return which side of a batch a JSONL file is, by its first line; None: no batch, or both sides in one file."""
     kind, _, packed = known.partition(".")
     if kind != "jsonl":
         return None
@@ -74,7 +74,9 @@ def _index(database: sqlite3.Connection, path: str, known: str, side: BatchSide)
 
 
 def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) -> str | None:
-    """The row of one line; None for a question that its answer's row holds. An id of two questions joins nothing."""
+    """Return the row of one line; None for a question that its answer's row holds. An id of two questions joins
+    nothing.
+    """
     identity = _id_of(row)
     found = database.execute("SELECT body, files FROM questions WHERE id = ?", (identity,)).fetchone()
     if side == "questions":
@@ -86,7 +88,7 @@ def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) 
 
 
 def _id_of(row: dict[str, Any]) -> str | None:
-    """OpenAI's and Anthropic's `custom_id`, Gemini's `key` of a request or a response."""
+    """Return OpenAI's and Anthropic's `custom_id`, or Gemini's `key` of a request or a response."""
     identity = row.get("custom_id")
     if identity is None and (_question(row) is not None or _answer(row) is not None):
         identity = row.get("key")
@@ -94,13 +96,13 @@ def _id_of(row: dict[str, Any]) -> str | None:
 
 
 def _question(row: dict[str, Any]) -> Any:
-    """OpenAI's `body`, Anthropic's `params`, Gemini's `request`."""
+    """Return OpenAI's `body`, Anthropic's `params` or Gemini's `request`."""
     body = row.get("body", row.get("params", row.get("request")))
     return body if isinstance(body, dict) else None
 
 
 def _answer(row: dict[str, Any]) -> Any:
-    """OpenAI's `response` or `error`, Anthropic's `result`."""
+    """Return OpenAI's `response` or `error`, or Anthropic's `result`."""
     if isinstance(row.get("error"), dict) and row["error"]:
         return {"error": row["error"]}
     result = row.get("result")

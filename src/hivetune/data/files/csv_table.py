@@ -54,7 +54,7 @@ class _Lines:
         self._again += reversed(lines)
 
     def ahead(self, place: int) -> Iterator[str]:
-        """Taken lines from `place` on, then lines that are taken now."""
+        """Yield taken lines from `place` on, then lines that are taken now."""
         while place < len(self.taken) or next(self, None) is not None:
             yield self.taken[place]
             place += 1
@@ -85,13 +85,15 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
 
 
 def _is_row(fields: list[str], header: list[str]) -> bool:
-    """Whether fields are no blank line (nor separators alone), and no header again, as in files that were joined."""
+    """Return whether fields are no blank line (nor separators alone), and no header again, as in files that were
+    joined.
+    """
     return any(fields) and fields != header
 
 
 def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: list[str]) -> list[str] | None:
-    """The fields of a record; those between the tabs of its first line where its quotes are signs like others, as in
-    most files with tabs. The lines behind that one are given back.
+    """Return the fields of a record; those between the tabs of its first line where its quotes are signs like others,
+    as in most files with tabs. The lines behind that one are given back.
     """
     if form.delimiter != "\t" or (fields is not None and len(fields) in (0, len(header))):
         return fields
@@ -104,12 +106,12 @@ def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: li
 
 
 def has_header(source: TextSource, delimiter: str | None) -> bool:
-    """Whether the first line of a table names its columns."""
+    """Return whether the first line of a table names its columns."""
     return _beginning(_Lines(source.lines()), delimiter)[2] is None
 
 
 def _beginning(lines: _Lines, delimiter: str | None) -> tuple[int, _Form, list[str] | None]:
-    """(lines above the table, its form, names for its columns where its first record does not name them)."""
+    """Return (lines above the table, its form, names for its columns where its first record does not name them)."""
     csv.field_size_limit(MAX_ROW_CHARS)
     top = list(islice(lines, _TOP_LINES))
     title, delimiter = _title(top, delimiter)
@@ -119,8 +121,8 @@ def _beginning(lines: _Lines, delimiter: str | None) -> tuple[int, _Form, list[s
 
 
 def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
-    """Names for the columns of a table whose first record is a row, else None. The lines that were looked at are given
-    back.
+    """Return names for the columns of a table whose first record is a row, else None. The lines that were looked at are
+    given back.
     """
     seen: list[str] = []
     records: list[list[str]] = []
@@ -134,12 +136,16 @@ def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
 
 
 def _has_spaces(first: Sequence[str], delimiter: str) -> bool:
-    """Whether a space stands behind each delimiter of the header, so that it is no part of the names and values."""
+    """Return whether a space stands behind each delimiter of the header, so that it is no part of the names and
+    values.
+    """
     return bool(first) and first[0].count(delimiter) == first[0].count(f"{delimiter} ") > 0
 
 
 def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
-    """(lines above the header, delimiter). Sheets often begin with a title, a date, an empty line: one cell each."""
+    """Return (lines above the header, delimiter). Sheets often begin with a title, a date, an empty line: one cell
+    each.
+    """
     own = delimiter or max(_DELIMITERS, key="".join(top[:1]).count)
     for mark in (own,) if delimiter or own in "".join(top[:1]) else _DELIMITERS:
         cells = [_cells(line, mark) for line in top]
@@ -153,12 +159,12 @@ def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The fields of one line; none of a line that is longer than any row."""
+    """Return the fields of one line; none of a line that is longer than any row."""
     return next(csv.reader([line], delimiter=delimiter), []) if len(line) <= MAX_ROW_CHARS else []
 
 
 def _are_names(cells: list[str]) -> bool:
-    """Whether these are the names of a table's columns, and not the pieces of a sentence with commas."""
+    """Return whether these are the names of a table's columns, and not the pieces of a sentence with commas."""
     named = [cell for cell in cells if cell.strip()]
     short = all(len(cell) <= _MAX_NAME_CHARS and not cell[0].isspace() for cell in named)
     return len(cells) >= _MIN_COLUMNS and len(set(named)) == len(named) and short
@@ -173,7 +179,7 @@ def _csv_row(place: int, header: list[str], fields: list[str], form: _Form) -> P
 
 
 def _joined(fields: list[str]) -> list[str]:
-    """Without the cuts in front of a space: sentences that nobody quoted have commas, too."""
+    """Return the fields without the cuts in front of a space: sentences that nobody quoted have commas, too."""
     whole = fields[:1]
     for field in fields[1:]:
         if field[:1] == " ":
@@ -184,7 +190,7 @@ def _joined(fields: list[str]) -> list[str]:
 
 
 def _records(lines: _Lines, form: _Form) -> Iterator[list[str] | None]:
-    """Records one by one; None for one in which a quote is not closed, or closed before the end of its field."""
+    """Yield records one by one; None for one in which a quote is not closed, or closed before the end of its field."""
     reader = csv.reader(lines, delimiter=form.delimiter, skipinitialspace=form.spaced, strict=True)
     while True:
         lines.taken = []
@@ -202,7 +208,7 @@ def _with_cr(fields: list[str]) -> list[str]:
 
 
 def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
-    """How many of the taken lines are lost: up to the first one from which the next records are whole."""
+    """Return how many of the taken lines are lost: up to the first one from which the next records are whole."""
     if len(lines.taken[0]) > MAX_ROW_CHARS:  # no quote is wrong: the line alone is too large
         return 1
     place = 1
@@ -216,8 +222,8 @@ def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
 
 
 def _broken(lines: list[str], place: int, delimiter: str, columns: int) -> Iterator[PlacedRow]:
-    """The row in which the quote was opened, each line behind it that has as many fields as a row, and those that are
-    too large.
+    """Yield the row in which the quote was opened, each line behind it that has as many fields as a row, and those that
+    are too large.
     """
     for number, line in enumerate(lines):
         if len(line) > MAX_ROW_CHARS:
@@ -241,8 +247,8 @@ _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
 
 
 def names_without_header(records: Sequence[list[str]]) -> list[str] | None:
-    """Names for the columns of a table whose first record is a row; None where it names them. `records`: the first ones
-    of the table.
+    """Return names for the columns of a table whose first record is a row; None where it names them. `records`: the
+    first ones of the table.
     """
     first = records[0]
     below = [record for record in records[1:] if len(record) == len(first)]
@@ -253,8 +259,8 @@ def names_without_header(records: Sequence[list[str]]) -> list[str] | None:
 
 
 def _is_first_row(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Whether a first record is like those below: one of its values comes again in its column (not in a header that is
-    there twice), or none is a known name and those that can't be names are like what stands below them.
+    """Return whether a first record is like those below: one of its values comes again in its column (not in a header
+    that is there twice), or none is a known name and those that can't be names are like what stands below them.
     """
     columns = [[row[i].strip() for row in below] for i in range(len(first))]
     cells = [cell.strip() for cell in first]
@@ -268,13 +274,13 @@ def _is_first_row(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
 
 
 def _is_name(cell: str) -> bool:
-    """Whether somebody would call a column so."""
+    """Return whether somebody would call a column so."""
     short = len(cell) <= _MAX_HEADER_CHARS and len(cell.split()) <= _MAX_NAME_WORDS
     return bool(cell) and short and not cell.endswith(_SENTENCE_ENDS) and _look(cell) in ("word", "prose")
 
 
 def _look(cell: str) -> str:
-    """number, time, document, prose or word."""
+    """Return what a cell looks like: number, time, document, prose or word."""
     if as_number(cell) is not None:
         return "number"
     if as_time(cell) is not None:
@@ -289,7 +295,7 @@ def _share(column: Sequence[str], look: str) -> float:
 
 
 def _names(columns: Sequence[Sequence[str]]) -> list[str]:
-    """What the columns are called, by what they hold."""
+    """Return what the columns are called, by what they hold."""
     called = [f"column_{number}" for number in range(1, len(columns) + 1)]
     told = [
         i for i, column in enumerate(columns) if not (_share(column, "number") == 1 and len(set(column)) == len(column))
@@ -306,7 +312,7 @@ def _names(columns: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _are_letters(column: Sequence[str], choices: int) -> bool:
-    """Whether a column holds the letters of so many choices, as MMLU's tables do behind them."""
+    """Return whether a column holds the letters of so many choices, as MMLU's tables do behind them."""
     return set(column) <= set(_LETTERS[:choices])
 
 

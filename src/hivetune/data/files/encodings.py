@@ -36,11 +36,11 @@ _BLOCK_BYTES = 1 << 16
 
 class ByteSource(Protocol):
     def read(self, size: int) -> tuple[bytes, str | None]:
-        """At most `size` bytes and, at the end of what can be read, what went wrong."""
+        """Return at most `size` bytes and, at the end of what can be read, what went wrong."""
 
 
 def wide_encoding(head: bytes) -> str | None:
-    """utf-16-le, utf-16-be, utf-32-le or utf-32-be by the first bytes of a file, else None."""
+    """Return utf-16-le, utf-16-be, utf-32-le or utf-32-be by the first bytes of a file, else None."""
     for mark, name in MARKS:
         if head.startswith(mark):
             return name
@@ -53,8 +53,8 @@ def wide_encoding(head: bytes) -> str | None:
 
 
 def legacy_encoding(head: bytes) -> str | None:
-    """The encoding of a beginning most of whose lines beyond ASCII are no UTF-8; None where it is UTF-8, or where too
-    little of it tells.
+    """Return the encoding of a beginning most of whose lines beyond ASCII are no UTF-8; None where it is UTF-8, or
+    where too little of it tells.
     """
     lines = [line for line in head.split(b"\n") if not line.isascii()]
     text = b"\n".join(line for line in lines if not _is_utf8(line))
@@ -101,7 +101,9 @@ class Transcoded:
 
 
 def ends_lines_with_cr(head: bytes) -> bool:
-    """Whether the lines of a beginning end with carriage returns alone, as old programs of the Macintosh left them."""
+    """Return whether the lines of a beginning end with carriage returns alone, as old programs of the Macintosh left
+    them.
+    """
     return b"\r" in head and b"\n" not in head and b"\r" in head.rstrip()
 
 
@@ -117,8 +119,8 @@ class WithLineFeeds:
 
 
 def latin_text(payload: bytes) -> str | None:
-    """Bytes of one Latin letter each as text, of a row in a file of UTF-8; None where the encodings of Latin letters
-    differ, or the words are of another script.
+    """Return bytes of one Latin letter each as text, of a row in a file of UTF-8; None where the encodings of Latin
+    letters differ, or the words are of another script.
     """
     try:
         text = payload.decode("cp1252")
@@ -131,6 +133,6 @@ def latin_text(payload: bytes) -> str | None:
 
 
 def _is_latin(word: str) -> bool:
-    """Words of Cyrillic or Greek bytes are nothing but such letters; Latin words have a few among others."""
+    """Return whether a word is Latin: it has a few letters beyond ASCII, a Cyrillic or Greek one has nothing else."""
     foreign = sum(not c.isascii() for c in word)
     return len(word) > 1 and foreign <= len(word) / 2

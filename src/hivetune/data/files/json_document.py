@@ -55,13 +55,13 @@ class _Document:
         return passed
 
     def read_more(self) -> bool:
-        """Whether there was more. Text that was passed is let go of."""
+        """Return whether there was more. Text that was passed is let go of."""
         more = self.source.more()
         self.buffer, self.position = self.buffer[self.position :] + more, 0
         return bool(more)
 
     def at_value(self) -> str:
-        """The first character behind white space and commas; empty at the end."""
+        """Return the first character behind white space and commas; empty at the end."""
         while True:
             end = _SEPARATORS.match(self.buffer, self.position).end()  # type: ignore[union-attr]
             self.skip(end)
@@ -104,7 +104,7 @@ def json_rows(source: TextSource) -> Iterator[PlacedRow]:
 
 
 def _skip_wrapper(document: _Document) -> bool:
-    """Whether the rows are below a key, as in {"version": 1, "data": [..]}; then goes on behind the bracket."""
+    """Return whether the rows are below a key, as in {"version": 1, "data": [..]}; then goes on behind the bracket."""
     if document.at_value() != "{":
         return False
     if begin := _begin_of_conversations(document):
@@ -119,7 +119,9 @@ def _skip_wrapper(document: _Document) -> bool:
 
 
 def _begin_of_conversations(document: _Document) -> int | None:
-    """Where the conversations of an export begin: {"user": {..}, "chats": [{"title": .., "messages": [..]}, ..]}."""
+    """Return where the conversations of an export begin: {"user": {..}, "chats": [{"title": .., "messages":
+    [..]}, ..]}.
+    """
     while len(document.buffer) - document.position <= MAX_ROW_CHARS:
         try:
             return _first_conversation(document.buffer, document.position + 1)
@@ -133,7 +135,9 @@ def _begin_of_conversations(document: _Document) -> int | None:
 
 
 def _first_conversation(text: str, at: int) -> int | None:
-    """Where the first one begins, the keys of an object being at `at`. Raises ValueError: the text ends before it."""
+    """Return where the first one begins, the keys of an object being at `at`. Raise ValueError: the text ends
+    before it.
+    """
     while key := _NEXT_KEY.match(text, at):
         at = key.end()
         if text[at : at + _NEAR_END_CHARS].strip() in ("", "["):
@@ -150,7 +154,7 @@ def _first_conversation(text: str, at: int) -> int | None:
 
 
 def _is_conversation(element: Any) -> bool:
-    """Whether an element of a list is a conversation with turns of its own, and no turn."""
+    """Return whether an element of a list is a conversation with turns of its own, and no turn."""
     if not isinstance(element, dict) or not _SPEAKERS.isdisjoint(element):
         return False
     for key, value in element.items():
@@ -167,14 +171,16 @@ def _is_turn(value: Any) -> bool:
 
 
 def _may_be_rows(value: Any) -> bool:
-    """Whether something behind the rows may be more of them: not the page and the number of what an API lists."""
+    """Return whether something behind the rows may be more of them: not the page and the number of what an API
+    lists.
+    """
     if isinstance(value, dict):
         return looks_like_content(value) or any(isinstance(inner, list | dict) for inner in value.values())
     return isinstance(value, list) and bool(value)
 
 
 def _behind(document: _Document) -> Iterator[PlacedRow]:
-    """What follows the rows of a wrapper: its end, and notes; anything else is said."""
+    """Yield what follows the rows of a wrapper: its end, and notes; anything else is said."""
     while len(document.buffer) - document.position < _KEPT_CHARS and document.read_more():
         pass
     line, rest = document.line, document.buffer[document.position :].strip()
@@ -190,7 +196,9 @@ def _behind(document: _Document) -> Iterator[PlacedRow]:
 
 
 def _end_of_value(document: _Document) -> int | None:
-    """Where the JSON value that begins here ends; None when it is broken or larger than any row. Reads on as needed."""
+    """Return where the JSON value that begins here ends; None when it is broken or larger than any row. Reads
+    on as needed.
+    """
     wanted = 0
     while True:
         buffer, position, ended = document.buffer, document.position, document.source.ended
@@ -212,7 +220,7 @@ def _end_of_value(document: _Document) -> int | None:
 
 
 def _broken(document: _Document, first_keys: set[str]) -> str:
-    """The text from here to the beginning of the next row, at most _KEPT_CHARS of it."""
+    """Return the text from here to the beginning of the next row, at most _KEPT_CHARS of it."""
     own = _FIRST_KEY.match(document.buffer, document.position)
     keys = first_keys | ({own.group(1)} if own else set())
     any_key = "|".join(map(re.escape, sorted(keys)))

@@ -58,7 +58,7 @@ _SAMPLE_BYTES = 1 << 20  # in which the encoding of a text shows
 
 class ByteStream(Protocol):
     def read(self, size: int) -> tuple[bytes, str | None]:
-        """At most `size` bytes and, at the end of what can be read, what went wrong."""
+        """Return at most `size` bytes and, at the end of what can be read, what went wrong."""
 
 
 class _Stream:
@@ -120,7 +120,7 @@ _IN_ARCHIVES = (
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
-    """Raises UsageError where a file that begins so is of a kind that holds no rows."""
+    """Raise UsageError where a file that begins so is of a kind that holds no rows."""
     for begins, what, instead in _FOREIGN:
         if head.startswith(begins):
             if begins == b"PK\x03\x04":
@@ -147,7 +147,7 @@ _PROSE = (
 
 
 def refuse_prose(path: str, name: str, known: str) -> None:
-    """Raises UsageError for a file that is read as JSON lines and whose beginning holds none, and no other format."""
+    """Raise UsageError for a file that is read as JSON lines and whose beginning holds none, and no other format."""
     head = open_bytes(path, known).read(HEAD_BYTES)[0].removeprefix(codecs.BOM_UTF8)
     if head.lstrip().startswith(b"{") and b'"nbformat"' in open_bytes(path, known).read(_SAMPLE_BYTES)[0]:
         raise UsageError(
@@ -162,10 +162,11 @@ def refuse_prose(path: str, name: str, known: str) -> None:
 
 
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
-    """One of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT, .as=utf-16-le,
-    .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as the user says.
+    """Return one of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT,
+    .as=utf-16-le, .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as
+    the user says.
 
-    Raises UsageError when the file can't be read, or is of a kind that holds no rows.
+    Raise UsageError when the file can't be read, or is of a kind that holds no rows.
     """
     lower = name.lower()
     if encoding is not None:
@@ -210,7 +211,7 @@ def _refuse_unknown_encoding(encoding: str) -> None:
 
 
 def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
-    """`compression`, with the encoding and the line breaks of the text in front where they are not the usual ones."""
+    """Return `compression`, behind the encoding and the line breaks of the text where they are not the usual ones."""
     sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
     if encoding := encoding or wide_encoding(head) or legacy_encoding(sample):
         compression = f".as={encoding}{compression}"
@@ -219,7 +220,7 @@ def _written_as(path: str, head: bytes, compression: str, encoding: str | None) 
 
 
 def _written_form(head: str) -> str | None:
-    """What a trainer of templates writes, or a recorder of calls in YAML, whatever the file is called."""
+    """Return what a trainer of templates writes, or a recorder of calls in YAML, whatever the file is called."""
     if is_rendered_file(head):
         return RENDERED
     if head.startswith(HTTPRR_HEAD):
@@ -228,13 +229,13 @@ def _written_form(head: str) -> str | None:
 
 
 def _lines_of(head: bytes) -> str:
-    """The beginning of a text, without a last line that may be cut."""
+    """Return the beginning of a text, without a last line that may be cut."""
     text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").replace("\r\n", "\n")
     return text if len(head) < HEAD_BYTES else text[: text.rfind("\n") + 1]
 
 
 def _is_json_document(head: bytes, spread: bool) -> bool:
-    """An array of rows, or (`spread`: unless it is named JSONL) objects over several lines."""
+    """Return whether a text is an array of rows, or (`spread`: unless it is named JSONL) objects over several lines."""
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):
@@ -253,9 +254,9 @@ def _is_whole(line: bytes) -> bool:
 
 
 def open_bytes(path: str, known: str) -> ByteStream:
-    """The bytes of a file of format `known`, decompressed, as UTF-8, its lines ending with line feeds.
+    """Return the bytes of a file of format `known`, decompressed, as UTF-8, its lines ending with line feeds.
 
-    Raises MachineNotFit when a package is missing.
+    Raise MachineNotFit when a package is missing.
     """
     found = ENCODED_FORMAT.search(known)
     stream = _decompressed(path, known)
@@ -279,8 +280,8 @@ def _most_unpacked(path: str) -> int:
 
 
 def share_before_damage(path: str) -> float | None:
-    """How much of a gzip file lies in front of the place where it can't be read on; None when it just ends too early,
-    and for other files.
+    """Return how much of a gzip file lies in front of the place where it can't be read on; None when it just
+    ends too early, and for other files.
     """
     size, position = os.path.getsize(path), 0
     with open(path, "rb") as file:
@@ -299,7 +300,7 @@ def share_before_damage(path: str) -> float | None:
 
 
 def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
-    """(line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
+    """Yield (line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
 
     `damage` gets the row that reports why the text ended before its end, if it did.
     """
@@ -334,7 +335,7 @@ def convert_lines(path: str, known: str, out: str) -> None:
 
 
 def lacks_header(path: str, known: str) -> bool:
-    """Whether a file is a table whose first line is a row."""
+    """Return whether a file is a table whose first line is a row."""
     kind = known.split(".")[0]
     return kind in ("csv", "tsv") and not has_header(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
 
@@ -349,7 +350,7 @@ class _Text:
         self.problem: str | None = None
 
     def more(self, size: int = BLOCK_CHARS) -> str:
-        """The next text, empty at the end."""
+        """Return the next text, empty at the end."""
         while not self.ended:
             block, self.problem = self._stream.read(size)
             self.ended = not block or self.problem is not None
@@ -387,9 +388,9 @@ def _parquet_rows(path: str) -> Iterator[PlacedRow]:
 
 
 def parquet_rows_and_bytes(path: str) -> tuple[int, int] | None:
-    """Rows of a Parquet file and the bytes of its columns, unpacked, as its end says; None for any other file.
+    """Return rows of a Parquet file and the bytes of its columns, unpacked, as its end says; None for any other file.
 
-    Raises MachineNotFit without the package.
+    Raise MachineNotFit without the package.
     """
     with open(path, "rb") as file:
         if file.read(4) != b"PAR1":
@@ -405,7 +406,9 @@ def parquet_rows_and_bytes(path: str) -> tuple[int, int] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Without NaN and null, which Parquet writes for columns that a row does not have, and with bytes as text."""
+    """Return a value without NaN and null, which Parquet writes for columns that a row lacks, and with bytes as
+    text.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -435,7 +438,7 @@ _TABLES = (".csv", ".tsv", ".parquet")
 
 
 def session_format(path: str, name: str, known: str) -> str:
-    """`known`, the format by data/files/kinds.py, or that of a log (`is_session`), with .gz or .zst if packed."""
+    """Return `known`, or the format of a log (`is_session`), with .gz or .zst if packed."""
     kind, _, packed = known.partition(".")
     if kind not in ("jsonl", "json") or name.lower().endswith(_TABLES):
         return known
@@ -450,7 +453,7 @@ def session_format(path: str, name: str, known: str) -> str:
 
 
 def _agent(head: bytes, name: str) -> str | None:
-    """The coding agent that wrote this, or a chat application with one message a line."""
+    """Return the coding agent that wrote this, or a chat application with one message a line."""
     found: list[dict[str, Any]] = []
     for line in head.split(b"\n")[:_NUM_LINES]:
         try:
@@ -465,7 +468,7 @@ def _agent(head: bytes, name: str) -> str | None:
 
 
 def _is_message_log(head: bytes, name: str) -> bool:
-    """Whether the first lines are messages that name their session, or all lines are one conversation."""
+    """Return whether the first lines are messages that name their session, or all lines are one conversation."""
     *lines, last = head.split(b"\n")
     whole = len(head) < _HEAD_BYTES and len(lines) < NUM_SAMPLE
     found: list[dict[str, Any] | None] = []

@@ -77,7 +77,7 @@ Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line
 
 
 def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: bool) -> MessageShape | None:
-    """How the messages of a log called `name` are written, by its first events; None: it is no such log."""
+    """Return how the messages of a log called `name` are written, by its first events; None: it is no such log."""
     found = list(sample)
     known = [event for event in found if event is not None]
     talk = bool(_TALK & set(re.split(r"[\W_\d]+", os.path.basename(name).partition(".")[0].lower())))
@@ -85,14 +85,14 @@ def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: 
 
 
 def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
-    """One row for each session of a log in JSON Lines."""
+    """Yield one row for each session of a log in JSON Lines."""
     first, rest = _begun(events(lines))
     yield from _conversations(first, rest, name) or ()
 
 
 def regroup(path: str, name: str) -> bool:
-    """Whether the numbered lines of a file called `name` are messages; then they are replaced by one line for each
-    session.
+    """Return whether the numbered lines of a file called `name` are messages; then they are replaced by one line for
+    each session.
     """
     with open(path, encoding="utf-8", errors="surrogatepass") as file:
         joined = _conversations(*_begun(_numbered(file)), name)
@@ -104,13 +104,13 @@ def regroup(path: str, name: str) -> bool:
 
 
 def are_of_openhands(sample: Sequence[dict[str, Any] | None]) -> bool:
-    """Whether a log is one of OpenHands, by its first events."""
+    """Return whether a log is one of OpenHands, by its first events."""
     known = [event for event in sample if event is not None]
     return len(known) == len(sample) and is_openhands(known)
 
 
 def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iterator[PlacedRow] | None:
-    """The conversations of a log by its first events and the others; None: it is no such log."""
+    """Return the conversations of a log by its first events and the others; None: it is no such log."""
     if (written := _of_a_program([event for _, event, _ in first])) is not None:
         everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
         if written == "slack":
@@ -122,7 +122,7 @@ def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iter
 
 
 def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
-    """Whose events, messages or steps a file lists, by its first ones."""
+    """Return whose events, messages or steps a file lists, by its first ones."""
     if are_of_openhands(turns):
         return "openhands"
     if smolagents.are_steps(turns):
@@ -133,8 +133,8 @@ def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
 
 
 def _are_turns(turns: Sequence[Any]) -> bool:
-    """Whether a file lists the messages of one conversation as LangChain, Semantic Kernel, Pydantic AI or OpenAI's
-    agents write them.
+    """Return whether a file lists the messages of one conversation as LangChain, Semantic Kernel, Pydantic AI or
+    OpenAI's agents write them.
     """
     if len(turns) < 2 or not all(isinstance(turn, dict) for turn in turns):
         return False
@@ -173,7 +173,7 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
 
 
 def _only_text(event: Any) -> tuple[str, str] | None:
-    """(who speaks, what is said) of an object that holds a text under the name of a party, and nothing else."""
+    """Return (who speaks, what is said) of an object that holds a text under the name of a party, and nothing else."""
     if not isinstance(event, dict) or len(event) != 1:
         return None
     name, text = next(iter(event.items()))
@@ -181,7 +181,7 @@ def _only_text(event: Any) -> tuple[str, str] | None:
 
 
 def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
-    """One row for each session, in the order that its messages name. A session is held until the log ends; beyond
+    """Yield one row for each session, in the order that its messages name. A session is held until the log ends; beyond
     MAX_KEPT_CHARS the oldest is given out, and what comes of it later stays one message a row.
     """
     held: dict[str, list[_Held]] = {}
@@ -231,8 +231,8 @@ def _row(session: str, said: list[_Held]) -> Iterator[PlacedRow]:
 
 
 def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bool = False) -> MessageShape | None:
-    """How the messages of a file are written; None where its rows are none. `whole`: `events` are all rows of the file;
-    `talk`: its name says that it is a conversation.
+    """Return how the messages of a file are written; None where its rows are none. `whole`: `events` are all rows of
+    the file; `talk`: its name says that it is a conversation.
     """
     flats = [_flat(event) for event in events]
     if len(flats) > MIN_MESSAGES and not _has_both(flats[0]) and _has_both(flats[1]):
@@ -260,7 +260,7 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
 
 
 def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
-    """What a row says; None where it is no message of its log."""
+    """Return what a row says; None where it is no message of its log."""
     one = _flat(event)
     if shape.session is None and shape.role not in one and shape.content not in one:
         return SaidLine("", None, None, {})
@@ -276,7 +276,7 @@ def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:
-    """Whether a row may be a message."""
+    """Return whether a row may be a message."""
     return _has_both(_flat(event))
 
 
@@ -285,7 +285,7 @@ def _has_both(flat: Mapping[str, Any]) -> bool:
 
 
 def as_order(value: Any) -> float | None:
-    """A time or a number that orders messages."""
+    """Return a time or a number that orders messages."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) <= MAX_ORDER else None
     if isinstance(value, str):
@@ -294,7 +294,7 @@ def as_order(value: Any) -> float | None:
 
 
 def _flat(event: Mapping[str, Any]) -> dict[str, Any]:
-    """A row under plain names, with what LangChain keeps below `data` and others below `message`."""
+    """Return a row under plain names, with what LangChain keeps below `data` and others below `message`."""
     plain = {plain_name(str(name)): value for name, value in event.items()}
     if "content_json" in plain:
         plain["content_json"] = parsed(plain["content_json"])
@@ -310,12 +310,12 @@ def _flat(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has(flat: Mapping[str, Any], name: str) -> bool:
-    """Whether a row says something in a column, or nothing there beside its calls."""
+    """Return whether a row says something in a column, or nothing there beside its calls."""
     return isinstance(flat.get(name), str | list) and bool(flat[name] or flat.get("tool_calls"))
 
 
 def _column(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any, fits: Any = None) -> str | None:
-    """The first of these columns that nearly every row has."""
+    """Return the first of these columns that nearly every row has."""
     for name in names:
         values = [one[name] for one in flats if isinstance(one.get(name), kind) and one[name] != ""]
         if len(values) >= MESSAGE_SHARE * len(flats) and (fits is None or all(map(fits, values))):
@@ -324,8 +324,8 @@ def _column(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any,
 
 
 def _begin_with_system(roles: Sequence[Role]) -> bool:
-    """Whether each of several system prompts begins a conversation in which two sides take turns up to an answer; only
-    the last one may break off, where the first rows end.
+    """Return whether each of several system prompts begins a conversation in which two sides take turns up to an
+    answer; only the last one may break off, where the first rows end.
     """
     begun = [place for place, role in enumerate(roles) if role == "system"]
     if len(begun) < MIN_MESSAGES or begun[0] != 0:
@@ -336,7 +336,7 @@ def _begin_with_system(roles: Sequence[Role]) -> bool:
 
 
 def _takes_turns(roles: Sequence[Role]) -> bool:
-    """Whether a file without sessions is one conversation: after its system prompt, two sides in turn."""
+    """Return whether a file without sessions is one conversation: after its system prompt, two sides in turn."""
     spoken = [role for role in roles if role != "system"]
     if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not {"user", "assistant"} <= set(spoken):
         return False
@@ -375,7 +375,7 @@ _WITHOUT = ("thought", "security_risk", "confirmation_state", "is_confirmed", "h
 
 
 def is_openhands(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a list holds these events: each an action or an observation, with its source."""
+    """Return whether a list holds these events: each an action or an observation, with its source."""
     if _are_of_classes(events):
         return True
     named = [one for one in events if isinstance(one.get("action", one.get("observation")), str)]
@@ -388,7 +388,7 @@ def is_openhands(events: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def openhands_turns(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The turns of such events, without what the program says of its own state."""
+    """Return the turns of such events, without what the program says of its own state."""
     if _are_of_classes(events):
         return [turn for event in events if (turn := _of_class(event)) is not None]
     turns: list[dict[str, Any]] = []
@@ -408,13 +408,13 @@ def openhands_turns(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def _are_of_classes(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a list holds events of the newer library: `MessageEvent`, `ActionEvent` and so on."""
+    """Return whether a list holds events of the newer library: `MessageEvent`, `ActionEvent` and so on."""
     kinds = {str(one.get("kind")) for one in events}
     return len(events) > 1 and "MessageEvent" in kinds and all("kind" in one and "source" in one for one in events)
 
 
 def _of_class(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The turn that an event of the newer library is; None when it is a note."""
+    """Return the turn that an event of the newer library is; None when it is a note."""
     kind, call_id = event["kind"], one_of(event, "tool_call_id")
     if kind == "SystemPromptEvent":
         return {"role": "system", "content": one_of(event.get("system_prompt"), "text")}
@@ -430,7 +430,7 @@ def _of_class(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _done(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What an action says that no provider's answer stands behind."""
+    """Return what an action says that no provider's answer stands behind."""
     action, source = event["action"], event.get("source")
     args = event.get("args")
     given: Mapping[str, Any] = args if isinstance(args, dict) else {}
@@ -448,7 +448,7 @@ def _done(event: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _observed(event: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What came of a call; nothing for what a program says of itself, or of what was no call."""
+    """Return what came of a call; nothing for what a program says of itself, or of what was no call."""
     last = turns[-1] if turns else {}
     if event["observation"] in _SILENT or not (last.get("tool_calls") or last.get("role") == "tool"):
         return []

@@ -40,8 +40,8 @@ _Loader.add_constructor("!binary", _SAFE.construct_yaml_binary)  # Ruby's
 
 
 def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
-    """One row for each call; its place is the line where it begins. A call stands in lines of its own, so that they are
-    read one by one.
+    """Yield one row for each call; its place is the line where it begins. A call stands in lines of its own, so that
+    they are read one by one.
     """
     begin: re.Match[str] | None = None
     call: list[str] = []
@@ -67,8 +67,8 @@ def cassette_rows(source: TextSource) -> Iterator[PlacedRow]:
 
 
 def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
-    """One row for each call of a recording of Go's httprr: a line with the sizes of what was sent and what came, and
-    both as they went over the wire. Its place is that line, which may begin inside one of the text.
+    """Yield one row for each call of a recording of Go's httprr: a line with the sizes of what was sent and what came,
+    and both as they went over the wire. Its place is that line, which may begin inside one of the text.
     """
     lines = ((number, line.encode("utf-8", "surrogateescape")) for number, line in enumerate(source.lines(), 1))
     place, rest = next(lines, (1, b""))[0] + 1, b""
@@ -96,7 +96,7 @@ def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
 
 
 def _over_wire(data: bytes) -> dict[str, Any]:
-    """The first line of a request (its address) or a response (its status), and the body."""
+    """Return the first line of a request (its address) or a response (its status), and the body."""
     head, body = [*_HEADS_END.split(data, maxsplit=1), b""][:2]
     first = head.partition(b"\n")[0].decode("ascii", "replace").split()
     status = {"status": int(first[1])} if _STATUS.fullmatch(" ".join(first[1:2])) else {"uri": " ".join(first[1:2])}
@@ -104,7 +104,7 @@ def _over_wire(data: bytes) -> dict[str, Any]:
 
 
 def _unchunked(data: bytes) -> bytes:
-    """A body that came in chunks, each behind its size."""
+    """Return a body that came in chunks, each behind its size."""
     chunks: list[bytes] = []
     end = 0
     while found := _CHUNK.match(data, end):
@@ -114,7 +114,7 @@ def _unchunked(data: bytes) -> bytes:
 
 
 def _ends(line: str, indent: str) -> bool:
-    """Whether a line stands no more below the list of calls."""
+    """Return whether a line stands no more below the list of calls."""
     return line[:1].isalpha() or (bool(line.strip()) and not line.startswith(indent))
 
 
@@ -130,7 +130,7 @@ def _row(text: str, key: str) -> str | RowRefused:
 
 
 def _refuse_growth(text: str) -> None:
-    """Raises ValueError for references, with which a few lines stand for millions, and for depths no call has."""
+    """Raise ValueError for references, with which a few lines stand for millions, and for depths no call has."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
@@ -141,5 +141,5 @@ def _refuse_growth(text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A body in bytes as text, a time as it is written."""
+    """Return a body in bytes as text, a time as it is written."""
     return text_of_bytes(value) if isinstance(value, bytes) else str(value)

@@ -30,8 +30,8 @@ _NUMBERED = re.compile(r"\d+ \S")  # a turn of a conversation over many lines
 
 
 def text_form(head: str, *, table: bool) -> str | None:
-    """One of TEXT_FORMS, or tsv, for a file that begins so; None for any other. `table`: its name says that it is one,
-    so that only conversations make it another.
+    """Return one of TEXT_FORMS, or tsv, for a file that begins so; None for any other. `table`: its name says that it
+    is one, so that only conversations make it another.
     """
     lines = [line for line in head.split("\n") if line.strip() and not _is_comment(line)]
     if not lines or lines[0].lstrip()[:1] in ("{", "["):
@@ -52,27 +52,29 @@ def text_form(head: str, *, table: bool) -> str | None:
 
 
 def is_rendered_file(head: str) -> bool:
-    """Whether a file begins with what a template writes in front of a conversation, and a turn of it."""
+    """Return whether a file begins with what a template writes in front of a conversation, and a turn of it."""
     begin = _BEGIN.match(head)
     return begin is not None and is_marked(head[begin.end() :])
 
 
 def _are_questions(lines: Sequence[str]) -> bool:
-    """Whether the first of these lines begins a question, and answers and questions begin in turn behind it."""
+    """Return whether the first of these lines begins a question, and answers and questions begin in turn behind it."""
     sides = [side for line in lines if (side := _side(line)[0]) is not None]
     in_turn = all(one != other for one, other in pairwise(sides))
     return len(sides) >= _MIN_ALIKE and _side(lines[0])[0] == "question" and in_turn
 
 
 def _is_table(lines: Sequence[str]) -> bool:
-    """Whether most of these lines have as many tabs as the first; lines with numbers may be turns of conversations."""
+    """Return whether most of these lines have as many tabs as the first; lines with numbers may be turns of
+    conversations.
+    """
     cells = [line.count("\t") for line in lines]
     alike = cells[0] > 0 and len(lines) >= _MIN_ALIKE and cells.count(cells[0]) >= _SHARE * len(cells)
     return alike and not all(map(_NUMBERED.match, lines))
 
 
 def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
-    """The rows of a file of one of TEXT_FORMS, each with the line where it begins."""
+    """Yield the rows of a file of one of TEXT_FORMS, each with the line where it begins."""
     place = 1
     for place, lines in _pieces(source, form):
         text = "".join(lines).strip()
@@ -91,7 +93,7 @@ def _row(form: str, lines: Sequence[str], text: str) -> dict[str, str]:
 
 
 def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
-    """(the number of its first line, the lines) of each row."""
+    """Yield (the number of its first line, the lines) of each row."""
     first = 1
     lines: list[str] = []
     for number, line in enumerate(source.lines(), 1):
@@ -107,7 +109,7 @@ def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _ends_row(line: str, form: str) -> bool:
-    """Whether a line is behind a row: blank, or the beginning of the next."""
+    """Return whether a line is behind a row: blank, or the beginning of the next."""
     if form == QUESTIONS:
         return _side(line)[0] == "question"
     if form == RENDERED:
@@ -116,7 +118,7 @@ def _ends_row(line: str, form: str) -> bool:
 
 
 def _question(lines: Sequence[str]) -> dict[str, str]:
-    """The question and its answer without their marks; each may have several lines."""
+    """Return the question and its answer without their marks; each may have several lines."""
     texts = {"question": "", "answer": ""}
     column = "question"
     for line in lines:
@@ -127,7 +129,7 @@ def _question(lines: Sequence[str]) -> dict[str, str]:
 
 
 def _side(line: str) -> tuple[str | None, str]:
-    """(what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
+    """Return (what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
     found = _SIDE.fullmatch(line)
     is_header = found is not None and role_of(found.group(1)) is None  # else a turn of a talk
     side = _SIDES.get(part_of(found.group(1))) if found is not None and is_header else None
@@ -135,7 +137,7 @@ def _side(line: str) -> tuple[str | None, str]:
 
 
 def _is_comment(line: str) -> bool:
-    """Whether a line in front of a row is about the file."""
+    """Return whether a line in front of a row is about the file."""
     return line.startswith(("# ", "//"))
 
 
@@ -144,6 +146,6 @@ def _are_turns(text: str) -> bool:
 
 
 def _whole_blocks(head: str) -> list[str]:
-    """The blocks of a beginning, without its last one, which may be cut."""
+    """Return the blocks of a beginning, without its last one, which may be cut."""
     blocks = [block for block in re.split(r"\n[ \t\r]*\n", head) if block.strip()]
     return blocks[:-1] if len(blocks) > 1 else blocks

@@ -20,7 +20,7 @@ from hivetune.errors import UsageError
 
 @cache
 def all_formats() -> tuple[Format, ...]:
-    """Every format: the lower its rank the earlier, then by name. Raises UsageError where two have one name."""
+    """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name."""
     own = [importlib.import_module(f"{__name__}.{module.name}").FORMAT for module in pkgutil.iter_modules(__path__)]
     found: list[Format] = [*own, *(entry.load() for entry in entry_points(group="hivetune.formats"))]
     names = [one.name for one in found]
@@ -30,12 +30,12 @@ def all_formats() -> tuple[Format, ...]:
 
 
 def format_of_file(head: Head) -> Format | None:
-    """The format of a whole file by its beginning."""
+    """Return the format of a whole file by its beginning."""
     return next((one for one in _of_unit("file") if one.recognise(head)), None)
 
 
 def file_rows(name: str, lines: Lines) -> Iterator[PlacedRow]:
-    """The records of a file of the format `name`, each with the line where it begins."""
+    """Yield the records of a file of the format `name`, each with the line where it begins."""
     found = next(one for one in _of_unit("file") if one.name == name)
     return cast(Iterator[PlacedRow], found.rows(lines))
 
@@ -45,7 +45,7 @@ def is_file_format(name: str) -> bool:
 
 
 def may_hold_rows(payload: bytes) -> bool:
-    """Whether `rows_inside` is worth a look; a quick no for nearly every row."""
+    """Return whether `rows_inside` is worth a look; a quick no for nearly every row."""
     return payload[:1] == b"{" and _batch_mark().search(payload) is not None
 
 
@@ -56,7 +56,7 @@ def _batch_mark() -> re.Pattern[bytes]:
 
 
 def rows_inside(payload: bytes) -> list[bytes] | None:
-    """The rows that a record holds, in order; None when it is a row itself, or no JSON."""
+    """Return the rows that a record holds, in order; None when it is a row itself, or no JSON."""
     try:
         record = json.loads(payload)
     except (ValueError, RecursionError):
@@ -70,12 +70,12 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 
 
 def record_format(record: Row) -> Format | None:
-    """The format of a record whose names are in snake_case."""
+    """Return the format of a record whose names are in snake_case."""
     return next((one for one in _candidates("record", tuple(record)) if one.recognise(record)), None)
 
 
 def read_record(found: Format, record: Row) -> Conversation:
-    """The conversation of a record of this format. Raises RowRefused."""
+    """Return the conversation of a record of this format. Raise RowRefused."""
     return cast(Conversation, found.rows(record))
 
 
@@ -86,5 +86,5 @@ def _of_unit(unit: str) -> tuple[Format, ...]:
 
 @lru_cache(1024)
 def _candidates(unit: str, names: tuple[str, ...]) -> tuple[Format, ...]:
-    """Formats that a record with these columns may have. Asking all of them took half the time of a record."""
+    """Return formats that a record with these columns may have. Asking all of them took half the time of a record."""
     return tuple(one for one in _of_unit(unit) if not one.needs or not one.needs.isdisjoint(names))

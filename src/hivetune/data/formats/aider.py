@@ -31,7 +31,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each session in which somebody asked something."""
+    """Yield one row for each session in which somebody asked something."""
     place, time, held = 1, "", list[str]()
     for number, line in lines:
         if started := _STARTED.match(line):
@@ -49,7 +49,7 @@ def _row(place: int, time: str, lines: Sequence[str]) -> Iterator[PlacedRow]:
 
 
 def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
-    """(what was said, whether the program said something too)."""
+    """Return (what was said, whether the program said something too)."""
     turns: list[dict[str, Any]] = []
     some_left = False
     kind = ""
@@ -75,8 +75,8 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _whose(line: str, before: str, *, has_ends: bool) -> str:
-    """Who says a line behind one of `before`: user, assistant, note, or nobody: what is asked behind an empty line is
-    another question, or that of a command once more.
+    """Return who says a line behind one of `before`: user, assistant, note, or nobody: what is asked behind an empty
+    line is another question, or that of a command once more.
     """
     in_answer = before == "assistant"
     if _asks(line) and (not in_answer or not has_ends or line.endswith(_END)):
@@ -91,7 +91,7 @@ def _asks(line: str) -> bool:
 
 
 def _end_of_note(lines: Sequence[str], at: int) -> int:
-    """Where the note that begins at `at` ends: Aider quotes its first line only, and ends its last one."""
+    """Return where the note that begins at `at` ends: Aider quotes its first line only, and ends its last one."""
     for number, line in enumerate(lines[at:], at):
         if number > at and (_asks(line) or _NOTE.match(line)):
             break
@@ -101,7 +101,7 @@ def _end_of_note(lines: Sequence[str], at: int) -> int:
 
 
 def _without_thoughts(turn: dict[str, Any]) -> dict[str, Any]:
-    """An answer apart from what was thought before it, which Aider writes between marks."""
+    """Return an answer apart from what was thought before it, which Aider writes between marks."""
     found = _THOUGHTS.match(turn["content"]) if turn["role"] == "assistant" else None
     if found is None:
         return turn
@@ -110,7 +110,7 @@ def _without_thoughts(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(turn: dict[str, Any]) -> str:
-    """The text of a turn without a command of Aider; of an answer without the notes at its end."""
+    """Return the text of a turn without a command of Aider; of an answer without the notes at its end."""
     if turn["role"] == "user":
         return _without_command(str(turn["content"])).strip()
     lines = str(turn["content"]).split("\n")
@@ -120,7 +120,7 @@ def _words(turn: dict[str, Any]) -> str:
 
 
 def _without_command(text: str) -> str:
-    """What a command asks the model; other texts as they are."""
+    """Return what a command asks the model; other texts as they are."""
     command = _COMMAND.match(text)
     if command is None:
         return text

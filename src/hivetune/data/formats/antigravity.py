@@ -38,7 +38,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each stretch between checkpoints."""
+    """Yield one row for each stretch between checkpoints."""
     return session_rows(lines, lambda event: event.get("type") == "CHECKPOINT", _row)
 
 
@@ -91,7 +91,7 @@ def _answer(session: _Session, event: Row, content: str) -> dict[str, Any]:
 
 
 def _argument(value: Any) -> Any:
-    """An argument of a call, which Antigravity writes as JSON text."""
+    """Return an argument of a call, which Antigravity writes as JSON text."""
     try:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):

@@ -21,7 +21,7 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    """The conversations of a trace, one for each agent. None where its spans are another program's."""
+    """Yield the conversations of a trace, one for each agent. None where its spans are another program's."""
     agents: dict[Any, list[dict[str, Any]]] = {}
     for span in objects(without_wrapper(dict(record)).get("spans")) or []:
         said = attributes(span.get("attributes"))
@@ -37,7 +37,7 @@ def _is_answered(said: Mapping[str, Any]) -> bool:
 
 
 def _turns(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was asked and what came of it. Nothing where no call holds the request."""
+    """Return what was asked and what came of it. Nothing where no call holds the request."""
     turns: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []  # calls of tools without their results
     for place, said in enumerate(spans):
@@ -59,7 +59,7 @@ def _turns(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _answer(output: str, place: int) -> dict[str, Any]:
-    """A text, or a list of calls, which have no ids there."""
+    """Return a text, or a list of calls, which have no ids there."""
     calls = objects(parsed(output))
     if calls is None or not all("tool.name" in call for call in calls):
         return {"role": "assistant", "content": output}

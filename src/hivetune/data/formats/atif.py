@@ -17,7 +17,9 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Each step as a turn, an agent's with its calls and what they gave back. Notes of the program are left out."""
+    """Return each step as a turn, an agent's with its calls and what they gave back. Notes of the program are left
+    out.
+    """
     turns: list[dict[str, Any]] = []
     notes = False
     for step in row["steps"]:

@@ -45,13 +45,13 @@ class _Open:
 
 
 def recognise(head: Head) -> bool:
-    """Whether all the first rows of a file are events of runs, and some of them of a model."""
+    """Return whether all the first rows of a file are events of runs, and some of them of a model."""
     found = [event_in(row) for row in head.events]
     return len(found) > 1 and all(found) and any(_CALL.fullmatch(event or "") for event in found)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each call of a model, when its answer is there; what else happened is set aside by its type."""
+    """Yield one row for each call of a model, when its answer is there; what else happened is set aside by its type."""
     waiting = _Open()
     for number, row, text in events(lines):
         name = None if row is None else event_in(row)
@@ -100,7 +100,7 @@ def _end(waiting: _Open, event: _Event, *, failed: bool) -> Iterator[PlacedRow]:
 
 
 def _row(asked: Row, answered: Row, *, failed: bool) -> dict[str, Any]:
-    """The call as a run of LangSmith's."""
+    """Return the call as a run of LangSmith's."""
     metadata = asked["metadata"] if isinstance(asked.get("metadata"), dict) else {}
     known = {**metadata, **asked}
     about = {name: known[name] for name in (*SESSION, *TIME) if known.get(name) is not None}
@@ -110,7 +110,7 @@ def _row(asked: Row, answered: Row, *, failed: bool) -> dict[str, Any]:
 
 
 def _generations(answered: Any) -> Any:
-    """Answers as LangChain gives them, a list of those to each prompt; some logs keep those to the only one."""
+    """Return answers as LangChain gives them, a list of those to each prompt; some logs keep those to the only one."""
     found = answered if isinstance(answered, list) else one_of(answered, "generations")
     if objects(found) is None or not all("text" in one or "message" in one for one in found):
         return {"generations": answered} if isinstance(answered, list) else answered
@@ -118,12 +118,12 @@ def _generations(answered: Any) -> Any:
 
 
 def _only(asked: Any) -> Any:
-    """Callbacks are given a list of prompts, mostly of one."""
+    """Return the only prompt of a list of one; callbacks are given a list of prompts."""
     return asked[0] if isinstance(asked, list) and len(asked) == 1 and isinstance(asked[0], str | list) else asked
 
 
 def _plain(row: Row) -> Row:
-    """What an event says under plain names, with what newer events keep below `data`."""
+    """Return what an event says under plain names, with what newer events keep below `data`."""
     said = {plain_name(name): value for name, value in row.items()}
     data = said.get("data")
     return {**said, **{plain_name(name): value for name, value in data.items()}} if isinstance(data, dict) else said
@@ -148,7 +148,7 @@ _MAX_EVENT_CHARS = 60
 
 
 def event_in(row: Row) -> str | None:
-    """The plain name of the event of a run that a row is; None: it is no such event."""
+    """Return the plain name of the event of a run that a row is; None: it is no such event."""
     for columns, known in ((_EVENT_COLUMNS, _EVENT), (_KIND_COLUMNS, _EVENT_OF_A_RUN)):
         for column in columns:
             value = row.get(column)

@@ -38,7 +38,7 @@ def _called(row: Row) -> list[dict[str, Any]] | None:
 
 
 def _calls_in(value: Any) -> list[dict[str, Any]] | None:
-    """The calls in a column, one alone or a list of them; None where it holds anything else."""
+    """Return the calls in a column, one alone or a list of them; None where it holds anything else."""
     value = parsed(value)
     calls = objects([value] if isinstance(value, dict) else value)
     named = calls and all("name" in call or isinstance(call.get("function"), dict) for call in calls)

@@ -25,7 +25,9 @@ _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_con
 
 
 def recognise(row: Row) -> bool:
-    """Other programs write a `mapping` too: a message of ChatGPT has an author."""
+    """Return whether a tree of messages is ChatGPT's: other programs write a `mapping` too, and its messages
+    have an author.
+    """
     nodes = row["mapping"]
     if not isinstance(nodes, dict):
         return False
@@ -90,7 +92,9 @@ def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
 
 
 def _document(call: str) -> str:
-    """What a call of the canvas writes: code between marks, as it stands in other answers. Empty for other texts."""
+    """Return what a call of the canvas writes: code between marks, as it stands in other answers. Empty for other
+    texts.
+    """
     written = parsed(call)
     text, (kind, _, language) = one_of(written, "content"), str(one_of(written, "type")).partition("/")
     if not isinstance(text, str) or "```" in text:

@@ -16,8 +16,8 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """The conversation with the answer that was preferred: the new one where both are rated the same (the user asked
-    for it because the first was cut, or no better), the first one where the user did not compare them.
+    """Return the conversation with the answer that was preferred: the new one where both are rated the same (the user
+    asked for it because the first was cut, or no better), the first one where the user did not compare them.
     """
     asked, compared = _comparison(row)
     better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"
@@ -29,7 +29,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _comparison(row: Row) -> tuple[Any, Any]:
-    """(the conversation, how its answers were compared); newer exports have both in `content`."""
+    """Return (the conversation, how its answers were compared); newer exports have both in `content`."""
     record = row.get("content", row)
     return one_of(one_of(record, "input"), "prompt_convo"), one_of(one_of(record, "output"), "feedback_step_2")
 

@@ -52,7 +52,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _kinds(turns: list[dict[str, Any]]) -> dict[str, str]:
-    """What each artifact is, told when it was created and not when it is written again."""
+    """Return what each artifact is, told when it was created and not when it is written again."""
     parts = [part for turn in turns for part in listed(turn.get("content")) if one_of(part, "name") == "artifacts"]
     made = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
     return {str(one.get("id")): one["type"] for one in reversed(made) if isinstance(one.get("type"), str)}
@@ -84,7 +84,9 @@ def _is_search(part: Any) -> bool:
 
 
 def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Message]:
-    """An answer step by step: what was said, the calls, their results. Raises NotLearned: a result is not held."""
+    """Return an answer step by step: what was said, the calls, their results. Raise NotLearned: a result is not
+    held.
+    """
     words = read_turn({"role": "assistant", "content": _apart([one for one in parts if one.get("type") not in _TOOLS])})
     unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *words)
     found: list[Message] = []
@@ -128,7 +130,7 @@ def _append(content: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
-    """What a call that writes an artifact writes, as it stands in other answers; None for other calls."""
+    """Return what a call that writes an artifact writes, as it stands in other answers; None for other calls."""
     made = one_of(part, "input")
     text = one_of(made, "content")
     kind = one_of(made, "type") or kinds.get(str(one_of(made, "id")))
@@ -144,7 +146,7 @@ def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
 
 
 def _apart(parts: list[Any]) -> list[Any]:
-    """Blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
+    """Return blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
     found: list[Any] = []
     for part in parts:
         before, text = (one_of(found[-1], "text") if found else None), one_of(part, "text")

@@ -61,7 +61,7 @@ class _Session:
 
 
 def is_line(row: Row) -> bool:
-    """Whether an object is a line of such a session."""
+    """Return whether an object is a line of such a session."""
     if row.get("type") in (*_SPOKEN, _ASKER):
         message = row.get("message")
         named = any(name in row for name in ("sessionId", "session_id", "timestamp", "uuid"))
@@ -78,8 +78,8 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Each tree of a session as one row. Sessions of one file may stand behind or between each other: a line belongs
-    where its parent is; without one to the session that it names; else to that of the line before it.
+    """Yield each tree of a session as one row. Sessions of one file may stand behind or between each other: a line
+    belongs where its parent is; without one to the session that it names; else to that of the line before it.
     """
     held: dict[str, _Session] = {}
     owners: dict[str, str] = {}
@@ -108,7 +108,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _in_blocks(event: dict[str, Any]) -> dict[str, Any]:
-    """A line of Qwen Code, which writes the same tree with the parts of Gemini."""
+    """Return a line of Qwen Code, which writes the same tree with the parts of Gemini."""
     message = event.get("message")
     parts = message.get("parts") if isinstance(message, dict) else None
     if not isinstance(parts, list) or "content" in event["message"]:
@@ -159,7 +159,7 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
 
 
 def _role(event: Row) -> str | None:
-    """Who speaks in a line; one that lost its `type` says it in its message."""
+    """Return who speaks in a line; one that lost its `type` says it in its message."""
     message = event.get("message")
     block = str(event.get("type"))
     if block in _BLOCKS and (_block(event) or _has_block(message, block)):
@@ -169,7 +169,7 @@ def _role(event: Row) -> str | None:
 
 
 def _block(event: Row) -> dict[str, Any] | None:
-    """The message of a line that is a call or a result itself."""
+    """Return the message of a line that is a call or a result itself."""
     kind = event.get("type")
     if isinstance(event.get("message"), dict) or not isinstance(
         event.get({"tool_use": "name", "tool_result": "tool_use_id"}.get(str(kind), "")), str
@@ -184,7 +184,7 @@ def _has_block(message: Any, kind: str) -> bool:
 
 
 def _is_noise(event: dict[str, Any]) -> bool:
-    """Errors of the API, notes to the user and output of the program's own commands: not what anybody said."""
+    """Return whether a line is an error of the API, a note to the user or the output of a command: nobody said it."""
     if event.get("isApiErrorMessage") or event.get("isMeta") or event.get("isVisibleInTranscriptOnly"):
         return True
     message = event.get("message")
@@ -219,7 +219,7 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
 
 
 def _begins_anew(event: _Event, above: _Event | None) -> bool:
-    """Whether a conversation of its own begins: what a subagent was asked, or what follows /clear."""
+    """Return whether a conversation of its own begins: what a subagent was asked, or what follows /clear."""
     if event.role != "user":
         return False
     aside = event.is_side and not _parts(event, "tool_result") and above is not None and not above.is_side
@@ -227,8 +227,8 @@ def _begins_anew(event: _Event, above: _Event | None) -> bool:
 
 
 def _given_to_command(event: _Event) -> str:
-    """What the user wrote behind the name of a command. The page that a command of their own stands for follows as a
-    note; a command of the program has none.
+    """Return what the user wrote behind the name of a command. The page that a command of their own stands for follows
+    as a note; a command of the program has none.
     """
     text = _text(event.message or {}).lstrip()
     given = text.partition("<command-args>")[2].partition("</command-args>")[0]
@@ -236,8 +236,8 @@ def _given_to_command(event: _Event) -> str:
 
 
 def _chain(session: _Session) -> None:
-    """Without any parents (other programs' copies) the order of the lines is the conversation, that of the subagents
-    apart.
+    """Make the order of the lines the conversation where no line names a parent, as in copies by other
+    programs. Subagents are chained apart.
     """
     before: dict[bool, str | None] = {}
     for uuid, event in session.events.items():
@@ -271,7 +271,7 @@ def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[Pla
 
 
 def _answer_id(event: _Event) -> str | None:
-    """The id that all lines of one answer share."""
+    """Return the id that all lines of one answer share."""
     known = event.message.get("id") if event.message and event.role == "assistant" else None
     return known if isinstance(known, str) and known else None
 
@@ -283,7 +283,7 @@ def _parts(event: _Event, kind: str) -> list[dict[str, Any]]:
 
 
 def _messages(kept: list[_Event]) -> list[dict[str, Any]]:
-    """Turns in order; blocks of one answer together, even where a result was written between two of them."""
+    """Return turns in order; blocks of one answer together, even where a result was written between two of them."""
     turns: list[dict[str, Any]] = []
     answers: dict[str, dict[str, Any]] = {}
     for event in kept:
@@ -306,7 +306,7 @@ def _messages(kept: list[_Event]) -> list[dict[str, Any]]:
 
 
 def _unlearn_interrupted(turns: list[dict[str, Any]]) -> None:
-    """An answer that the user stopped, or a call that they refused, is read and not learned."""
+    """Give no weight to an answer that the user stopped, or whose call they refused."""
     last: dict[str, Any] | None = None
     for turn in turns:
         if turn["role"] == "assistant":
@@ -320,7 +320,7 @@ def _has_rejection(turn: dict[str, Any]) -> bool:
 
 
 def _is_mark(turn: dict[str, Any]) -> bool:
-    """A turn that only says that the user interrupted."""
+    """Return whether a turn only says that the user interrupted."""
     return turn["role"] == "user" and _text(turn).startswith(INTERRUPTED) and len(turn["content"]) == 1
 
 

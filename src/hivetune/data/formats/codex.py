@@ -48,19 +48,23 @@ class _Session:
 
 
 def is_line(row: Row) -> bool:
-    """Whether an object is a line of such a session: today's form, or the first one, bare items after a header."""
+    """Return whether an object is a line of such a session: today's form, or the first one, bare items after a
+    header.
+    """
     if row.get("type") in _LINE_TYPES:
         return isinstance(row.get("payload"), dict)
     return "instructions" in row and "timestamp" in row and "id" in row and "messages" not in row and "git" in row
 
 
 def recognise(head: Head) -> bool:
-    """The first line may be longer than the head: it holds all that the agent was told."""
+    """Return whether the first lines are such a session. The first may be longer than the head: it holds all
+    that the agent was told.
+    """
     return _FIRST_LINE.match(head.data) is not None or any(map(is_line, head.events))
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each stretch of a session between compactions."""
+    """Yield one row for each stretch of a session between compactions."""
     return session_rows(lines, lambda event: _kind_and_payload(event)[0] == "session_meta", _rows)
 
 
@@ -78,7 +82,7 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
 
 
 def _kind_and_payload(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The kind and the payload of a line; the first version wrote bare items after a header."""
+    """Return the kind and the payload of a line; the first version wrote bare items after a header."""
     if isinstance(event.get("payload"), dict):
         return str(event.get("type")), event["payload"]
     if event.get("type") in _ITEM_TYPES:
@@ -100,7 +104,7 @@ def _add(session: _Session, number: int, kind: str, payload: dict[str, Any], tim
 
 
 def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
-    """What an event of the program says of the items."""
+    """Apply what an event of the program says of the items."""
     kind = event.get("type")
     role, column = _TOLD_BY.get(str(kind), ("", ""))
     if kind == "turn_aborted":
@@ -114,7 +118,7 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
 
 
 def _item(payload: dict[str, Any]) -> dict[str, Any]:
-    """An item as the Responses API has it."""
+    """Return an item as the Responses API has it."""
     if payload.get("type") == "local_shell_call":
         action = payload.get("action")
         command = action.get("command") if isinstance(action, dict) else None
@@ -127,7 +131,7 @@ def _item(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _roll_back(session: _Session, num_turns: Any) -> None:
-    """The user went back: the turns behind that point were given up."""
+    """Drop the turns that were given up when the user went back."""
     _leave_out_repeated(session)
     turns = [i for i, item in enumerate(session.items) if item.get("role") == "user"]
     count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 0
@@ -157,17 +161,19 @@ def _leave_out_repeated(session: _Session) -> None:
 
 
 def _side_by_side(texts: Iterable[str]) -> str:
-    """Texts as one, in which each begins and ends with a sign that is in none of them."""
+    """Return texts as one, in which each begins and ends with a sign that is in none of them."""
     return "".join(f"\n{text}\0" for text in texts)
 
 
 def _is_said(text: str, whole: str) -> bool:
-    """Whether one of the texts in `whole` is this one; or holds it, behind what an editor writes before a question."""
+    """Return whether one of the texts in `whole` is this one; or holds it, behind what an editor writes before a
+    question.
+    """
     return f"\n{text}\0" in whole or (len(text) >= _LONG_TEXT and text in whole)
 
 
 def _leave_out_broken_end(session: _Session) -> None:
-    """A last call that breaks off, its arguments no object and nothing behind it, is no reason to lose the session."""
+    """Drop a last call that breaks off: its arguments are no object and nothing follows. The session is kept."""
     while session.items and _is_broken_call(session.items[-1]):
         session.items.pop()
         session.left_out.add("trailing-turns")
@@ -178,7 +184,7 @@ def _is_broken_call(item: dict[str, Any]) -> bool:
 
 
 def _unlearn_broken_calls(items: list[dict[str, Any]]) -> None:
-    """A call in the middle whose arguments are no object is read as the text that it is, and not learned."""
+    """Read a call in the middle whose arguments are no object as the text that it is, without weight."""
     for place, item in enumerate(items):
         if _is_broken_call(item):
             items[place] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}

@@ -58,7 +58,9 @@ def _turns(request: Any) -> list[Message]:
 
 
 def _worked(rounds: list[dict[str, Any]], results: Any, said: tuple[Message, ...]) -> list[Message]:
-    """The rounds of an agent with the results of its calls. Raises NotLearned: one is missing, or it did not end."""
+    """Return the rounds of an agent with the results of its calls. Raise NotLearned: one is missing, or it did not
+    end.
+    """
     found: list[Message] = []
     try:
         for one in rounds:
@@ -78,7 +80,7 @@ def _worked(rounds: list[dict[str, Any]], results: Any, said: tuple[Message, ...
 
 
 def _result(parts: Any) -> str:
-    """What a tool gave back: texts, or trees of pieces of text. Raises RowRefused."""
+    """Return what a tool gave back: texts, or trees of pieces of text. Raise RowRefused."""
     values = [one_of(part, "value") for part in listed(parts)]
     if not values or not all(isinstance(value, str) or one_of(value, "node") is not None for value in values):
         raise RowRefused(NOT_HELD, "a tool's result is not held")
@@ -95,7 +97,7 @@ def _pieces(node: Any) -> Iterator[str]:
 
 
 def _text(part: Mapping[str, Any]) -> str:
-    """The text of a part; of a reference to a file or a symbol, its name as code, as the model wrote it."""
+    """Return the text of a part; of a reference to a file or a symbol, its name as code, as the model wrote it."""
     if part.get("kind") == _REFERENCE:
         place = part.get("inlineReference")
         path = one_of(place, "path") or one_of(one_of(place, "uri"), "path") or ""

@@ -16,7 +16,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each session."""
+    """Yield one row for each session."""
     return session_rows(lines, lambda event: event.get("type") == "session.start", _row)
 
 

@@ -22,7 +22,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """A span of Datadog's LLM observability: its kind, input and output, in `meta`, or as its API gives them."""
+    """Return a span of Datadog's LLM observability: its kind, input and output, in `meta`, or as its API gives them."""
     said = _said_by_datadog(row)
     kind = one_of(said, "span_kind", "span.kind", "kind")
     is_call = kind == "llm"

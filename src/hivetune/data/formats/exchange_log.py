@@ -21,13 +21,13 @@ _MAX_OPEN = 10_000  # requests that wait for their responses; the oldest is give
 
 
 def recognise(head: Head) -> bool:
-    """Whether one of the first rows of a file asks a model, and another one answers it."""
+    """Return whether one of the first rows of a file asks a model, and another one answers it."""
     asked = {_id(row) for row in head.events if _asks_a_model(row)} - {""}
     return bool(asked) and any(_side(row) == "response" and _id(row) in asked for row in head.events)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each call of a model, when its response is there. What else happened is set aside."""
+    """Yield one row for each call of a model, when its response is there. What else happened is set aside."""
     waiting: dict[str, tuple[int, Row]] = {}
     for number, row, _ in events(lines):
         if row is None:
@@ -58,7 +58,7 @@ def _call(asked: Row, answered: Row) -> dict[str, Any]:
 
 
 def _side(row: Row) -> str | None:
-    """Whether a row is a request or a response, by what it is called."""
+    """Return whether a row is a request or a response, by what it is called."""
     for column in _KINDS:
         value = row.get(column)
         if isinstance(value, str) and (found := _SIDE.fullmatch(plain_name(value))):

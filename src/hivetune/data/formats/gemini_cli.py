@@ -12,7 +12,7 @@ from hivetune.data.pieces.said import Row, one_of
 
 
 def _is_event(event: Row) -> bool:
-    """Whether an object is an event that no other program writes."""
+    """Return whether an object is an event that no other program writes."""
     if event.get("type") == "tool_use":
         return {"tool_name", "tool_id", "parameters"} <= event.keys()
     return event.get("type") == "init" and {"session_id", "model", "timestamp"} <= event.keys()
@@ -23,7 +23,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each session."""
+    """Yield one row for each session."""
     return session_rows(lines, lambda event: event.get("type") == "init", _row)
 
 

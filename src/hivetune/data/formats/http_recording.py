@@ -36,7 +36,7 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    """The calls of a recording."""
+    """Yield the calls of a recording."""
     if _is_of_nock(record):
         asked = {"uri": record.get("path"), "body": record["body"]}
         yield _row({"request": asked, "response": {"status": record.get("status"), "body": _of_nock(record)}})
@@ -51,7 +51,7 @@ def _is_of_nock(record: Row) -> bool:
 
 
 def _listed(record: Row) -> list[dict[str, Any]] | None:
-    """The calls of a recording that lists them."""
+    """Return the calls of a recording that lists them."""
     holder = record["log"] if isinstance(record.get("log"), dict) else record
     calls = next((found for key in RECORDED_KEYS if (found := objects(holder.get(key)))), None)
     if calls is None or not all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response")):
@@ -60,7 +60,7 @@ def _listed(record: Row) -> list[dict[str, Any]] | None:
 
 
 def _is_call(record: Mapping[str, Any]) -> bool:
-    """Whether a record is one call over HTTP, as proxies of tests keep each in a file of its own."""
+    """Return whether a record is one call over HTTP, as proxies of tests keep each in a file of its own."""
     asked, answered = record.get("request"), record.get("response")
     heads = isinstance(asked, dict) and isinstance(answered, dict) and "headers" in answered and "status" in answered
     return heads and isinstance(one_of(asked, METHOD_KEY), str) and isinstance(one_of(asked, "url", "uri"), str)
@@ -84,7 +84,7 @@ def _row(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _may_answer(body: Any) -> bool:
-    """Whether a body may be an answer: no count of tokens, no file that was stored, no page."""
+    """Return whether a body may be an answer: no count of tokens, no file that was stored, no page."""
     as_json = parsed(body)
     if isinstance(as_json, str):
         return bool(as_json) and not _PAGE.match(as_json)
@@ -99,7 +99,9 @@ def _is_unknown_stream(body: Any) -> bool:
 
 
 def _body(side: Mapping[str, Any]) -> Any:
-    """The body of a request or a response, as text or as an object; None where there is none or it is no text."""
+    """Return the body of a request or a response, as text or as an object; None where there is none or it is no
+    text.
+    """
     body = next((side[key] for key in _BODIES if side.get(key) is not None), None)
     if isinstance(body, list) and len(body) == 1:
         body = body[0]  # of Gemini's client, which keeps a stream as several
@@ -118,7 +120,7 @@ _EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
 
 
 def _of_nock(record: Mapping[str, Any]) -> Any:
-    """The body of a response as nock keeps it: what is no text, or came packed, as hexadecimal numbers."""
+    """Return the body of a response as nock keeps it: what is no text, or came packed, as hexadecimal numbers."""
     body = record["response"]
     pieces = body if isinstance(body, list) else [body]
     if not all(isinstance(piece, str) and _HEX.fullmatch(piece) for piece in pieces):
@@ -133,7 +135,7 @@ _MAX_BODY_BYTES = 16 << 20  # unpacked
 
 
 def _decoded(text: str) -> str | None:
-    """The text of bytes in base64, unpacked where they are compressed."""
+    """Return the text of bytes in base64, unpacked where they are compressed."""
     pieces = parsed(text) if text.startswith("[") else [text]  # Polly keeps what came packed in several
     try:
         return text_of_bytes(b"".join(base64.b64decode(piece, validate=True) for piece in pieces))
@@ -142,7 +144,7 @@ def _decoded(text: str) -> str | None:
 
 
 def text_of_bytes(data: bytes) -> str | None:
-    """The text of a body, unpacked where it is compressed; None where it is no text."""
+    """Return the text of a body, unpacked where it is compressed; None where it is no text."""
     try:
         if data.startswith(b"\x1f\x8b"):
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)
@@ -152,8 +154,8 @@ def text_of_bytes(data: bytes) -> str | None:
 
 
 def _events_of_amazon(data: bytes) -> str:
-    """What Bedrock streams, in frames of bytes, as lines of JSON; nothing for other bytes, ValueError for a frame that
-    holds no JSON.
+    """Return what Bedrock streams, in frames of bytes, as lines of JSON; nothing for other bytes, ValueError
+    for a frame that holds no JSON.
     """
     lines: list[str] = []
     while len(data) >= _FRAME_BYTES:

@@ -29,7 +29,7 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 def inspect_row(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample of Inspect: its conversation, and whether all scores call it right."""
+    """Return a sample of Inspect: its conversation, and whether all scores call it right."""
     attached = sample.get("attachments")
     turns = _with_attached(sample.get("messages"), attached if isinstance(attached, dict) else {})
     scores = sample.get("scores") or {"score": sample.get("score")}
@@ -56,7 +56,7 @@ def _with_attached(value: Any, attached: Mapping[str, Any]) -> Any:
 
 
 def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
-    """The tools that the model was given in its first call."""
+    """Return the tools that the model was given in its first call."""
     events = objects(sample.get("events")) or []
     return next((event["tools"] for event in events if event.get("event") == "model" and event.get("tools")), None)
 
@@ -67,7 +67,7 @@ _ALWAYS_BYTES = 64 << 20
 
 
 def is_eval_file(path: str) -> bool:
-    """Whether a ZIP archive is a log of Inspect's."""
+    """Return whether a ZIP archive is a log of Inspect's."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name in archive.namelist() for name in _BEGUN)
@@ -76,7 +76,7 @@ def is_eval_file(path: str) -> bool:
 
 
 def eval_rows(path: str) -> Iterator[PlacedRow]:
-    """One row for each sample, in the order of their names; its place is its number."""
+    """Yield one row for each sample, in the order of their names; its place is its number."""
     with zipfile.ZipFile(path) as archive:
         samples = sorted(name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json"))
         for place, name in enumerate(samples, 1):

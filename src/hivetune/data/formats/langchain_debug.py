@@ -19,7 +19,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each call of a model, when its answer is there or the log ends."""
+    """Yield one row for each call of a model, when its answer is there or the log ends."""
     plain = without_colours(lines)
     calls = Calls()
     for number, line in plain:

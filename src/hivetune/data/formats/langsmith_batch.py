@@ -20,7 +20,9 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    """Runs. The end of one that began in another record has no input, and one that hasn't ended no output."""
+    """Yield the runs. The end of one that began in another record has no input, and one that has not ended no
+    output.
+    """
     begun, ended = objects(record.get("post")) or [], objects(record.get("patch")) or []
     for run in joined_by_id([*begun, *ended]):
         yield {"inputs": None, "outputs": None, **run}

@@ -15,7 +15,7 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    """The calls of a model among the runs below one."""
+    """Yield the calls of a model among the runs below one."""
     for child in objects(record.get("child_runs")) or []:
         inside = list(rows(child))
         yield from inside

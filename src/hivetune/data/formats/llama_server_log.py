@@ -21,7 +21,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each request, when its answer is there or the log ends."""
+    """Yield one row for each request, when its answer is there or the log ends."""
     asked: tuple[int, Any] | None = None
     for number, line in lines:
         if (said := _said(line)) is None:
@@ -39,7 +39,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _said(line: str) -> tuple[str, Any] | None:
-    """("request" or "response", its JSON) of a line, else None."""
+    """Return ("request" or "response", its JSON) of a line, else None."""
     if found := _SAID.search(line):
         try:
             return found.group(1), json.JSONDecoder().raw_decode(found.group(2))[0]

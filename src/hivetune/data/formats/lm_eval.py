@@ -19,7 +19,7 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 def _right_choice(record: Row) -> Row | None:
-    """Of lm-eval's choices the one that it calls right, behind what stands in front of all of them."""
+    """Return the choice that lm-eval calls right, behind what stands in front of all of them."""
     given = record.get("arguments")
     calls = list(given.values()) if isinstance(given, dict) else given if isinstance(given, list) else []
     pairs = [tuple(call.values()) if isinstance(call, dict) else tuple(call) for call in calls if call]

@@ -52,13 +52,13 @@ _STOPS = ("userStopped", "maxPredictedTokensReached", "contextLengthReached", "m
 
 
 def _lm_studio_setting(row: Row, key: str) -> Any:
-    """A setting of one chat."""
+    """Return a setting of one chat."""
     settings = listed(one_of(row.get("per_chat_prediction_config"), "fields"))
     return next((one_of(setting, "value") for setting in settings if one_of(setting, "key") == key), None)
 
 
 def _lm_studio_part(part: Any) -> Any:
-    """A part of a step; calls and results of tools under the names that others give them."""
+    """Return a part of a step; calls and results of tools under the names that others give them."""
     kind, call_id = one_of(part, "type"), str(one_of(part, "callId", "toolCallRequestId"))
     if kind == "toolCallRequest":
         return {"type": "tool_use", "id": call_id, "name": part.get("name"), "input": part.get("parameters")}

@@ -24,7 +24,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each call, when its answer is there or the log ends."""
+    """Yield one row for each call, when its answer is there or the log ends."""
     plain = without_colours(lines)
     calls, pieces = Calls(), list[Any]()
     for number, line in plain:

@@ -21,7 +21,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each prompt, when its text is there or the log ends."""
+    """Yield one row for each prompt, when its text is there or the log ends."""
     calls = Calls()
     for place, event in _events(without_colours(lines)):
         kind, model = event.get("type"), event.get("modelIdentifier", "")
@@ -51,7 +51,7 @@ def _events(lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _text(lines: list[str]) -> str:
-    """A text as it was printed; older programs put it into quotes."""
+    """Return a text as it was printed; older programs put it into quotes."""
     text = "\n".join(lines).rstrip("\n")
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 

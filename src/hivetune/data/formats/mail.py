@@ -32,7 +32,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each thread: messages that answer each other, or have one subject."""
+    """Yield one row for each thread: messages that answer each other, or have one subject."""
     threads: dict[str, tuple[int, list[dict[str, str]]]] = {}
     for place, text in _messages(lines):
         if len(text) > MAX_ROW_CHARS:
@@ -62,7 +62,9 @@ def _messages(lines: Lines) -> Iterator[tuple[int, str]]:
 
 
 def _words(mail: EmailMessage) -> str:
-    """What somebody wrote: the plain text, or the HTML as text, in front of what is quoted and of the signature."""
+    """Return what somebody wrote: the plain text, or the HTML as text, in front of what is quoted and of the
+    signature.
+    """
     part = mail.get_body(("plain", "html"))
     if part is None:
         return ""

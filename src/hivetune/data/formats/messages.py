@@ -37,7 +37,9 @@ def rows(row: Row) -> Conversation:
 
 
 def _is_told(row: Row, column: str, question: str) -> bool:
-    """Whether a column says nothing, or what the question says under the column's name: "reach the target 77"."""
+    """Return whether a column says nothing, or what the question says under the column's name: "reach the
+    target 77".
+    """
     if row[column] in (None, ""):
         return True
     told = str(row[column]).strip()

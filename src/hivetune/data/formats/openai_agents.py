@@ -14,7 +14,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """A span of OpenAI's agents: `span_data` with its type, input and output."""
+    """Return a span of OpenAI's agents: `span_data` with its type, input and output."""
     data = row["span_data"]
     if data.get("type") not in ("generation", "response"):
         raise RowRefused("not-a-model-call", f"a span of type {str(data.get('type'))[:40]}")

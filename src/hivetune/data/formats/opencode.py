@@ -52,7 +52,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _turns(text: str) -> Iterator[tuple[str, str]]:
-    """(who, what) in order. A heading inside of a result that is still open is a part of the result."""
+    """Yield (who, what) in order. A heading inside of a result that is still open is a part of the result."""
     who, begin, at, is_open = "", 0, 0, False
     while mark := _MARK.search(text, at):
         at = mark.end() - 1  # its line break may begin the next one
@@ -67,7 +67,7 @@ def _turns(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _answer(said: str) -> list[dict[str, Any]]:
-    """The turns of an answer and of the tools that it called."""
+    """Return the turns of an answer and of the tools that it called."""
     tools = list(_TOOL.finditer(said))
     words = said[: tools[0].start()] if tools else said
     turn: dict[str, Any] = {"role": "assistant", "content": words.strip(), "tool_calls": []}

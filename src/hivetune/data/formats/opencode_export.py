@@ -42,7 +42,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _answer(parts: list[dict[str, Any]]) -> list[Message]:
-    """Step by step: what was thought and said, the calls, then their results."""
+    """Return an answer step by step: what was thought and said, the calls, then their results."""
     messages: list[Message] = []
     content: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []

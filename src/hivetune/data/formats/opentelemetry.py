@@ -87,7 +87,9 @@ def _table_columns(row: Row) -> tuple[str, ...]:
 
 
 def _span_attributes(row: Row) -> dict[str, Any]:
-    """The attributes of a span under names with dots, however its exporter nests them; of a table those it has."""
+    """Return the attributes of a span under names with dots, however its exporter nests them; of a table those it
+    has.
+    """
     held = first_of(row, ATTRIBUTES)
     if held is not None:
         return dotted(attributes(parsed(row[held])), NAMESPACES)
@@ -95,7 +97,7 @@ def _span_attributes(row: Row) -> dict[str, Any]:
 
 
 def _events(row: Row, flat: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a span. Those that hold attributes of it are laid over these."""
+    """Return the events of a span. Those that hold attributes of it are laid over these."""
     events = list(objects(row.get("events")) or [])
     for log in objects(row.get("logs")) or []:  # Jaeger
         fields = attributes(log.get("fields"))
@@ -114,10 +116,10 @@ def _whole(flat: Mapping[str, Any]) -> list[Message]:
 
 
 def _step(row: Row, flat: Mapping[str, Any]) -> Conversation:
-    """What the span says of itself: a call of a model. Of MLflow also the first span of a trace without such calls
-    (the others of it hold no inputs then).
+    """Return what the span says of itself: a call of a model. Of MLflow also the first span of a trace without such
+    calls (the others of it hold no inputs then).
 
-    Raises RowRefused: not-a-model-call, or what is wrong with the step.
+    Raise RowRefused: not-a-model-call, or what is wrong with the step.
     """
     for asked, answered, kind in STEPS:
         if flat.get(asked) is None or flat.get(answered) is None:
@@ -130,12 +132,12 @@ def _step(row: Row, flat: Mapping[str, Any]) -> Conversation:
 
 
 def span_kind(flat: Mapping[str, Any], name: str) -> str:
-    """The kind of a span; MLflow writes it as JSON."""
+    """Return the kind of a span; MLflow writes it as JSON."""
     return str(decoded(flat.get(name, ""))).upper()
 
 
 def without_what_repeats(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans of a trace of MLflow; those around calls of a model repeat them, and lose their inputs."""
+    """Return the spans of a trace of MLflow; those around calls of a model repeat them, and lose their inputs."""
     flat = [attributes(span.get("attributes")) for span in spans]
     calls = [span_kind(one, MLFLOW_STEP[2]) in MODEL_KINDS for one in flat]
     if not any(calls):
@@ -180,7 +182,7 @@ def _from_attributes(flat: Mapping[str, Any]) -> tuple[list[Message], list[Messa
 
 
 def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Message]]:
-    """One event a message: gen_ai.user.message and so on, then gen_ai.choice."""
+    """Return one event a message: gen_ai.user.message and so on, then gen_ai.choice."""
     asked: list[Message] = []
     answered: list[Message] = []
     for event in events:
@@ -197,8 +199,8 @@ def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Mess
 
 
 def _said_in(event: Mapping[str, Any]) -> dict[str, Any]:
-    """What an event says of its message: in itself, in its attributes (some programs write all of it as one text), or
-    in its body.
+    """Return what an event says of its message: in itself, in its attributes (some programs write all of it as one
+    text), or in its body.
     """
     said = {key: value for key, value in event.items() if key not in ("name", "event.name", "attributes", "body")}
     said |= attributes(event.get("attributes"))
@@ -210,7 +212,7 @@ def _said_in(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns_of(flat: Mapping[str, Any], role: str, *names: str) -> list[dict[str, Any]] | None:
-    """Turns below one of these names: as attributes of their own (gen_ai.prompt.0.role,
+    """Return turns below one of these names: as attributes of their own (gen_ai.prompt.0.role,
     llm.input_messages.0.message.content), or as one list of objects; who names no role is `role`.
     """
     for name in names:
@@ -222,7 +224,7 @@ def _turns_of(flat: Mapping[str, Any], role: str, *names: str) -> list[dict[str,
 
 
 def _turn(turn: dict[str, Any], role: str) -> dict[str, Any]:
-    """OpenInference's names for the parts of a turn."""
+    """Return a turn with the names of OpenInference replaced by the usual ones."""
     inner = one_of(turn, "message", "prompt", "completion")
     said = inner if isinstance(inner, dict) else turn
     calls = [one_of(call, "tool_call") or call for call in listed(said.get("tool_calls"))]
@@ -246,7 +248,7 @@ def recognise(row: Row) -> bool:
 
 
 def _are_attributes(tags: Any) -> bool:
-    """Whether tags are what a span says; elsewhere they are words about a row."""
+    """Return whether tags are what a span says; elsewhere they are words about a row."""
     pairs = objects(tags)
     if pairs is not None:
         return all("key" in pair and "value" in pair for pair in pairs)

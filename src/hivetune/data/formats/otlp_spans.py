@@ -18,7 +18,7 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    """The spans of a batch or of one resource, their attributes as objects, those of the resource below them."""
+    """Yield the spans of a batch or of one resource, their attributes as objects, those of the resource below them."""
     inner = without_wrapper(dict(record))
     for resource in objects(one_of(inner, *_RESOURCES)) or [inner]:
         about = attributes(one_of(resource.get("resource"), "attributes"))

@@ -32,7 +32,7 @@ class _Session:
 
 
 def is_line(event: Mapping[str, Any]) -> bool:
-    """Whether an object is a line of such a session."""
+    """Return whether an object is a line of such a session."""
     if event.get("type") == "session":
         return all(name in event for name in ("cwd", "timestamp")) and ("version" in event or "modelId" in event)
     message = event.get("message")
@@ -50,7 +50,9 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
-    """The rows of each tree of a session: a line that is broken ends one, and what lies below it begins another."""
+    """Yield the rows of each tree of a session: a line that is broken ends one, and what lies below it begins
+    another.
+    """
     session = _Session()
     for number, event in events:
         if event.get("type") == "session":
@@ -65,7 +67,7 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
 
 
 def _stretches(session: _Session, names: list[str]) -> Iterator[PlacedRow]:
-    """One row for each stretch between compactions of the branch that was kept."""
+    """Yield one row for each stretch between compactions of the branch that was kept."""
     path = _path(session, names)
     given_up = any(_is_answer(session.entries[name].event) for name in set(names).difference(path))
     stretch: list[_Entry] = []
@@ -91,19 +93,19 @@ def _row(session: _Session, stretch: list[_Entry], turns: list[dict[str, Any]], 
 
 
 def _path(session: _Session, names: list[str]) -> list[str]:
-    """Of one tree, the branch that ends at the message written last, from its beginning."""
+    """Return the branch of a tree that ends at the message written last, from its beginning."""
     said = (name for name in reversed(names) if session.entries[name].event.get("type") == "message")
     return way_to(next(said, None), {name: session.entries[name].parent for name in names})
 
 
 def _kept(path: list[str], end: str, first: Any) -> list[str]:
-    """What a compaction left as it was: the entries from `first` up to it."""
+    """Return what a compaction left as it was: the entries from `first` up to it."""
     before = path[: path.index(end)]
     return before[before.index(first) :] if first in before else []
 
 
 def _read_before(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same turns in the next row, where they are not learned again."""
+    """Return the turns of an entry for the next row, where they are not learned again."""
     return [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in _turns(event)]
 
 
@@ -113,7 +115,7 @@ def _is_answer(event: Mapping[str, Any]) -> bool:
 
 
 def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What an entry adds to the conversation, as other programs write it."""
+    """Return what an entry adds to the conversation, as other programs write it."""
     kind, message = event.get("type"), event.get("message")
     if kind in _SUMMARIES:
         return [{"role": "user", "content": event.get("summary")}]

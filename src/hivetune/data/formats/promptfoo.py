@@ -29,7 +29,7 @@ def _results(record: Row) -> Any:
 
 
 def _is_promptfoo(result: Any) -> bool:
-    """Whether a result holds the prompt as it was sent, and what came back."""
+    """Return whether a result holds the prompt as it was sent, and what came back."""
     raw = one_of(one_of(result, "prompt"), "raw")
     return isinstance(raw, str) and ("response" in result or "error" in result) and "vars" in result
 
@@ -55,8 +55,8 @@ def _promptfoo_row(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns_in_yaml(raw: str) -> Any:
-    """The turns of a prompt that promptfoo took from YAML; one without a role where they are none, to be refused, and
-    where they refer to each other: a few such lines make millions.
+    """Return the turns of a prompt that promptfoo took from YAML; one without a role where they are none, to be
+    refused, and where they refer to each other: a few such lines make millions.
     """
     import yaml  # here: each worker would pay for it at its start, and hardly any meets such a prompt
 
@@ -69,7 +69,7 @@ def _turns_in_yaml(raw: str) -> Any:
 
 
 def _date(value: Any) -> str:
-    """What YAML reads as a date, as text again. Raises TypeError for what else JSON does not have."""
+    """Return what YAML reads as a date, as text again. Raise TypeError for what else JSON does not have."""
     if not isinstance(value, date):
         raise TypeError
     return value.isoformat()

@@ -63,7 +63,9 @@ def rows(row: Row) -> Conversation:
 
 
 def _sides(row: Row) -> tuple[str, str] | None:
-    """(the column of the request, the column of the response), "" for the row itself; None if it is no such record."""
+    """Return (the column of the request, the column of the response), "" for the row itself; None if it is no such
+    record.
+    """
     if not any(map(_is_structured, row.values())):
         return None  # texts alone, as most rows are: a question and its answer
     answered = _answered(row)
@@ -78,7 +80,7 @@ def _sides(row: Row) -> tuple[str, str] | None:
 
 
 def _listed_and_text(row: Row) -> tuple[str, str] | None:
-    """A request that is a list of messages in an object, and its answer as a text or an object with one."""
+    """Return a request that is a list of messages in an object, and its answer as a text or an object with one."""
     asked = next((name for name in REQUESTS if objects(one_of(parsed(row.get(name)), "messages", "contents"))), None)
     if asked is None:
         return None
@@ -90,7 +92,7 @@ def _listed_and_text(row: Row) -> tuple[str, str] | None:
 
 
 def _answered(row: Row) -> str | None:
-    """The column of the response, "" for the row itself."""
+    """Return the column of the response, "" for the row itself."""
     found = next((name for name in RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
     if found is None and (_is_list(row.get("choices")) or _is_list(row.get("candidates")) or has_completions(row)):
         return ""
@@ -100,7 +102,7 @@ def _answered(row: Row) -> str | None:
 
 
 def _asks_flat(row: Row, answered: str) -> bool:
-    """Whether the row itself says what was asked."""
+    """Return whether the row itself says what was asked."""
     if any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
         return True
     if answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
@@ -128,7 +130,7 @@ _OBSERVED = re.compile(r"^(Observation:.*?)(?=^(?:Thought|Action|Final Answer):|
 
 
 def _observed_apart(message: Message) -> list[Message]:
-    """What a program observed and wrote into the model's turn of its request, as turns of its own."""
+    """Return what a program observed and wrote into the model's turn of its request, as turns of its own."""
     if message.role != "assistant" or message.tool_calls or _OBSERVED.search(message.content) is None:
         return [message]
     texts = enumerate(map(str.strip, _OBSERVED.split(message.content)))
@@ -136,7 +138,7 @@ def _observed_apart(message: Message) -> list[Message]:
 
 
 def _without_prompt(asked: list[Message], answered: list[Message]) -> list[Message]:
-    """Without the prompt, where an API that completes a text gave it back in front of the answer."""
+    """Return the answer without the prompt, where an API that completes a text gave it back in front."""
     prompt, text = asked[-1].content, answered[0].content
     if len(asked) != 1 or not prompt.strip() or len(text) <= len(prompt) or not text.startswith(prompt):
         return answered
@@ -144,7 +146,7 @@ def _without_prompt(asked: list[Message], answered: list[Message]) -> list[Messa
 
 
 def _continued(asked: list[Message], answered: list[Message]) -> list[Message]:
-    """An answer whose beginning was given goes on right behind it."""
+    """Return an answer whose beginning was given goes on right behind it."""
     begun = asked[-1]
     if begun.role != "assistant" or begun.tool_calls or answered[0].role != "assistant":
         return joined(asked, answered)

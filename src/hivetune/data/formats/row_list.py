@@ -35,7 +35,7 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 def _key(record: Mapping[str, Any]) -> str | None:
-    """The key of the rows; None where it lists nothing, or the turns of one conversation."""
+    """Return the key of the rows; None where it lists nothing, or the turns of one conversation."""
     for key in _KEYS:
         listed = objects(record.get(key))
         if listed is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in listed):
@@ -47,7 +47,7 @@ def _key(record: Mapping[str, Any]) -> str | None:
 
 
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
-    """The Hub's viewer numbers its rows: {"row_idx": 0, "row": {...}}."""
+    """Return the Hub's viewer numbers its rows: {"row_idx": 0, "row": {...}}."""
     inner = row.get("row")
     return inner if isinstance(inner, dict) and "row_idx" in row else row
 

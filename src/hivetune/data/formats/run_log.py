@@ -33,14 +33,15 @@ def recognise(head: Head) -> bool:
 
 
 def _are_operations(sample: Sequence[Row]) -> bool:
-    """Whether all of these rows post or patch a run of a trace."""
+    """Return whether all of these rows post or patch a run of a trace."""
     return bool(sample) and all(
         row.get("operation") in _OPERATIONS and isinstance(row.get("id"), str) and "trace_id" in row for row in sample
     )
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each run. In a trace that holds calls of a model the other runs repeat these, and lose what they say.
+    """Yield one row for each run. In a trace that holds calls of a model the other runs repeat these, and lose what
+    they say.
 
     When the runs that wait get too large, the oldest is given out as it is.
     """
@@ -68,12 +69,12 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _may_be_all(run: Row, traces: set[Any]) -> bool:
-    """Whether a run may be all that its trace says of a conversation: its calls of a model may come later."""
+    """Return whether a run may be all that its trace says of a conversation: its calls of a model may come later."""
     return run.get("run_type") == "chain" and run.get("parent_run_id") is None and run["trace_id"] not in traces
 
 
 def _row(run: Row, traces: set[Any]) -> str:
-    """The run as an export of LangSmith has it; without a side that it lacks, it is set aside."""
+    """Return the run as an export of LangSmith has it; without a side that it lacks, it is set aside."""
     told = {key: value for key, value in run.items() if key != "operation"}
     repeats = run.get("run_type") not in MODEL_RUNS and run["trace_id"] in traces
     sides = {} if repeats else {key: run[key] for key in ("inputs", "outputs") if key in run}

@@ -46,7 +46,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _list_column(row: Row) -> str | None:
-    """The column that is a list of turns."""
+    """Return the column that is a list of turns."""
     told = objects(row.get("paragraph"))
     if told is not None and all({"q", "a"} <= turn.keys() for turn in told):
         return "paragraph"
@@ -57,8 +57,8 @@ def _list_column(row: Row) -> str | None:
 
 
 def _without_marks(texts: list[str]) -> list[str]:
-    """Texts that begin with a mark of a question and of an answer in turn, as sets of medical talks have them, without
-    those.
+    """Return texts that begin with a mark of a question and of an answer in turn, as sets of medical talks have them,
+    without those.
     """
     marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(texts)]
     return [text[mark.end() :] for text, mark in zip(texts, marks, strict=True) if mark] if all(marks) else texts

@@ -15,14 +15,14 @@ LAST_TOOL = "final_answer"
 
 
 def are_steps(steps: Sequence[Any]) -> bool:
-    """Whether a list is such a memory."""
+    """Return whether a list is such a memory."""
     begun = [step for step in steps[:3] if isinstance(step, dict) and ("task" in step or "system_prompt" in step)]
     acted = (isinstance(step, dict) and "step_number" in step and "model_output" in step for step in steps)
     return bool(begun) and any(acted)
 
 
 def turns_of(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The turns of such a memory. Plans and the answer that the last step repeats are left out."""
+    """Return the turns of such a memory. Plans and the answer that the last step repeats are left out."""
     turns: list[dict[str, Any]] = []
     for step in steps:
         system = step.get("system_prompt") or (

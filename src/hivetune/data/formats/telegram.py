@@ -25,7 +25,7 @@ def rows(record: Row) -> Conversation:
 
 
 def _text(text: Any) -> str:
-    """A text, or its pieces: some are bold, or links."""
+    """Return a text, or its pieces: some are bold, or links."""
     pieces = text if isinstance(text, list) else [text]
     return "".join(one.get("text", "") if isinstance(one, dict) else str(one or "") for one in pieces)
 

@@ -24,8 +24,8 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """A text that is learned whole, or its turns where speakers take turns in it. Raises RowRefused where a template
-    wrote it and nobody can tell them.
+    """Return a text that is learned whole, or its turns where speakers take turns in it. Raise RowRefused where a
+    template wrote it and nobody can tell them.
     """
     text = text_of(row["text"], "text")
     turns = turns_of(text, whole=True)

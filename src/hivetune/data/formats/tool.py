@@ -18,7 +18,9 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """The command is what a model can learn; the result is what a machine said, so it is never trained unasked."""
+    """Return the command is what a model can learn; the result is what a machine said, so it is never trained
+    unasked.
+    """
     asked = next(row[key] for key in _QUESTION if row.get(key) is not None)
     command = row.get("command")
     if isinstance(command, str) and command.strip():

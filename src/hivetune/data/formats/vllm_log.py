@@ -28,7 +28,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """One row for each request, when its answer is there or the log ends."""
+    """Yield one row for each request, when its answer is there or the log ends."""
     prompts: dict[str, tuple[int, str]] = {}
     for number, line in lines:
         if found := _PROMPT.search(line):

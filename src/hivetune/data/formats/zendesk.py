@@ -15,7 +15,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Comments that are not public are notes."""
+    """Return the conversation; comments that are not public are notes."""
     comments = objects(row["comments"]) or []
     public = [comment for comment in comments if comment.get("public") is not False]
     asked = _requester(row)

@@ -35,7 +35,7 @@ class TwoAnswers(NamedTuple):
 
 
 def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
-    """A row with an answer and its correction, None for any other. Raises RowRefused as `read_conversation`."""
+    """Return a row with an answer and its correction, None for any other. Raise RowRefused as `read_conversation`."""
     row = plain_row(row)
     if _CORRECTED.isdisjoint(row):
         return None
@@ -59,7 +59,7 @@ def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
 
 
 def with_answers_apart(row: Row) -> Row:
-    """A row whose conversation ends with a better and a worse turn (`chosen_gpt`, `rejected_gpt`), with these as
+    """Return a row whose conversation ends with a better and a worse turn (`chosen_gpt`, `rejected_gpt`), with these as
     columns of their own; any other row as it is.
     """
     for name in _TURNS:
@@ -75,7 +75,7 @@ def with_answers_apart(row: Row) -> Row:
 
 
 def read_preference(row: Row) -> TwoAnswers | None:
-    """A row with a better and a worse answer, None for any other. Raises RowRefused: pair-differs, equal-pair."""
+    """Return a row with a better and a worse answer, None for any other. Raise RowRefused: pair-differs, equal-pair."""
     row = plain_row(row)
     columns = preference_columns(row)
     if columns is None:
@@ -86,7 +86,7 @@ def read_preference(row: Row) -> TwoAnswers | None:
 
 
 def _with_answer(row: Row, answer: Any) -> Conversation:
-    """The row as if it held this answer only: a text, a turn, some turns, or a whole conversation."""
+    """Return the row as if it held this answer only: a text, a turn, some turns, or a whole conversation."""
     asked: dict[str, Any] = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
     turns = objects([answer] if isinstance(answer, dict) else answer)
     before = next((found for key in _TURNS if (found := objects(parsed(row.get(key)))) is not None), None)
@@ -105,7 +105,7 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
 
 
 def _behind_question(asked: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
-    """The turns of an answer behind the question that a row asks in columns, with all that belongs to it."""
+    """Return the turns of an answer behind the question that a row asks in columns, with all that belongs to it."""
     question = read_conversation({**asked, "output" if "instruction" in asked else "completion": "."}, mapped=True)
     answer = read_messages([_plain_turn(turn) for turn in turns], None)
     return question._replace(messages=(*question.messages[:-1], *answer))
@@ -118,7 +118,7 @@ def _refuse_media(row: Row) -> None:
 
 
 def _unanswered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without a last answer: some files keep the better one in `messages` too."""
+    """Return the turns without a last answer: some files keep the better one in `messages` too."""
     return turns[:-1] if turns and _speaker(turns[-1]) in ("assistant", "gpt", "model") else turns
 
 
@@ -127,7 +127,7 @@ def _speaker(turn: Mapping[str, Any]) -> Any:
 
 
 def _plain_turn(turn: dict[str, Any]) -> dict[str, Any]:
-    """A turn of ShareGPT's form (from, value) among others."""
+    """Return a turn of ShareGPT's form (from, value) among others."""
     if "role" in turn or "from" not in turn:
         return turn
     names = {"human": "user", "gpt": "assistant", "model": "assistant", "observation": "tool"}
@@ -145,7 +145,7 @@ def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswer
 
 
 def is_small_edit(better: Message, worse: Message) -> bool:
-    """Whether two answers differ by so little that a pair of them would push both."""
+    """Return whether two answers differ by so little that a pair of them would push both."""
     if better.tool_calls != worse.tool_calls or better.reasoning != worse.reasoning:
         return False
     one, other = (message.content.split()[:MOST_COMPARED_WORDS] for message in (better, worse))
@@ -155,7 +155,7 @@ def is_small_edit(better: Message, worse: Message) -> bool:
 
 
 def only_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The same conversation with its last answer trained alone: no other was judged."""
+    """Return the conversation with its last answer trained alone: no other was judged."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
     return tuple(
         replace(message, weight=0.0) if message.role == "assistant" and number != last else message
@@ -164,5 +164,5 @@ def only_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def with_worse(example: Example) -> tuple[Message, ...] | None:
-    """The conversation with the worse answer at its end."""
+    """Return the conversation with the worse answer at its end."""
     return None if example.worse is None else (*example.messages[:-1], example.worse)

@@ -12,7 +12,7 @@ WHOLE_SHARE = 0.5  # of the shorter answers: where they end anyhow too (words, c
 
 
 def cut_length(answers: Collection[str]) -> int:
-    """The length in characters at which answers of a file were cut, by its first rows; 0: none were."""
+    """Return the length in characters at which answers of a file were cut, by its first rows; 0: none were."""
     answers = {answer.strip() for answer in answers}
     longest = max(map(len, answers), default=0)
     near = {answer for answer in answers if len(answer) >= longest - CUT_NEAR_CHARS}
@@ -25,6 +25,6 @@ def cut_length(answers: Collection[str]) -> int:
 
 
 def ends_inside(answer: str) -> bool:
-    """Whether a text ends inside a sentence, or says so by three points. A text without words has none."""
+    """Return whether a text ends inside a sentence, or says so by three points. A text without words has none."""
     end = answer.removesuffix("...").removesuffix("\u2026").rstrip()[-1:]
     return looks_like_content(answer) and (end.isalnum() or end in (",", ";", "(")) and len(answer.split()) > 1

@@ -44,8 +44,9 @@ _LEAST_LIMIT, _LONGEST_COUNT = 16, 10
 
 
 def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
-    """What failed outside of the answer, in the row's own words; empty where the row does not say so. An answer that is
-    an error's message ("Error: the tool timed out.") is no model's."""
+    """Return what failed outside of the answer, in the row's own words; empty where the row does not say so. An answer
+    that is an error's message ("Error: the tool timed out.") is no model's.
+    """
     message = answer if len(answer) <= LONGEST_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
     for text in (message, *_reasons(row)):
         found = _OUTSIDE.search(text[:_LOOKED_AT_CHARS])
@@ -55,8 +56,8 @@ def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
 
 
 def call_failed(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
-    """Whether a log says of a call that it ended in an error, in a column of its own: what it holds as the answer is
-    none. An error that somebody talks about stands in the conversation.
+    """Return whether a log says of a call that it ended in an error, in a column of its own: what it holds as the
+    answer is none. An error that somebody talks about stands in the conversation.
     """
     texts = [text for name in row if plain_name(name) in _ERRORS for text in _error_texts(row[name])]
     found = [text for text in texts if _IS_ERROR.match(text) or _OUTSIDE.search(text[:_LOOKED_AT_CHARS])]
@@ -69,9 +70,9 @@ def _error_texts(value: Any) -> list[str]:
 
 
 def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | None:
-    """The limit at which an answer was cut: as many tokens as its log counted, a number that people set as one, where
-    the answer ends inside a sentence. None: nothing says so, the row says otherwise, or other answers of its log are
-    longer (`most_tokens`).
+    """Return the limit at which an answer was cut: as many tokens as its log counted, a number that people set as one,
+    where the answer ends inside a sentence. None: nothing says so, the row says otherwise, or other answers of its log
+    are longer (`most_tokens`).
     """
     end = answer[-1:] if answer[-1:].strip() else answer.rstrip()[-1:]
     if not end or not (end.isalnum() or end in ",;("):
@@ -83,7 +84,7 @@ def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | N
 
 
 def most_tokens_in(rows: Iterable[Any]) -> int:
-    """The most tokens that a log counted in one answer; 0: it counted none."""
+    """Return the most tokens that a log counted in one answer; 0: it counted none."""
     counts = (count for row in rows if isinstance(row, dict) for count in _answer_tokens(row))
     return max(counts, default=0)
 
@@ -99,7 +100,7 @@ def _answer_tokens(row: Mapping[str, Any]) -> list[int]:
 
 
 def is_cut_json(answer: str) -> bool:
-    """Whether an answer begins as an object or a list in JSON and ends inside it."""
+    """Return whether an answer begins as an object or a list in JSON and ends inside it."""
     begin = _JSON_BEGIN.match(answer)
     if begin is None or answer.rstrip()[-1:] in ("}", "]", "`"):
         return False
@@ -114,7 +115,7 @@ def is_cut_json(answer: str) -> bool:
 
 @lru_cache(512)
 def _count_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(columns of an answer's tokens, columns that may hold such a count) among these."""
+    """Return (columns of an answer's tokens, columns that may hold such a count) among these."""
     plain = {name: plain_name(name) for name in names}
     return tuple(name for name in names if plain[name] in _COUNTS), tuple(
         name for name in names if plain[name] in _COUNTED_IN
@@ -126,7 +127,7 @@ def _is_limit(number: int) -> bool:
 
 
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row that says of itself that it failed, without the columns that say why: nobody can learn them."""
+    """Return a row that says of itself that it failed, without the columns that say why: nobody can learn them."""
     reasons = _reason_columns(tuple(row))
     if not reasons:
         return row

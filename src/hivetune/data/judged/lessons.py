@@ -55,8 +55,10 @@ def find_lessons(
     on_train: Callable[[int], bool],
     learn: "LearnConfig",
 ) -> Lessons:
-    """Which bad answers are learned from. `answers`: (row, answer) of every good row that is used; `tried(session,
-    read)`: a good answer of this session to the same words; `on_train`: whether a row is on the train side."""
+    """Return which bad answers are learned from. `answers`: (row, answer) of every good row that is used;
+    `tried(session, read)`: a good answer of this session to the same words; `on_train`: whether a row is on the train
+    side.
+    """
     found = Lessons()
     found.set_aside |= dict.fromkeys(_contradictory(candidates, answers), "contradictory")
     left = [one for one in candidates if one.row not in found.set_aside]
@@ -86,7 +88,9 @@ def find_lessons(
 
 
 def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int, int]]) -> set[int]:
-    """Rows that call one answer good and bad: both of them. Pairs contradict each other only when they are reversed."""
+    """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
+    reversed.
+    """
     alone: dict[int, list[int]] = {}
     pairs: dict[tuple[int, int], list[int]] = {}
     for one in candidates:
@@ -103,7 +107,7 @@ def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int,
 
 
 def _without_copies(candidates: Sequence[Candidate], found: Lessons) -> Iterator[Candidate]:
-    """Each pair once; copies of bad rows are duplicates like any others, and are gone before this."""
+    """Yield each pair once; copies of bad rows are duplicates like any others, and are gone before this."""
     seen: set[tuple[int | None, int]] = set()
     for one in candidates:
         if one.better is not None and (one.better, one.worse) in seen:
@@ -114,7 +118,7 @@ def _without_copies(candidates: Sequence[Candidate], found: Lessons) -> Iterator
 
 
 def _within_quota(candidates: Sequence[Candidate], quota: int, found: Lessons) -> Iterator[Candidate]:
-    """At most `quota` bad answers of each user that is named; which ones is drawn by content."""
+    """Yield at most `quota` bad answers of each user that is named; which ones is drawn by content."""
     taken: Counter[int] = Counter()
     for one in sorted(candidates, key=lambda one: (one.order, one.row)):
         taken[one.user] += one.user != NO_NAME
@@ -129,7 +133,7 @@ def _within_quota(candidates: Sequence[Candidate], quota: int, found: Lessons) -
 def learnable(
     lessons: Lessons, reasons: Mapping[str, int], corrections: int, learn: "LearnConfig"
 ) -> dict[str, object]:
-    """The report's `learn`: what is learned from, and what could be, in rows."""
+    """Return the report's `learn`: what is learned from, and what could be, in rows."""
     used = set(learn.use)
     document: dict[str, object] = {
         "use": list(learn.use),

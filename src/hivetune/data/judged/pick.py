@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def judge_rows(
     results: Sequence[Path], decisions: Decisions, ties: Ties, order: Sequence[int], learn: "LearnConfig"
 ) -> None:
-    """Bad answers leave the splits: those of the train side wait for stage 2, each other one has its reason."""
+    """Take bad answers out of the splits: those of the train side wait for stage 2, each other one gets its reason."""
     candidates, bad = _candidates(results, decisions, ties, order)
     if not candidates:
         return
@@ -43,7 +43,7 @@ def judge_rows(
 def _candidates(
     results: Sequence[Path], decisions: Decisions, ties: Ties, order: Sequence[int]
 ) -> tuple[list[Candidate], frozenset[int]]:
-    """Rows with a bad answer that got this far, and which of them are bad themselves. Counts corrections."""
+    """Return rows with a bad answer that got this far, and which of them are bad themselves. Counts corrections."""
     found, bad = [], set()
     for start, path in zip(decisions.chunk_starts, results, strict=True):
         with closing(open_result(path)) as database:
@@ -68,7 +68,7 @@ def _candidates(
 
 
 def _answers(results: Sequence[Path], decisions: Decisions, bad: Collection[int]) -> Iterator[tuple[int, int]]:
-    """(row, answer) of every good row that is trained or held out."""
+    """Yield (row, answer) of every good row that is trained or held out."""
     for start, path in zip(decisions.chunk_starts, results, strict=True):
         with closing(open_result(path)) as database:
             for n, answer in database.execute("SELECT n, judged64 FROM rows WHERE judged64 IS NOT NULL"):

@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
 
 def is_request(value: Any) -> bool:
-    """Whether an object says what a model was asked."""
+    """Return whether an object says what a model was asked."""
     value = _unwrapped(parsed(value))
     if not isinstance(value, dict):
         return False
@@ -62,9 +62,9 @@ def is_request(value: Any) -> bool:
 
 
 def read_request(value: Any) -> Request:
-    """Everything that stood in front of the answer: an object of some API, a list of turns, or a text.
+    """Return everything that stood in front of the answer: an object of some API, a list of turns, or a text.
 
-    Raises RowRefused: earlier-turns-missing, or what is wrong with a turn.
+    Raise RowRefused: earlier-turns-missing, or what is wrong with a turn.
     """
     value = _unwrapped(parsed(value))
     if isinstance(value, str):
@@ -106,7 +106,7 @@ def _asked(value: Mapping[str, Any]) -> Any:
 
 
 def _gemini_turn(turn: Any) -> Any:
-    """Gemini takes a question without a role."""
+    """Return the turn with the role of the user, where Gemini was asked without a role."""
     has_role = not isinstance(turn, dict) or "parts" not in turn or turn.get("role") is not None
     return turn if has_role else {**turn, "role": "user"}
 
@@ -117,18 +117,18 @@ def _history(value: Mapping[str, Any]) -> list[Message]:
 
 
 def _without_tools(turns: list[Any]) -> tuple[list[Any], list[Any]]:
-    """(turns, tools): Langfuse writes the tools that may be called as turns of a tool."""
+    """Return (turns, tools): Langfuse writes the tools that may be called as turns of a tool."""
     tools = [one_of(turn, "content") for turn in turns if isinstance(one_of(one_of(turn, "content"), "function"), dict)]
     return [turn for turn in turns if one_of(turn, "content") not in tools] if tools else turns, tools
 
 
 def _flat(turns: list[Any]) -> list[Any]:
-    """LangChain and LangSmith log a batch of one conversation."""
+    """Return the only list of a list of lists: LangChain and LangSmith log a batch of one conversation."""
     return turns[0] if len(turns) == 1 and isinstance(turns[0], list) else turns
 
 
 def is_response(value: Any) -> bool:
-    """Whether a value has the shape of some API's response. An answer that is JSON itself has not."""
+    """Return whether a value has the shape of some API's response. An answer that is JSON itself has not."""
     value = _unwrapped(parsed(value))
     if isinstance(value, str | list) and pieces_in(value) is not None:
         return True
@@ -141,7 +141,7 @@ def is_response(value: Any) -> bool:
 
 
 def says_answer(value: Mapping[str, Any]) -> bool:
-    """Whether an object may be what a model's API answered, and not one that it keeps or counts."""
+    """Return whether an object may be what a model's API answered, and not one that it keeps or counts."""
     return "status_code" in value or is_response(value) or one_of(value, *_ANSWERED, "content") is not None
 
 
@@ -163,7 +163,7 @@ def _is_response_object(value: Mapping[str, Any]) -> bool:
 
 
 def _is_text_response(value: Mapping[str, Any]) -> bool:
-    """Whether an object is the response of an API that completes texts, or says how an answer ended."""
+    """Return whether an object is the response of an API that completes texts, or says how an answer ended."""
     if isinstance(one_of(value, "generated_text", "text_output"), str) or _is_text_output(value):
         return True
     if _is_only_text(value.get("text")):
@@ -173,17 +173,19 @@ def _is_text_response(value: Mapping[str, Any]) -> bool:
 
 
 def _is_only_text(value: Any) -> bool:
-    """Whether a value is a list of one text, as vLLM's own API answers."""
+    """Return whether a value is a list of one text, as vLLM's own API answers."""
     return isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
 
 
 def _is_text_output(value: Mapping[str, Any]) -> bool:
-    """Whether an object is Mistral's response on Bedrock."""
+    """Return whether an object is Mistral's response on Bedrock."""
     return all(isinstance(one.get("text"), str) for one in objects(value.get("outputs")) or [{}])
 
 
 def continues_request(value: Any) -> bool:
-    """Whether a response is Anthropic's: its API goes on behind a last turn of the assistant, without a break."""
+    """Return whether a response is Anthropic's: its API goes on behind a last turn of the assistant, without a
+    break.
+    """
     value = _unwrapped(parsed(value))
     if isinstance(value, str | list):
         return any(item.get("type") == "message_start" for item in pieces_in(value) or ())
@@ -191,14 +193,14 @@ def continues_request(value: Any) -> bool:
 
 
 def has_completions(value: Mapping[str, Any]) -> bool:
-    """Whether an object is AI21's response: a list of completions, each with its `data`."""
+    """Return whether an object is AI21's response: a list of completions, each with its `data`."""
     return all(isinstance(one.get("data"), dict) for one in objects(value.get("completions")) or [{}])
 
 
 def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
-    """(the messages that were answered, what was left out) of a text, a turn or a response object.
+    """Return (the messages that were answered, what was left out) of a text, a turn or a response object.
 
-    Raises RowRefused: failed, cut-off-answer, unknown-layout, or what is wrong with a turn.
+    Raise RowRefused: failed, cut-off-answer, unknown-layout, or what is wrong with a turn.
     """
     if isinstance(value, str) and not is_response(value):
         return [_text_answer(value)], ()  # an answer may be JSON itself
@@ -235,7 +237,7 @@ def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]
 
 
 def _output_item(item: Any) -> Any:
-    """LM Studio's own API answers with messages that name no role."""
+    """Return the item with a role: LM Studio's own API answers with messages that name none."""
     return {**item, "role": "assistant"} if _is_output_message(item) else item
 
 
@@ -244,7 +246,7 @@ def _is_output_message(item: Any) -> bool:
 
 
 def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
-    """An object that is the answer's message itself, or holds the answer as a text."""
+    """Return an object that is the answer's message itself, or holds the answer as a text."""
     if any(key in value for key in ("role", "lc", "from")) or value.get("type") in ("message", "ai", "AIMessage"):
         return read_turn({"role": "assistant", **value} if "role" not in value and "content" in value else value), ()
     inner = _inner_answer(value)
@@ -287,7 +289,7 @@ def _text_answer(text: str) -> Message:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Batch files, proxies and Bedrock's log keep the body one level deeper."""
+    """Return the body that batch files, proxies and Bedrock's log keep one level deeper."""
     while isinstance(value, dict):
         inner = next((body for key in _WRAPPERS if _is_body(body := parsed(value.get(key)))), None)
         if inner is None or any(key in value for key in ("choices", "messages", "role", "candidates", "type")):
@@ -304,7 +306,7 @@ def _is_body(value: Any) -> bool:
 
 
 def _refuse_failure(value: Mapping[str, Any]) -> None:
-    """A call that failed or an answer that breaks off: what is there must not be learned with an end behind it."""
+    """Raise RowRefused for a call that failed, and for an answer that breaks off."""
     status = one_of(value, "status_code", "statusCode")
     if isinstance(status, int) and status >= 400:
         raise RowRefused("failed", f"the call failed with status {status}")
@@ -325,13 +327,13 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
 
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
-    """Refuses an answer beside which it stands that it broke off."""
+    """Raise RowRefused for a row that says that its answer broke off."""
     for name in ENDS & row.keys():
         _refuse_cut(row[name])
 
 
 def _refuse_cut(reason: Any) -> None:
-    """Raises RowRefused where an answer ended by its length or was stopped."""
+    """Raise RowRefused where an answer ended by its length or was stopped."""
     word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
     if word in CUT_OFF:
         raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
@@ -340,7 +342,7 @@ def _refuse_cut(reason: Any) -> None:
 
 
 def _choices(choices: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
-    """The first choice; others answer the same question."""
+    """Return the first choice; others answer the same question."""
     choice = choices[0]
     if not isinstance(choice, dict):
         raise RowRefused("wrong-type", "choices: a list of objects")
@@ -357,7 +359,7 @@ def _choices(choices: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
 
 
 def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
-    """Cohere's answers, or LangChain's LLMResult: a list of prompts, each with a list of answers."""
+    """Read Cohere's answers, or LangChain's LLMResult: a list of prompts, each with a list of answers."""
     several = generations[0] if isinstance(generations[0], list) else generations
     if not several or not isinstance(several[0], dict):
         raise RowRefused("no-answer", "generations is empty")
@@ -405,12 +407,12 @@ HIDDEN_CALLS = ("file_search_call", "code_interpreter_call")
 
 
 def is_of_answer(item: dict[str, Any]) -> bool:
-    """Whether the model wrote an item: its words, thoughts and calls."""
+    """Return whether the model wrote an item: its words, thoughts and calls."""
     return item.get("role", "assistant") == "assistant" and not str(item.get("type")).endswith("_output")
 
 
 def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
-    """The answer in front of `end` is read and not learned, with its thoughts and calls."""
+    """Give no weight to the answer in front of `end`, nor to its thoughts and calls."""
     for item in reversed(items[:end]):
         if not is_of_answer(item):
             return
@@ -418,7 +420,7 @@ def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
 
 
 def unlearn_what_rests_on_hidden_calls(items: list[Any]) -> list[Any]:
-    """Items without such calls; the turn of each, in front of it and behind, is read and not learned."""
+    """Return items without such calls; the turn of each, in front of it and behind, is read and not learned."""
     if not any(one_of(item, "type") in HIDDEN_CALLS for item in items):
         return items
     items = [{**item} for item in items if isinstance(item, dict)]
@@ -434,7 +436,7 @@ def unlearn_what_rests_on_hidden_calls(items: list[Any]) -> list[Any]:
 
 
 def without_silent_turns(items: list[Any]) -> list[Any]:
-    """Items without those that a program logs as the user's between a call and its result, empty."""
+    """Return items without those that a program logs as the user's between a call and its result, empty."""
     kept: list[Any] = []
     for item, following in zip(items, [*items[1:], None], strict=False):
         between = one_of(kept[-1] if kept else None, "type"), one_of(following, "type")

@@ -17,7 +17,7 @@ from hivetune.records import Message
 
 
 def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
-    """The nodes from the root to `leaf`. Raises RowRefused when they go in a circle."""
+    """Return the nodes from the root to `leaf`. Raise RowRefused when they go in a circle."""
     path = way_to(leaf, parents)
     if leaf in parents and not path:
         raise RowRefused("wrong-type", "the messages' parents go in a circle")
@@ -25,7 +25,7 @@ def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
 
 
 def kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """(the nodes of a tree, those of the branch that was kept)."""
+    """Return (the nodes of a tree, those of the branch that was kept)."""
     nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
     if not any(node.get("parent") or node.get("children") for node in nodes.values()):
         nodes = _in_order_of_time(nodes)
@@ -39,7 +39,9 @@ def kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str
 
 
 def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Nodes that lost their tree, one behind the other: by their times where all have one, else as they stand."""
+    """Return nodes that lost their tree, one behind the other: by their times where all have one, else as they
+    stand.
+    """
     spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
     times = {key: nodes[key]["message"].get("create_time") for key in spoken}
     if all(isinstance(time, int | float) for time in times.values()):
@@ -55,8 +57,9 @@ def done(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...]
 
 
 def said_in_chat(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
-    """(messages, reasons of severity warn) of turns: an answer for which the program used a tool, whose results no
-    export holds, or that broke off is read and not learned. `read` raises NotLearned for such a turn.
+    """Return (messages, reasons of severity warn) of turns: an answer for which the program used a tool, whose
+    results no export holds, or that broke off is read and not learned. `read` raises NotLearned for such a
+    turn.
     """
     why: list[RowRefused] = []
 
@@ -76,9 +79,9 @@ def said_in_chat(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> 
 
 
 def _with_whole_answers_unlearned(messages: Iterable[Message]) -> tuple[list[Message], bool]:
-    """(`messages` without weight in each answer of which a part has none or a call has no result, whether they end
-    before one of which nothing else is there). Of such an answer the words are kept, since which calls have their
-    results nobody can tell.
+    """Return (`messages` without weight in each answer of which a part has none or a call has no result,
+    whether they end before one of which nothing else is there). Of such an answer the words are kept, since
+    which calls have their results nobody can tell.
     """
     found: list[Message] = []
     for asks, turn in itertools.groupby(messages, lambda message: message.role in ("user", "system")):
@@ -114,7 +117,7 @@ _LINKS = frozenset((*_PARENTS, *_IDS))
 
 
 def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
-    """The places of the messages from the root to the last leaf; all of them where no message names its parent.
+    """Return the places of the messages from the root to the last leaf; all of them where no message names its parent.
 
     The last one is the newest where all have times, else the last of the list, if no message stands before its parent.
     None where nobody can tell.
@@ -134,12 +137,12 @@ def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
 
 
 def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The id of a message and that of the one before it, where it names them."""
+    """Return the id of a message and that of the one before it, where it names them."""
     return {name: value for name, value in message.items() if plain_name(name) in _LINKS}
 
 
 def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each message but the first names one of these as its parent."""
+    """Return whether each message but the first names one of these as its parent."""
     plain = [{plain_name(key): value for key, value in message.items()} for message in messages]
     for own in _IDS:
         known = {str(one[own]) for one in plain if _is_id(one.get(own))}
@@ -155,7 +158,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _last(plain: Sequence[Mapping[str, Any]], parents: Sequence[int | None]) -> int | None:
-    """The message that was written last."""
+    """Return the message that was written last."""
     name = next((name for name in TIME if all(as_time(one.get(name)) is not None for one in plain)), None)
     if name is not None:
         times = [as_time(one[name]) or 0.0 for one in plain]

@@ -13,9 +13,9 @@ _RESPONSE_BEGINS, _RESPONSE_ENDS = "<tool_response>", "</tool_response>"
 
 
 def read_call(call: Any) -> Mapping[str, Any]:
-    """A tool call with its arguments as an object: templates write them as JSON, and would quote a string twice.
+    """Return a tool call with its arguments as an object: templates write them as JSON, and would quote a string twice.
 
-    Raises RowRefused("bad-tool-call").
+    Raise RowRefused("bad-tool-call").
     """
     if isinstance(custom := one_of(call, "custom"), dict) and isinstance(custom.get("name"), str):
         return free_call(custom["name"], str(custom.get("input") or ""), call.get("id"))
@@ -34,7 +34,7 @@ def read_call(call: Any) -> Mapping[str, Any]:
 
 
 def free_call(name: str, text: str, call_id: Any) -> Mapping[str, Any]:
-    """A call of a tool that takes plain text (OpenAI's custom tools): the text under `input`."""
+    """Return a call of a tool that takes plain text (OpenAI's custom tools): the text under `input`."""
     return _plain_call(name, {"input": text}, call_id)
 
 
@@ -46,7 +46,7 @@ def _plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mappin
 
 
 def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """An answer that holds Hermes' `<tool_call>{...}</tool_call>`: the text around them, and the calls.
+    """Return an answer that holds Hermes' `<tool_call>{...}</tool_call>`: the text around them, and the calls.
 
     A text where one of them is no JSON stays as it is.
     """
@@ -64,7 +64,9 @@ def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
 
 
 def calls_as_text(text: str) -> tuple[Mapping[str, Any], ...]:
-    """The calls of an answer that a log holds as JSON, OpenAI's list of calls; empty when it is something else."""
+    """Return the calls of an answer that a log holds as JSON, OpenAI's list of calls; empty when it is something
+    else.
+    """
     if '"function"' not in text:
         return ()
     calls = objects(parsed(text))
@@ -74,7 +76,7 @@ def calls_as_text(text: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def result_text(value: Any) -> str:
-    """What a tool gave back, as text: strings and text parts as they are, anything else as JSON."""
+    """Return what a tool gave back, as text: strings and text parts as they are, anything else as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -89,15 +91,15 @@ def result_text(value: Any) -> str:
 
 
 def _is_file(part: Any) -> bool:
-    """Whether a part of a result is no text; a document of Cohere's is one, with its words in it."""
+    """Return whether a part of a result is no text; a document of Cohere's is one, with its words in it."""
     kind = one_of(part, "type")
     return kind in ("image", "image_url") or (kind == "document" and not isinstance(part.get("document"), dict))
 
 
 def read_tools(tools: Any) -> Tools:
-    """The tools that a conversation may call, in OpenAI's form: a list, or the same as JSON text.
+    """Return the tools that a conversation may call, in OpenAI's form: a list, or the same as JSON text.
 
-    Raises RowRefused("wrong-type").
+    Raise RowRefused("wrong-type").
     """
     tools = parsed(tools)
     if isinstance(tools, dict):  # Bedrock's toolConfig, or one tool alone

@@ -95,7 +95,7 @@ def extract(row: Mapping[str, Any]) -> Fields:
 
 
 def _verdict(row: Mapping[str, Any]) -> bool | None:
-    """False where a row says that its answer is wrong under a name that means so, or hardly true."""
+    """Return False where a row says that its answer is wrong, under a name that means so, or hardly true."""
     wrong, shares, judges = _verdict_columns(tuple(row))
     if not wrong and not shares and not judges:
         return None
@@ -107,7 +107,7 @@ def _verdict(row: Mapping[str, Any]) -> bool | None:
 
 
 def _fails(name: str, value: Any) -> bool:
-    """Whether a column of WRONG or of FAILED says that the answer is wrong."""
+    """Return whether a column of WRONG or of FAILED says that the answer is wrong."""
     if plain_name(name) in WRONG:
         return bool(as_success(value))
     if isinstance(value, str):
@@ -117,7 +117,9 @@ def _fails(name: str, value: Any) -> bool:
 
 @lru_cache(512)
 def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Columns of WRONG and FAILED, of TRUE_SHARES and of _JUDGES; an `answer` beside `true` was judged, not texts."""
+    """Return columns of WRONG and FAILED, of TRUE_SHARES and of _JUDGES; an `answer` beside `true` was judged, not
+    texts.
+    """
     plain = {name: plain_name(name) for name in names}
     return (
         tuple(name for name in names if plain[name] in WRONG or plain[name] in FAILED),
@@ -128,8 +130,8 @@ def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str
 
 @lru_cache(512)
 def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
-    """Of rows with these columns: those that may hold each field, the best first, and those that may be objects with
-    more. Once for each kind of row: looking for every name in every row took a third of the time of reading it.
+    """Return the columns that may hold each field, the best first, and those that may be objects with more. It
+    is done once for each kind of row: looking for every name in every row took a third of the reading time.
     """
     plain: dict[str, str] = {}
     for name in names:
@@ -142,7 +144,7 @@ def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tup
 
 
 def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """The first of these columns that holds something."""
+    """Return the first of these columns that holds something."""
     for name in names:
         value = row[name]
         if value is not None and value != "":
@@ -152,7 +154,7 @@ def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 @lru_cache(4096)
 def plain_name(name: str) -> str:
-    """`sessionId`, "Session ID", `session-id` and `session.id` as `session_id`."""
+    """Return the name in snake_case: `sessionId`, "Session ID", `session-id` and `session.id` are `session_id`."""
     return _BREAKS.sub("_", _HUMPS.sub("_", name.strip())).lower()
 
 
@@ -161,7 +163,9 @@ _BREAKS = re.compile(r"[\s.\-/]+")
 
 
 def as_time(value: Any) -> float | None:
-    """Seconds since 1970 of a number (s, ms, us or ns, told apart by size) or of ISO 8601 (UTC if it names no zone)."""
+    """Return seconds since 1970 of a number (s, ms, us or ns, told apart by size) or of ISO 8601 (UTC if it names no
+    zone).
+    """
     if value is None:
         return None
     number = as_number(value)
@@ -180,7 +184,7 @@ def as_time(value: Any) -> float | None:
 
 
 def as_success(value: Any) -> bool | None:
-    """A boolean, 0, 1, or one of the words in YES and NO."""
+    """Return a boolean, 0, 1, or one of the words in YES and NO."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -190,7 +194,7 @@ def as_success(value: Any) -> bool | None:
 
 
 def as_feedback(value: Any) -> float | None:
-    """A number as it is; a thumb or one of the words in LIKED and DISLIKED as 1 or -1."""
+    """Return a number as it is; a thumb or one of the words in LIKED and DISLIKED as 1 or -1."""
     if isinstance(value, bool):
         return 1.0 if value else -1.0
     word = value.strip().lower() if isinstance(value, str) else ""
@@ -200,7 +204,7 @@ def as_feedback(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str | None:
-    """An id or a name: text, a whole number (CSV and Parquet make 7.0 of 7), or an object that has an id."""
+    """Return an id or a name: text, a whole number (CSV and Parquet make 7.0 of 7), or an object that has an id."""
     if value is None:
         return None
     if isinstance(value, dict):
@@ -213,7 +217,7 @@ def _text(value: Any) -> str | None:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, also one that is written as text; None for anything else, and for a truth value."""
+    """Return a finite number, also one that is written as text; None for anything else, and for a truth value."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     try:

@@ -22,10 +22,10 @@ class TextSource(Protocol):
     problem: str | None  # why it ended before its end
 
     def more(self) -> str:
-        """The next text, empty at the end."""
+        """Return the next text, empty at the end."""
 
     def lines(self) -> Iterator[str]:
-        """All lines with their line feeds, in place of `more`."""
+        """Yield all lines with their line feeds, in place of `more`."""
 
 
 def write_rows(rows: Iterable[PlacedRow], path: str) -> None:
@@ -47,7 +47,7 @@ _KEY = "hivetune_session"  # names the program whose log it was
 
 
 def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    """(line, event or None, the line) for each line that is not blank; None: it is no JSON object."""
+    """Yield (line, event or None, the line) for each line that is not blank; None: it is no JSON object."""
     for number, line in lines:
         text = line.strip()
         if not text:
@@ -66,7 +66,7 @@ def begins_with_json(data: bytes) -> bool:
 def conversation(
     program: str, place: int, messages: Sequence[Any], left_out: Iterable[str], **facts: Any
 ) -> Iterator[PlacedRow]:
-    """The row of one conversation; `left_out`: reasons of severity warn."""
+    """Yield the row of one conversation; `left_out`: reasons of severity warn."""
     row = {_KEY: program, **{name: value for name, value in facts.items() if value}, "messages": list(messages)}
     if left := sorted(set(left_out)):
         row["left_out"] = left
@@ -102,13 +102,14 @@ def session_rows(
 
 
 def lost(number: int) -> PlacedRow:
-    """A line of a session that is no JSON. The session is read without it."""
+    """Return a line of a session that is no JSON. The session is read without it."""
     return number, RowRefused("broken-line")
 
 
 def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """The trees of a log by the names of their first events, each with the names of all its events in the order of the
-    log. `parents`: of each event. A parent may stand below its child: programs write what happens at once as it comes.
+    """Return the trees of a log by the names of their first events, each with the names of all its events in the order
+    of the log. `parents`: of each event. A parent may stand below its child: programs write what happens at once as it
+    comes.
     """
     root_of: dict[str, str] = {}
     found: dict[str, list[str]] = {}
@@ -126,7 +127,7 @@ def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def way_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
-    """The names from the root of a tree to `leaf`. Empty where they go in a circle."""
+    """Return the names from the root of a tree to `leaf`. Empty where they go in a circle."""
     way: dict[str, None] = {}
     node = leaf
     while isinstance(node, str) and node in parents:
@@ -138,5 +139,5 @@ def way_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
 
 
 def broken(number: int, text: str) -> PlacedRow:
-    """A line that is no JSON: rejected as it would be in a JSONL file."""
+    """Return a line that is no JSON: rejected as it would be in a JSONL file."""
     return number, text.replace("\t", " ")

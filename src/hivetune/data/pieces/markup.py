@@ -15,15 +15,15 @@ _BREAK = re.compile(r"<(?:br\b[^<>]*|(?:/p|/div|/li|/h[1-6]|/blockquote|/pre)\s*
 
 
 def without_markup(body: str) -> str:
-    """What a person reads of a message's HTML; text without tags is only rid of its entities."""
+    """Return what a person reads of a message's HTML; text without tags is only rid of its entities."""
     text = _MARKUP.sub("", _BREAK.sub("\n", body)) if _MARKUP.search(body) else body
     lines = (" ".join(line.split()) for line in html.unescape(text).strip().split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
 def desk_conversation(name: str, turns: Iterable[tuple[Role, Any, float]], notes: bool) -> Conversation:
-    """The conversation of a ticket. `turns`: who, what, and the weight; `notes`: whether notes between the desk's
-    people were left out.
+    """Return the conversation of a ticket. `turns`: who, what, and the weight; `notes`: whether notes between the
+    desk's people were left out.
     """
     said: list[Message] = []
     marked = False

@@ -51,7 +51,7 @@ EXPLAINED = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
 
 
 def read_parties(name: str, row: Row, column: str) -> Conversation | None:
-    """What `user` and `assistant` said, behind what `column` says to the model. None without the two."""
+    """Return what `user` and `assistant` said, behind what `column` says to the model. None without the two."""
     both = [row.get("user"), row.get("assistant")]
     if not all(isinstance(text, str) and text for text in both) or system_of(row) is not None:
         return None
@@ -61,7 +61,9 @@ def read_parties(name: str, row: Row, column: str) -> Conversation | None:
 def read_pair(
     name: str, row: Row, asked: tuple[str, ...], answered: tuple[str, ...], extra: tuple[str, ...] = CONTEXT
 ) -> Conversation:
-    """System prompt, history, question with what belongs to it, thoughts and answer."""
+    """Return the conversation of a row: system prompt, history, question with what belongs to it, thoughts and
+    answer.
+    """
     question_column, answer_column = first_of(row, asked), first_of(row, answered)
     assert question_column is not None and answer_column is not None  # `recognise` looked
     question, answer = _without_headers(row[question_column], row[answer_column])
@@ -84,19 +86,19 @@ def read_pair(
 
 
 def _unmarked(answer: Any, question: Any, turns: list[dict[str, Any]]) -> Any:
-    """An answer without the mark at its end that the template of a question, which is one text, has too."""
+    """Return an answer without the mark at its end that the template of a question, which is one text, has too."""
     in_text = isinstance(answer, str) and turns != _turns(question)
     return without_end(answer, "") if in_text else answer
 
 
 def _read_from_text(question: Any, turns: list[dict[str, Any]] | None, bare: bool) -> tuple[str, ...]:
-    """The reason of severity warn, where marks were taken off or turns were found in a text that is no JSON."""
+    """Return the reason of severity warn, where marks were taken off or turns were found in a text that is no JSON."""
     spoken = turns and isinstance(parsed(question), str)
     return ("turns-from-text",) if bare or spoken else ()
 
 
 def _written(row: Row, answer: Any, column: str) -> Message:
-    """An answer that is a text. Raises RowRefused where the next turns stand behind it."""
+    """Return an answer that is a text. Raise RowRefused where the next turns stand behind it."""
     text, calls = calls_in_text(text_of(answer, column))
     if goes_on(text):
         raise RowRefused("rendered-text")
@@ -104,20 +106,22 @@ def _written(row: Row, answer: Any, column: str) -> Message:
 
 
 def _without_headers(question: Any, answer: Any) -> tuple[Any, Any]:
-    """Both without the headers and the end mark of a template that somebody left in the columns."""
+    """Return question and answer without the headers and the end mark of a template that somebody left in the
+    columns.
+    """
     if isinstance(question, str) and isinstance(answer, str):
         return without_header(question, answer=False), without_end(without_header(answer, answer=True), question)
     return question, answer
 
 
 def _columns_of(row: Row, question: str, extra: tuple[str, ...]) -> str:
-    """The columns of a question as `--columns` takes them, with what belongs to it."""
+    """Return the columns of a question as `--columns` takes them, with what belongs to it."""
     more = next((name for name in extra if name != question and row.get(name)), None)
     return f"prompt={question}" if more is None else f"{question}={question},{more}={more}"
 
 
 def _one_answer(answer: Any, asked: str, column: str) -> tuple[Any, tuple[str, ...]]:
-    """(an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raises
+    """Return (an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raise
     RowRefused for other lists of texts. `asked`: the columns of the question, as `--columns` takes them.
     """
     if isinstance(answer, str):
@@ -133,8 +137,8 @@ def _one_answer(answer: Any, asked: str, column: str) -> tuple[Any, tuple[str, .
 
 
 def say_the_same(texts: Sequence[str]) -> bool:
-    """Whether short texts are ways to say one answer: each has half of its words in common with the first, or the first
-    with it. Others may be pieces of one answer, or several that are right together.
+    """Return whether short texts are ways to say one answer: each has half of its words in common with the first, or
+    the first with it. Others may be pieces of one answer, or several that are right together.
     """
     said = [{word.strip(".,;:!?'\"()").lower() for word in text.split()} - {""} for text in texts]
     if any(not one or len(one) > MAX_WORDS for one in said) or any("\n" in text for text in texts):
@@ -143,7 +147,9 @@ def say_the_same(texts: Sequence[str]) -> bool:
 
 
 def as_json_text(answer: Any) -> str | None:
-    """An answer that is an object, as JSON text; None for another, and for one that is a message or holds a text."""
+    """Return an answer that is an object, as JSON text; None for another, and for one that is a message or holds a
+    text.
+    """
     items = objects([answer] if isinstance(answer, dict) else answer)
     if items is None or any(plain_name(key) in _HOLD_TEXT for item in items for key in item):
         return None
@@ -153,13 +159,13 @@ def as_json_text(answer: Any) -> str | None:
 
 
 def _without_answer(before: list[Message], answer: Any) -> list[Message]:
-    """The turns of a prompt; where it is the whole row as a template wrote it, without the answer at its end."""
+    """Return the turns of a prompt; where it is the whole row as a template wrote it, without the answer at its end."""
     last = before[-1]
     return before[:-1] if last.role == "assistant" and last.content.strip() == str(answer).strip() else before
 
 
 def _dialogue(name: str, row: Row, columns: tuple[str, str]) -> Conversation:
-    """Everything that was asked in one list, everything that was answered in another."""
+    """Return everything that was asked in one list, everything that was answered in another."""
     messages = list(read_system(system_of(row)))
     for asked, answered in zip(row[columns[0]], row[columns[1]], strict=True):
         messages += [Message("user", asked), Message("assistant", answered)]
@@ -167,14 +173,14 @@ def _dialogue(name: str, row: Row, columns: tuple[str, str]) -> Conversation:
 
 
 def _turns(value: Any) -> list[dict[str, Any]] | None:
-    """`value` if it is a list of turns, maybe as JSON text. JSON that is none is the text that somebody wrote."""
+    """Return `value` if it is a list of turns, maybe as JSON text. Any other JSON is the text that somebody wrote."""
     turns = parsed(value)
     turns = objects([turns] if isinstance(turns, dict) and "content" in turns else turns)
     return turns if turns and all(any(key in turn for key in ROLE_KEYS) for turn in turns) else None
 
 
 def spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
-    """The turns of a prompt that ends where the answer begins: "Human: .. Assistant:". Raises RowRefused when its
+    """Return the turns of a prompt that ends where the answer begins: "Human: .. Assistant:". Raise RowRefused when its
     speakers do not take turns.
     """
     turns = asked_turns(prompt) if isinstance(prompt, str) else None

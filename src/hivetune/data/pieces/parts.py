@@ -53,7 +53,7 @@ class Said:
 
 
 def read_content(content: Any) -> Said:
-    """A string, a part or a list of parts. Raises RowRefused: wrong-type, unsupported-content, bad-tool-call."""
+    """Return a string, a part or a list of parts. Raise RowRefused: wrong-type, unsupported-content, bad-tool-call."""
     if isinstance(content, str):
         return Said([content])
     found = Said()
@@ -105,7 +105,7 @@ def _add(found: Said, part: Any) -> None:
 
 
 def parts_in(text: str) -> list[Any] | None:
-    """The parts of a turn that a table keeps as JSON text; None for any other text."""
+    """Return the parts of a turn that a table keeps as JSON text; None for any other text."""
     if not text.startswith("[{"):
         return None
     parts = objects(parsed(text))
@@ -114,12 +114,12 @@ def parts_in(text: str) -> list[Any] | None:
 
 
 def has_results(content: Any) -> bool:
-    """Whether a list of parts holds what tools gave back."""
+    """Return whether a list of parts holds what tools gave back."""
     return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in _RESULTS for part in content)
 
 
 def are_calls(content: Any) -> bool:
-    """Whether all parts of a content are calls as OpenAI's `tool_calls` hold them."""
+    """Return whether all parts of a content are calls as OpenAI's `tool_calls` hold them."""
     return (
         isinstance(content, list) and bool(content) and all(isinstance(one, dict) and is_call(one) for one in content)
     )
@@ -134,7 +134,7 @@ _KINDS |= {"function_call": "functionCall", "function_response": "functionRespon
 
 
 def _kind(part: Mapping[str, Any]) -> Any:
-    """Its type, or the only key that tells (Gemini and Bedrock name no types)."""
+    """Return the type of a part, or the only key that tells it: Gemini and Bedrock name no types."""
     if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
         return "thought"
     if is_call(part):
@@ -167,8 +167,8 @@ def _text(part: Mapping[str, Any], *names: str) -> str:
 
 
 def _texts_within(kind: Any, part: Mapping[str, Any]) -> list[str]:
-    """The words of a document that a request holds as text, and of an answer with its sources (Anthropic, Bedrock).
-    Raises RowRefused for other parts.
+    """Return the words of a document that a request holds as text, and of an answer with its sources (Anthropic,
+    Bedrock). Raise RowRefused for other parts.
     """
     if isinstance(cited := part.get("citationsContent"), dict):
         return [_text(one, "text") for one in objects(cited.get("content")) or []]
@@ -180,7 +180,7 @@ def _texts_within(kind: Any, part: Mapping[str, Any]) -> list[str]:
 
 
 def _thoughts(part: Mapping[str, Any]) -> list[str]:
-    """Thoughts in words; what a provider encrypted is not there."""
+    """Return thoughts in words; what a provider encrypted is not there."""
     inner = part.get("reasoningContent")
     part = inner.get("reasoningText", {}) if isinstance(inner, dict) else part
     if part.get("encrypted_content") or part.get("redacted") is True:
@@ -194,7 +194,7 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
 
 
 def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part itself, or what Gemini, Bedrock and Goose put below a key that names its kind."""
+    """Return the part itself, or what Gemini, Bedrock and Goose put below a key that names its kind."""
     for key in _INNER:
         inner = part.get(key)
         if isinstance(inner, dict) and "status" in inner and "id" in part:  # Goose's calls and results
@@ -231,7 +231,7 @@ def _is_invocation(part: Mapping[str, Any]) -> bool:
 
 
 def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
-    """A call of the AI SDK with its result in one part."""
+    """Add a call of the AI SDK, which holds its result in one part."""
     inner = part.get("toolInvocation")
     call = dict(inner) if isinstance(inner, dict) else dict(part)
     call.setdefault("toolName", str(part.get("type", "")).removeprefix("tool-"))
@@ -250,7 +250,7 @@ _SIDES = (
 
 
 def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The question and the answer of a turn that holds both."""
+    """Return the question and the answer of a turn that holds both."""
     for names in _SIDES:
         question, answer = (_lines(turn.get(name)) for name in names)
         if question is not None and answer is not None:
@@ -259,14 +259,14 @@ def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _lines(value: Any) -> str | None:
-    """A text, or its lines as a list."""
+    """Return a text, or its lines as a list."""
     if all_texts(value):
         return "\n".join(value)
     return value if isinstance(value, str) else None
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
-    """(thoughts, the answer itself) of a text in which a page shows the thoughts first, as Open WebUI does."""
+    """Return (thoughts, the answer itself) of a text in which a page shows the thoughts first, as Open WebUI does."""
     found = DETAILS.match(text.lstrip()) if "<details" in text else None
     if not found:
         return "", text
@@ -275,7 +275,7 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
 
 def kernel_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A turn of Semantic Kernel with its role and parts under the names of others; any other turn as it is."""
+    """Return a turn of Semantic Kernel with its role and parts under the names of others; any other turn as it is."""
     items = objects(one_of(turn, "items", "Items"))
     if items is None or turn.get("content"):
         return turn
@@ -284,7 +284,9 @@ def kernel_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def plain_parts(content: Any) -> Any:
-    """A content whose parts are Semantic Kernel's as the parts that are known here; any other content as it is."""
+    """Return a content whose parts are Semantic Kernel's as the parts that are known here; any other content as it
+    is.
+    """
     if isinstance(content, list) and any(
         isinstance(one, dict) and ("$type" in one or "content_type" in one) for one in content
     ):
@@ -293,7 +295,7 @@ def plain_parts(content: Any) -> Any:
 
 
 def _kernel_part(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a turn of Semantic Kernel, in .NET or in Python."""
+    """Return a part of a turn of Semantic Kernel, in .NET or in Python."""
     said = {key[:1].lower() + key[1:]: value for key, value in item.items()}
     kind = str(one_of(said, "$type", "content_type")).removesuffix("Content").lower().replace("_", "")
     name = "-".join(part for part in (one_of(said, "pluginName", "plugin_name"), one_of(said, *_KERNEL_NAMES)) if part)

@@ -38,7 +38,7 @@ class Calls:
             self.mixed.add(run)
 
     def end(self, run: str) -> tuple[Asked, bool] | None:
-        """(the call that waited longest, whether the answer is its own)"""
+        """Return (the call that waited longest, whether the answer is its own)"""
         if not self.waiting.get(run):
             return None
         asked = self.waiting[run].pop(0)
@@ -70,7 +70,9 @@ def call_row(found: tuple[Asked, bool] | None, answer: Any) -> Iterator[PlacedRo
 
 
 def json_from(text: str, lines: Iterator[tuple[int, str]]) -> Any:
-    """The JSON that begins in `text` or on the next line and goes on until its brackets close; None: it is none."""
+    """Return the JSON that begins in `text` or on the next line and goes on until its brackets close; None: it is
+    none.
+    """
     held: list[str] = []
     depth = size = 0
     text = text.strip() or next(lines, (0, ""))[1]

@@ -65,8 +65,8 @@ _FRAME = re.compile(rf"\A(?:{_BEGINS}|</s>|<\|endoftext\|>)*\Z")
 
 
 def turns_of(prompt: str, *, whole: bool = False) -> list[dict[str, str]] | None:
-    """The turns of a prompt, without the header of the answer at its end; `whole`: with the answer, whose end may have
-    no mark. None: not one of these templates, or text stands between its marks.
+    """Return the turns of a prompt, without the header of the answer at its end; `whole`: with the answer, whose end
+    may have no mark. None: not one of these templates, or text stands between its marks.
     """
     if "<" not in prompt and "[" not in prompt:
         return None  # nearly every text: the patterns would take most of its time
@@ -77,7 +77,7 @@ def turns_of(prompt: str, *, whole: bool = False) -> list[dict[str, str]] | None
 
 
 def _turns_of_llama_2(prompt: str) -> list[dict[str, str]] | None:
-    """The same of Mistral's and Llama 2's template."""
+    """Return the turns of a prompt of Mistral's or Llama 2's template."""
     before, *rounds = prompt.split("[INST]")
     turns = []
     for one in rounds:
@@ -95,7 +95,7 @@ def _turns_of_llama_2(prompt: str) -> list[dict[str, str]] | None:
 
 
 def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: bool) -> list[dict[str, str]] | None:
-    """The same of a prompt of the template `kind`, whose pieces were found."""
+    """Return the turns of a prompt of the template `kind`, whose pieces were found."""
     before = prompt[: found[0].start()]
     told = _words_in_front(before) if kind in _WITH_WORDS else []
     if not _FRAME.match(_MARKS[kind].sub("", prompt[len(before) :] if told else prompt)):
@@ -113,7 +113,7 @@ def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: 
 
 
 def _end_of_words(text: str) -> int:
-    """Where the words of a turn of Zephyr's template end: in front of white space and marks of the end."""
+    """Return where the words of a turn of Zephyr's template end: in front of white space and marks of the end."""
     end = len(text.rstrip())
     while mark := next((mark for mark in _ZEPHYR_ENDS if text.endswith(mark, 0, end)), None):
         end -= len(mark)
@@ -123,13 +123,14 @@ def _end_of_words(text: str) -> int:
 
 
 def _words_in_front(text: str) -> list[dict[str, str]]:
-    """The system prompt that stands bare in front of the turns."""
+    """Return the system prompt that stands bare in front of the turns."""
     bare = _MARK_IN_FRONT.sub("", text).strip()
     return [{"role": "system", "content": bare}] if bare else []
 
 
 def spoken_turns(text: str) -> list[dict[str, str]] | None:
-    """The turns of a text that begins with a speaker and has another one: `### Human: ..`, `USER: .. ASSISTANT: ..`.
+    """Return the turns of a text that begins with a speaker and has another one: `### Human: ..`, `USER: .. ASSISTANT:
+    ..`.
 
     None when it begins otherwise or only one side speaks: a document. Empty when the speakers do not take turns, so
     that a line of somebody's text may look like a speaker.
@@ -154,8 +155,8 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
 
 
 def asked_turns(prompt: str) -> list[dict[str, str]] | None:
-    """The turns of a prompt in which speakers take turns up to a question: "Human: .. Assistant: .. Human: ..", maybe
-    with the speaker of the answer at its end.
+    """Return the turns of a prompt in which speakers take turns up to a question: "Human: .. Assistant: .. Human: ..",
+    maybe with the speaker of the answer at its end.
 
     None for any other text. Empty when the speakers do not take turns or the answer has begun.
     """
@@ -180,7 +181,7 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
 
 
 def _rounds_in_chinese(prompt: str) -> list[dict[str, str]] | None:
-    """The turns of ChatGLM's prompts, which end where the answer begins."""
+    """Return the turns of ChatGLM's prompts, which end where the answer begins."""
     pieces = [piece for piece in _NEXT_ROUND.split(prompt) if piece.strip()]
     rounds = [_IN_CHINESE.match(piece) for piece in pieces]
     said = [match.group(i).strip() for match in rounds if match is not None for i in (1, 2)]
@@ -190,12 +191,12 @@ def _rounds_in_chinese(prompt: str) -> list[dict[str, str]] | None:
 
 
 def goes_on(answer: str) -> bool:
-    """Whether an answer is followed by the next turns, as a model writes them that does not stop."""
+    """Return whether an answer is followed by the next turns, as a model writes them that does not stop."""
     return _NEXT_TURN.search(answer) is not None
 
 
 def without_header(text: str, *, answer: bool) -> str:
-    """A question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
+    """Return a question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
     head = text[:HEADER_CHARS]
     if not answer and "###" in head and _QUESTION_HEADER.match(text) and (begun := _ANSWER_BEGINS.search(text)):
         text = text[: begun.start()].rstrip()
@@ -203,8 +204,8 @@ def without_header(text: str, *, answer: bool) -> str:
 
 
 def without_end(answer: str, question: str) -> str:
-    """An answer without the mark at its end that told another model to stop. It stays where the question has it too, or
-    where it closes a tag: then it is what was answered.
+    """Return an answer without the mark at its end that told another model to stop. It stays where the question has it
+    too, or where it closes a tag: then it is what was answered.
     """
     found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
     if found is None or found.group(1) in question or (found.group(1) == "</s>" and "<s>" in answer):
@@ -213,8 +214,8 @@ def without_end(answer: str, question: str) -> str:
 
 
 def without_ends(said: Conversation) -> Conversation:
-    """A conversation without the mark at the end of its answer, and of other turns that end so. It stays where a text
-    has it elsewhere too.
+    """Return a conversation without the mark at the end of its answer, and of other turns that end so. It stays where a
+    text has it elsewhere too.
     """
     answer = said.messages[-1].content
     found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
@@ -231,13 +232,13 @@ def without_ends(said: Conversation) -> Conversation:
 
 
 def is_marked(text: str) -> bool:
-    """Whether a text holds marks that only a template writes."""
+    """Return whether a text holds marks that only a template writes."""
     return ("<" in text or "[" in text) and _ANY.search(text) is not None
 
 
 def is_rendered(text: str) -> bool:
-    """Whether a text holds the marks or headers of a template, so that learning it whole would teach the questions
-    too.
+    """Return whether a text holds the marks or headers of a template, so that learning it whole would teach the
+    questions too.
     """
     if is_marked(text):
         return True
@@ -246,7 +247,7 @@ def is_rendered(text: str) -> bool:
 
 
 def _clean(turns: list[dict[str, str]]) -> list[dict[str, str]] | None:
-    """Without what the templates add of themselves. None when a mark is left in a text."""
+    """Return the turns without what the templates add of themselves. None when a mark is left in a text."""
     if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"]:
         turns = turns[:-1]
     if turns and turns[0]["role"] == "system":

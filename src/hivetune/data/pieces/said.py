@@ -45,8 +45,10 @@ _IN_MARKS = ("\ue200", "\u2020", "oaicite", "[citation:")  # the first ones are 
 
 
 def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
-    """Without what is no character of a text. `marked`: a byte order mark, of a file that was read with it and pasted.
-    `nul`: what a program printed may hold NUL: as all that is no text in a tool's result, it is read as U+FFFD.
+    """Return the conversation without what is no character of a text.
+
+    `marked`: a file that was read with its byte order mark was pasted. `nul`: a program printed NUL; in a tool's result
+    it is read as U+FFFD, as all that is no text.
     """
     if any(map(_may_cite, said.messages)):
         read = [message.content for message in said.messages if message.role != "assistant"]
@@ -75,7 +77,7 @@ def _uncited(message: Message, *, meant: bool) -> str:
 
 
 def _words_of_mark(mark: re.Match[str]) -> str:
-    """What a mark says in the sentence around it, behind the blank in front of it."""
+    """Return what a mark says in the sentence around it, behind the blank in front of it."""
     kind, fields = mark[1], (mark[2] or "").split("\ue202")
     blank = " " if mark[0].startswith(" ") else ""
     if kind == "url":
@@ -90,18 +92,20 @@ def _with_texts(said: Conversation, texts: Iterable[str]) -> Conversation:
 
 
 def names(text: str) -> frozenset[str]:
-    """The words of `text`; long lists of columns are easier to read as one."""
+    """Return the words of `text`; long lists of columns are easier to read as one."""
     return frozenset(text.split())
 
 
 def is_json_text(value: str) -> bool:
-    """Whether a text begins as a list or an object does."""
+    """Return whether a text begins as a list or an object does."""
     head = value[:1]
     return (value.lstrip()[:1] if head.isspace() else head) in ("[", "{")
 
 
 def parsed(value: Any) -> Any:
-    """CSV, Parquet and logs keep lists and objects as JSON text or as Python writes them; other text stays as it is."""
+    """Return the list or object that a text holds as JSON or as Python writes it; any other value as it is.
+    CSV, Parquet and logs keep them so.
+    """
     if isinstance(value, str) and is_json_text(value):
         try:
             return json.loads(value)
@@ -111,7 +115,7 @@ def parsed(value: Any) -> Any:
 
 
 def _python_object(text: str) -> Any:
-    """A list or an object that was written by Python's `str`: its strings have single quotes."""
+    """Return a list or an object that was written by Python's `str`: its strings have single quotes."""
     if len(text) > MAX_PYTHON_CHARS or not _PYTHON.match(text):
         return text
     try:
@@ -124,7 +128,7 @@ def _python_object(text: str) -> Any:
 
 
 def text_of(value: Any, column: str) -> str:
-    """The text of one value, empty for null. Raises RowRefused("wrong-type") for what is no text or number."""
+    """Return the text of one value, empty for null. Raise RowRefused("wrong-type") for what is no text or number."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -142,8 +146,8 @@ def said(role: Role, value: Any, column: str) -> Message:
 def before_media(
     turns: Sequence[Any], read: Callable[[Any], list[Message]]
 ) -> tuple[list[list[Message]], tuple[str, ...]]:
-    """(messages of each turn up to the first that holds what is no text, reasons of severity warn): what follows rests
-    on what nobody can read. Raises RowRefused where nothing is learned before it.
+    """Return (messages of each turn up to the first that holds what is no text, reasons of severity warn): what follows
+    rests on what nobody can read. Raise RowRefused where nothing is learned before it.
     """
     messages: list[list[Message]] = []
     for turn in turns:
@@ -158,7 +162,7 @@ def before_media(
 
 
 def first_of(row: Row, names: tuple[str, ...]) -> str | None:
-    """The first of these columns that has a value; else the first that is there; else None."""
+    """Return the first of these columns that has a value; else the first that is there; else None."""
     empty = None
     for name in names:
         if name in row:
@@ -169,7 +173,7 @@ def first_of(row: Row, names: tuple[str, ...]) -> str | None:
 
 
 def objects(value: Any) -> list[dict[str, Any]] | None:
-    """`value` if it is a list of objects that is not empty, without what is null in it; else None."""
+    """Return `value` if it is a list of objects that is not empty, without what is null in it; else None."""
     if not isinstance(value, list) or not value:
         return None
     if all(isinstance(item, dict) for item in value):
@@ -178,22 +182,22 @@ def objects(value: Any) -> list[dict[str, Any]] | None:
 
 
 def all_texts(value: Any) -> TypeGuard[list[str]]:
-    """Whether `value` is a list of texts that is not empty."""
+    """Return whether `value` is a list of texts that is not empty."""
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def are_two_texts(value: Any) -> bool:
-    """Whether `value` is a list of two texts."""
+    """Return whether `value` is a list of two texts."""
     return all_texts(value) and len(value) == 2
 
 
 def listed(value: Any) -> list[Any]:
-    """`value` if it is a list, else nothing."""
+    """Return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def one_of(value: Any, *names: str) -> Any:
-    """The first of these keys of an object that has a value, else None."""
+    """Return the first of these keys of an object that has a value, else None."""
     if isinstance(value, dict):
         for name in names:
             found = value.get(name)
@@ -207,14 +211,14 @@ OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
 
 
 def no_role(said: str) -> RowRefused:
-    """What to say of a turn whose role nobody knows."""
+    """Return what to say of a turn whose role nobody knows."""
     if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", said.lower())):
         return RowRefused("unknown-role", f"role {said!r}: use system, user, assistant or tool")
     return RowRefused("preference-row", f"a turn of {said!r}: put the two answers in columns chosen and rejected")
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """The strings in a value, at most MAX_VALUES, without keys."""
+    """Yield the strings in a value, at most MAX_VALUES, without keys."""
     stack, seen = [value], 0
     while stack and seen < MAX_VALUES:
         item = stack.pop()

@@ -22,8 +22,8 @@ _MAX_NAMED = 5
 
 
 def with_roles(turns: list[Any], assistant: Any) -> list[Any]:
-    """Turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The name of a
-    speaker stays in front of what they say where several ask. Raises RowRefused: who-answers.
+    """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The
+    name of a speaker stays in front of what they say where several ask. Raise RowRefused: who-answers.
     """
     speakers = Counter(turn["speaker"] for turn in turns if isinstance(turn, dict) and "speaker" in turn)
     if not speakers:
@@ -46,7 +46,7 @@ def _with_role(turn: dict[str, Any], assistant: Any, *, several: bool) -> dict[s
 
 
 def read_session(row: Row) -> Conversation:
-    """The conversation that the format of a file put together from many lines. Raises RowRefused."""
+    """Return the conversation that the format of a file put together from many lines. Raise RowRefused."""
     read, cut = _read_to_media(with_roles(row["messages"], row.get(ASSISTANT)), row.get("system"))
     silent = str(row["hivetune_session"]) in _AGENTS
     answered = [message for message in read if not is_lone_thought(message, silent=silent)]
@@ -58,15 +58,17 @@ def read_session(row: Row) -> Conversation:
 
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
-    """Whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its program may
-    hide what was thought, so that nothing stands there.
+    """Return whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its
+    program may hide what was thought, so that nothing stands there.
     """
     said = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not said and (silent or bool(message.reasoning))
 
 
 def _from_question(messages: list[Message]) -> list[Message]:
-    """Without results in front of the first question, whose calls stand elsewhere. Raises RowRefused: no-question."""
+    """Return the messages without results in front of the first question, whose calls stand elsewhere. Raise
+    RowRefused: no-question.
+    """
     asked = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if asked is None:
         raise RowRefused("no-question")
@@ -74,7 +76,7 @@ def _from_question(messages: list[Message]) -> list[Message]:
 
 
 def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[str, ...]]:
-    """(messages, reasons of severity warn) of a session, up to the first turn that holds an image or a file."""
+    """Return (messages, reasons of severity warn) of a session, up to the first turn that holds an image or a file."""
     try:
         return read_messages(turns, system), ()
     except RowRefused as refused:
@@ -85,8 +87,8 @@ def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[
 
 
 def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """(messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and the
-    answer goes on; without results of calls that it does not hold.
+    """Return (messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and
+    the answer goes on; without results of calls that it does not hold.
     """
     found: list[Message] = []
     told: list[str] = []
@@ -104,7 +106,7 @@ def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ..
 
 
 def system_first(messages: list[Message]) -> list[Message]:
-    """What a system says between two questions, of a program that asks in several turns, in front of them."""
+    """Return what a system says between two questions, of a program that asks in several turns, in front of them."""
     ordered: list[Message] = []
     for i, message in enumerate(messages):
         place = len(ordered)

@@ -29,7 +29,7 @@ _OF_SPANS = ("spans", "resourceSpans", "batches")
 
 
 def without_wrapper(record: dict[str, Any]) -> dict[str, Any]:
-    """What Tempo keeps below `trace`, and MLflow below `data`, beside what it says of the whole trace."""
+    """Return what Tempo keeps below `trace`, and MLflow below `data`, beside what it says of the whole trace."""
     inner = next((record[key] for key in ("trace", "data") if isinstance(record.get(key), dict)), None)
     if inner is None or not any(objects(inner.get(key)) for key in _OF_SPANS):
         return record
@@ -37,8 +37,8 @@ def without_wrapper(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Objects with one id as one, in the order of the first of each: what comes later goes before, unless it is null.
-    What has no id stays alone.
+    """Return objects with one id as one, in the order of the first of each: what comes later goes before, unless it is
+    null. What has no id stays alone.
     """
     found: list[dict[str, Any]] = []
     by_id: dict[str, dict[str, Any]] = {}
@@ -56,7 +56,7 @@ def joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Attributes as OTLP writes them, a list of keys with typed values, or as an object."""
+    """Return attributes as OTLP writes them, a list of keys with typed values, or as an object."""
     if isinstance(value, dict):
         return value
     pairs = [pair for pair in listed(value) if isinstance(pair, dict) and isinstance(pair.get("key"), str)]
@@ -64,7 +64,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def typed(value: Any) -> Any:
-    """A value of OTLP without the name of its type."""
+    """Return a value of OTLP without the name of its type."""
     if not isinstance(value, dict):
         return value
     if "arrayValue" in value:
@@ -75,7 +75,7 @@ def typed(value: Any) -> Any:
 
 
 def dotted(value: Mapping[str, Any], namespaces: Sequence[str], prefix: str = "") -> dict[str, Any]:
-    """Attributes under names with dots, where an exporter nests those of `namespaces`."""
+    """Return attributes under names with dots, where an exporter nests those of `namespaces`."""
     found: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
@@ -85,13 +85,13 @@ def dotted(value: Mapping[str, Any], namespaces: Sequence[str], prefix: str = ""
 
 
 def tree_below(flat: Mapping[str, Any], prefix: str) -> list[Any] | None:
-    """The list whose parts have names that begin with `prefix`; None if there is none."""
+    """Return the list whose parts have names that begin with `prefix`; None if there is none."""
     found = nested(flat, prefix)
     return found if isinstance(found, list) else None
 
 
 def nested(flat: Mapping[str, Any], prefix: str) -> Any:
-    """What stands below `prefix`, nested as the dots in the names say."""
+    """Return what stands below `prefix`, nested as the dots in the names say."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         if not key.startswith(prefix):
@@ -106,7 +106,7 @@ def nested(flat: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _as_lists(value: Any) -> Any:
-    """Objects whose keys are 0, 1, 2 ... as lists."""
+    """Return objects whose keys are 0, 1, 2 ... as lists."""
     if not isinstance(value, dict):
         return value
     if value and all(key.isdecimal() for key in value):
@@ -138,7 +138,9 @@ JUDGED = ("output", "answer", "response", "completion", "prediction", "expected"
 
 
 def step_said(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
-    """`is_call`: the step is a call of a model, so its input is a request; else a chain with inputs of its own."""
+    """Return the conversation of a step. `is_call`: it is a call of a model, so its input is a request; else a
+    chain with inputs of its own.
+    """
     asked_column, answered_column = first_of(row, INPUTS), first_of(row, OUTPUTS)
     asked = decoded(row[asked_column]) if asked_column else None
     answered = decoded(row[answered_column]) if answered_column else None
@@ -160,7 +162,7 @@ def step_said(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversat
 
 
 def _only_prompt(asked: Mapping[str, Any]) -> Any:
-    """LangChain gives a model that completes texts a list of prompts, mostly of one."""
+    """Return the only prompt of a list: LangChain gives a model that completes texts a list of prompts."""
     prompts = asked.get("prompts")
     if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
         return asked
@@ -177,7 +179,7 @@ def _refuse_half(asked: Any, answered: Any) -> None:
 
 
 def decoded(value: Any) -> Any:
-    """JSON text, or JSON text within JSON text, as some exporters write objects."""
+    """Return what JSON text holds, also JSON text within JSON text, as some exporters write objects."""
     if isinstance(value, str) and value[:1] == '"' and value[-1:] == '"':
         try:
             value = json.loads(value)
@@ -187,17 +189,17 @@ def decoded(value: Any) -> Any:
 
 
 def _only_text(answered: Any) -> Any:
-    """A chain's output is an object with one text under any name."""
+    """Return a chain's output is an object with one text under any name."""
     if isinstance(answered, dict) and len(answered) == 1 and not is_response(answered):
         return next(iter(answered.values()))
     return answered
 
 
 def _from_transcript(asked: Any) -> Any:
-    """The turns of messages that were written as one text, as LangChain does: questions and answers in turn, after a
-    system prompt.
+    """Return the turns of messages that were written as one text, as LangChain does: questions and answers in turn,
+    after a system prompt.
 
-    Raises RowRefused: of other speakers nobody can tell which of its lines are turns.
+    Raise RowRefused: of other speakers nobody can tell which of its lines are turns.
     """
     speakers = [name.lower() for name in _SPEAKER.findall(asked)] if isinstance(asked, str) else []
     if not speakers or (len(speakers) == 1 and (ROLES[speakers[0]] != "user" or not _SPEAKER.match(asked))):
@@ -215,8 +217,8 @@ _SPEAKER = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.
 
 
 def _refuse_more(asked: Mapping[str, Any], columns: tuple[str | None, str | None]) -> None:
-    """A step that was given more than a question, in the first of these columns: what else stood in its prompt isn't
-    known.
+    """Raise RowRefused for a step that was given more than a question in the first of these columns: nobody
+    knows what stood in its prompt.
     """
     if "messages" in asked or "contents" in asked:
         return
@@ -232,7 +234,7 @@ def _refuse_more(asked: Mapping[str, Any], columns: tuple[str | None, str | None
 
 
 def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
-    """Agents answer with the whole conversation, what was asked included."""
+    """Return question and answer; agents answer with the whole conversation, the question included."""
     known = len(asked)
     same = [(m.role, m.content) for m in asked] == [(m.role, m.content) for m in answered[:known]]
     return answered if same and len(answered) > known else [*asked, *answered]

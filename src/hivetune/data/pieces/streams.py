@@ -27,12 +27,12 @@ _LONG = ("text", "thinking")  # of a block of Anthropic's, which come piece by p
 
 
 def starts_events(text: str) -> bool:
-    """Whether a text may be server-sent events: a quick look."""
+    """Return whether a text may be server-sent events: a quick look."""
     return text.startswith(_EVENT_HEADS)
 
 
 def pieces_in(value: Any) -> StreamPieces | None:
-    """The pieces of one answer, from a list of them or from the text that was sent; None for any other value."""
+    """Return the pieces of one answer, from a list of them or from the text that was sent; None for any other value."""
     if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
         value = "\n".join(value)  # a recorder keeps the lines of what was sent
     items = _sent(value) if isinstance(value, str) else _bare(objects(value))
@@ -40,12 +40,12 @@ def pieces_in(value: Any) -> StreamPieces | None:
 
 
 def _bare(items: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Pieces that a program keeps each with the name of its class, as Llama Stack does, without it."""
+    """Return pieces that a program keeps each with the name of its class, as Llama Stack does, without it."""
     return objects([item[DATA_KEY] for item in items]) if items and all(DATA_KEY in item for item in items) else items
 
 
 def whole_response(pieces: StreamPieces) -> Response:
-    """The response that these pieces are of. Raises RowRefused where its end is missing or the call failed."""
+    """Return the response that these pieces are of. Raise RowRefused where its end is missing or the call failed."""
     for piece in pieces:
         if piece.get("type") == "error" or (isinstance(piece.get("error"), dict) and piece["error"]):
             error = one_of(piece.get("error"), "message") or piece.get("message") or piece.get("error")
@@ -59,15 +59,15 @@ def whole_response(pieces: StreamPieces) -> Response:
 
 
 def refuse_guarded(response: Mapping[str, Any]) -> None:
-    """Refuses a response of Bedrock's, or a piece of one, whose words a guardrail masked or replaced. The model may
-    have ended its turn, so the reason of the end does not tell.
+    """Raise RowRefused for a response of Bedrock, or a piece of one, whose words a guardrail masked or
+    replaced. The model may have ended its turn, so the reason of the end does not tell.
     """
     if response.get("amazon-bedrock-guardrailAction") == "INTERVENED":
         raise RowRefused("failed", "a guardrail intervened: the words are not all the model's")
 
 
 def _sent(text: str) -> list[dict[str, Any]] | None:
-    """The objects of server-sent events or of lines of JSON, up to a line that breaks off."""
+    """Return the objects of server-sent events or of lines of JSON, up to a line that breaks off."""
     text = text.lstrip()
     lines = text.split("\n")
     if starts_events(text):
@@ -89,7 +89,7 @@ def _sent(text: str) -> list[dict[str, Any]] | None:
 
 
 def refuse_pieces(text: str) -> None:
-    """Raises RowRefused for an answer that is the pieces of a stream, of an API that is not known: what was said stands
+    """Raise RowRefused for an answer that is the pieces of a stream, of an API that is not known: what was said stands
     in them, between what was not.
     """
     if text.startswith(_BEGINNINGS) and (is_events(text) or _tells_kinds(json_lines(text))):
@@ -97,7 +97,7 @@ def refuse_pieces(text: str) -> None:
 
 
 def is_events(text: str) -> bool:
-    """Whether a text is server-sent events."""
+    """Return whether a text is server-sent events."""
     *lines, last = [line for line in text.splitlines() if line.strip()] or [""]
     sent = [line for line in (*lines, last) if line.startswith(_EVENT_MARK)]
     holds = len(sent) > 1 or any(line.removeprefix(_EVENT_MARK).lstrip().startswith(("{", "[DONE]")) for line in sent)
@@ -105,13 +105,13 @@ def is_events(text: str) -> bool:
 
 
 def json_lines(text: str) -> StreamPieces:
-    """The objects of a text that is lines of them, several; nothing of any other text."""
+    """Return the objects of a text that is lines of them, several; nothing of any other text."""
     found = _sent(text) if text.startswith("{") else None
     return found if found and len(found) > 1 else ()
 
 
 def _tells_kinds(items: StreamPieces) -> bool:
-    """Whether objects say of themselves which piece of a stream they are."""
+    """Return whether objects say of themselves which piece of a stream they are."""
     kinds = [one_of(item, *_KINDS) for item in items]
     if all(isinstance(one_of(item, *_FINISHED), bool) for item in items):
         return bool(items)
@@ -126,7 +126,7 @@ _PIECE = re.compile(r"delta|chunk|token|(?:start|end|stop|done|ping|finish)$", r
 
 
 def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | None:
-    """What puts these pieces together; None: they are none. It gives None where the end is missing."""
+    """Return what puts these pieces together; None: they are none. It gives None where the end is missing."""
     if any(map(_is_chunk, items)):
         return _openai
     if all(item.get("object") == "text_completion" for item in items):
@@ -162,7 +162,7 @@ def _events_of(kinds: Sequence[str]) -> Callable[[StreamPieces], Response | None
 
 
 def _is_chunk(item: Mapping[str, Any]) -> bool:
-    """Whether a piece is OpenAI's; AI21's on Bedrock does not say so."""
+    """Return whether a piece is OpenAI's; AI21's on Bedrock does not say so."""
     choices = objects(item.get("choices"))
     return item.get("object") == "chat.completion.chunk" or (choices is not None and "delta" in choices[0])
 
@@ -173,7 +173,7 @@ def _is_mistral(item: Mapping[str, Any]) -> bool:
 
 
 def _mistral(pieces: StreamPieces) -> Response | None:
-    """Mistral's texts on Bedrock."""
+    """Join Mistral's texts on Bedrock."""
     texts = [text for piece in pieces for text in (objects(piece.get("outputs")) or [])[:1]]
     end = texts[-1]["stop_reason"]
     text = "".join(one["text"] for one in texts).lstrip(" ")
@@ -185,7 +185,7 @@ def _is_llama(item: Mapping[str, Any]) -> bool:
 
 
 def _openai(pieces: StreamPieces) -> Response | None:
-    """The first of several choices; the pieces of the others stand between its own."""
+    """Return the first of several choices; the pieces of the others stand between its own."""
     said = dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal"), "")
     calls: dict[Any, dict[str, Any]] = {}
     end = None
@@ -226,7 +226,9 @@ def _text(value: Any) -> str:
 
 
 def _add_calls(calls: dict[Any, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
-    """The first piece of a call has its name, the others go on with its arguments. Some servers number all with 0."""
+    """Add pieces of calls: the first of a call has its name, the others go on with its arguments. Some servers
+    number all with 0.
+    """
     for piece in pieces:
         place, call_id = piece.get("index"), piece.get("id")
         if place in calls and call_id and calls[place]["id"] not in (None, call_id):
@@ -257,7 +259,7 @@ def _anthropic(pieces: StreamPieces) -> Response | None:
 
 
 def _anthropic_text(pieces: StreamPieces) -> Response | None:
-    """Text completions, the API before messages."""
+    """Return text completions, the API before messages."""
     end = one_of(pieces[-1], "stop_reason")
     text = "".join(_text(piece.get("completion")) for piece in pieces)
     return None if end is None else {"type": "completion", "completion": text, "stop_reason": end}
@@ -268,13 +270,13 @@ def _is_of_cody(items: StreamPieces) -> bool:
 
 
 def _cody(pieces: StreamPieces) -> Response | None:
-    """What Sourcegraph sends to Cody; the last event is empty."""
+    """Return what Sourcegraph sends to Cody; the last event is empty."""
     end = next((piece["stopReason"] for piece in reversed(pieces[:-1]) if piece.get("stopReason")), "stop")
     return {"completion": "".join(piece["deltaText"] for piece in pieces[:-1]), "stop_reason": end}
 
 
 def _cohere_text(pieces: StreamPieces) -> Response | None:
-    """The first version of Cohere's API: the last event holds the response whole."""
+    """Return the first version of Cohere's API: the last event holds the response whole."""
     found = one_of(pieces[-1], "response")
     return {"finish_reason": pieces[-1].get("finish_reason"), **found} if isinstance(found, dict) else None
 
@@ -300,7 +302,7 @@ def _cohere(pieces: StreamPieces) -> Response | None:
 
 
 def _responses(pieces: StreamPieces) -> Response | None:
-    """The last event holds the response whole."""
+    """Return the last event holds the response whole."""
     ends = ("response.completed", "response.incomplete", "response.failed")
     found = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
     return found if isinstance(found, dict) else None
@@ -375,7 +377,7 @@ def _add_to_block(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def _bedrock_text(pieces: StreamPieces) -> Response | None:
-    """Text that a model of Bedrock sent in its own form."""
+    """Return text that a model of Bedrock sent in its own form."""
     end = one_of(pieces[-1], "stop_reason", "completionReason")
     name = next(name for name in _TEXTS_OF_BEDROCK if name in pieces[0])
     text = "".join(piece[name] for piece in pieces)
@@ -383,7 +385,7 @@ def _bedrock_text(pieces: StreamPieces) -> Response | None:
 
 
 def _llama(pieces: StreamPieces) -> Response | None:
-    """llama.cpp's own completions."""
+    """Join llama.cpp's own completions."""
     last = pieces[-1]
     text = "".join(piece["content"] for piece in pieces)
     return {**last, "content": text} if last["stop"] else None

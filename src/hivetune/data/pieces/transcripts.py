@@ -29,8 +29,8 @@ _MIN_SPOKEN = 2
 
 
 def turns_in_text(text: str) -> list[dict[str, Any]] | None:
-    """The turns of a text that begins with a speaker, or has a question and its answer below headers; None for any
-    other text.
+    """Return the turns of a text that begins with a speaker, or has a question and its answer below headers; None for
+    any other text.
     """
     rounds = ended_rounds(text) if END in text else None
     if rounds or (END in text and GAVE_BACK in text):
@@ -40,8 +40,8 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
 
 
 def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
-    """The turns of a text that begins with a speaker; None for any other text, and where a line may be somebody's words
-    and no speaker: two sides have to take turns, unless every line names its speaker.
+    """Return the turns of a text that begins with a speaker; None for any other text, and where a line may be
+    somebody's words and no speaker: two sides have to take turns, unless every line names its speaker.
     """
     if _WEIGHTED.match(text):
         return _weighted(text)
@@ -65,7 +65,7 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
 
 
 def turns_behind_system(text: str) -> list[dict[str, Any]] | None:
-    """The same of any text: what stands in front has to be one paragraph, or to speak to a model."""
+    """Return the turns of a text that begins with a system prompt: one paragraph, or words to a model."""
     turns = turns_behind_words(text)
     told = turns[0]["content"] if turns else ""
     is_system = "\n\n" not in told or _TO_A_MODEL.match(told)
@@ -73,15 +73,17 @@ def turns_behind_system(text: str) -> list[dict[str, Any]] | None:
 
 
 def turns_behind_words(text: str) -> list[dict[str, Any]] | None:
-    """The turns of a conversation in one text that begins with words to both sides: they are its system prompt."""
+    """Return the turns of a conversation in one text that begins with words to both sides: they are its system
+    prompt.
+    """
     first = _ROLE_LINE.search(text)
     turns = spoken_turns(text[first.start() :]) if first is not None and text[: first.start()].strip() else None
     return [{"role": "system", "content": text[: first.start()].strip()}, *turns] if first and turns else None
 
 
 def _weighted(text: str) -> list[dict[str, Any]] | None:
-    """The turns of a text in which each has its weight; who gave the last one answers, and of turns in a row the last
-    one's weight counts. None for any other text.
+    """Return the turns of a text in which each has its weight; who gave the last one answers, and of turns in a row the
+    last one's weight counts. None for any other text.
     """
     pieces = [piece for piece in _END_OF_WEIGHTED.split(text) if piece.strip()]
     marks = [_WEIGHTED.match(piece) for piece in pieces]
@@ -102,7 +104,7 @@ def _weighted(text: str) -> list[dict[str, Any]] | None:
 
 
 def _in_turn(said: Sequence[str]) -> list[dict[str, str]]:
-    """Two people speak in turn: who begins is the one who asks."""
+    """Return the turns of two people who speak in turn: who begins is the one who asks."""
     return [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(said)]
 
 
@@ -137,7 +139,9 @@ _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assis
 
 
 def headed_turns(text: str) -> list[dict[str, Any]] | None:
-    """The turns of a text in which one question and one answer stand below their headers; None for any other text."""
+    """Return the turns of a text in which one question and one answer stand below their headers; None for any other
+    text.
+    """
     text = _BEGIN.sub("", text)
     if text.startswith("<"):
         return _in_tags(text)
@@ -160,7 +164,7 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
 
 
 def _in_tags(text: str) -> list[dict[str, Any]] | None:
-    """The turns of a text that is nothing but tags with a question and its answer in them."""
+    """Return the turns of a text that is nothing but tags with a question and its answer in them."""
     named: list[tuple[str, _Side]] = []
     said: list[tuple[_Side, str]] = []
     end = 0
@@ -189,8 +193,8 @@ def _turns(said: Sequence[tuple[_Side, str]]) -> list[dict[str, Any]] | None:
 
 
 def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
-    """The headers of a question and its answer, with the only one of thoughts between the two; where an answer has no
-    header of its own, or thinks several times, it begins with the first of those behind the question.
+    """Return the headers of a question and its answer, with the only one of thoughts between the two; where an answer
+    has no header of its own, or thinks several times, it begins with the first of those behind the question.
     """
     others = [header for header in headers if header[1] != "thoughts"]
     thought = [i for i, (_, kind) in enumerate(headers) if kind == "thoughts"]
@@ -204,7 +208,7 @@ def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
 
 
 def _begin(match: re.Match[str], kind: _Side, marked: bool) -> int:
-    """Where the words below a header begin: `table:` in front of what a question is about is one of them, and
+    """Return where the words below a header begin: `table:` in front of what a question is about is one of them, and
     `Reasoning:` at the beginning of an answer.
     """
     name = match.group(1)
@@ -213,7 +217,7 @@ def _begin(match: re.Match[str], kind: _Side, marked: bool) -> int:
 
 
 def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
-    """Whether headers of these names and kinds are those of one question and, at the end, of its answer."""
+    """Return whether headers of these names and kinds are those of one question and, at the end, of its answer."""
     kinds = [kind for _, kind in headers]
     alike = len({name.lower() for name, _ in headers}) < len(headers)
     return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and not alike
@@ -228,7 +232,9 @@ def _thinks(name: str) -> bool:
 
 
 def _kind(name: str, marked: bool) -> _Side | None:
-    """Whose words stand below a header of this name. Without marks a party's name begins what it said in a talk."""
+    """Return whose words stand below a header of this name. Without marks a party's name begins what it said in a
+    talk.
+    """
     if _thinks(name):
         return "thoughts"
     role = None if name.lower() == "response" else role_of(name)  # a header of Alpaca's template, and no speaker
@@ -244,7 +250,7 @@ Part = Literal["asked", "answered", "system", "thoughts", "given", "unknown"]
 
 @lru_cache(8192)
 def role_of(name: str) -> Role | None:
-    """The role of a speaker: `Human`, `ROLE_USER`, `Customer`; None for a name that nobody knows."""
+    """Return the role of a speaker: `Human`, `ROLE_USER`, `Customer`; None for a name that nobody knows."""
     plain = plain_name(name).removeprefix("role_")
     known = next((role for role, names in SPEAKERS.items() if plain in names), None)
     return known or ROLES.get(plain)
@@ -252,7 +258,7 @@ def role_of(name: str) -> Role | None:
 
 @lru_cache(4096)
 def part_of(name: str) -> Part:
-    """What stands under a name: `Question 3`, `Final Answer`."""
+    """Return what stands under a name: `Question 3`, `Final Answer`."""
     plain = plain_name(name.rstrip("0123456789 ")).removeprefix("final_")
     if plain in ("q", *ASKED):
         return "asked"
@@ -276,7 +282,7 @@ _CALL = re.compile(r"\s*\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*(?:'(.
 
 
 def ended_rounds(text: str) -> list[dict[str, Any]] | None:
-    """The turns of such a text; None for any other, and where somebody's words look like a speaker."""
+    """Return the turns of such a text; None for any other, and where somebody's words look like a speaker."""
     turns: list[dict[str, Any]] = []
     for piece in text.split(END):
         if not piece.strip():
@@ -293,7 +299,7 @@ def ended_rounds(text: str) -> list[dict[str, Any]] | None:
 
 
 def _answer(text: str) -> dict[str, Any] | None:
-    """An answer, with the call at its end; None where that is no JSON."""
+    """Return an answer, with the call at its end; None where that is no JSON."""
     words, begins, call = text.partition("<functioncall>")
     if not begins:
         return {"role": "assistant", "content": text}

@@ -63,7 +63,7 @@ LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "to
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
-    """Every turn of a list, after `system` unless the list has its own. Raises RowRefused."""
+    """Return every turn of a list, behind `system` unless the list has its own. Raise RowRefused."""
     if not isinstance(turns, list):
         raise RowRefused("wrong-type", "messages: a list of objects")
     if not turns:
@@ -92,7 +92,9 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
 
 
 def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Message]:
-    """A turn whose calls hold their results: its text came when they were done, unless the turn behind goes on."""
+    """Return a turn whose calls hold their results: its text came when they were done, unless the turn behind goes
+    on.
+    """
     if not read[0].tool_calls or not read[0].content:
         return read
     name = next((one_of(turn, *ROLE_KEYS[:3]) for turn in following), None)
@@ -102,13 +104,13 @@ def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Messag
 
 
 def is_conversation(value: list[Any]) -> bool:
-    """Whether a row that is a list, and no object, is the turns of one conversation."""
+    """Return whether a row that is a list, and no object, is the turns of one conversation."""
     turns = objects(value)
     return turns is not None and all(any(key in turn for key in ROLE_KEYS[:3]) for turn in turns)
 
 
 def read_system(value: Any) -> list[Message]:
-    """The system prompt in its own field: a string, text parts or Gemini's content."""
+    """Return the system prompt in its own field: a string, text parts or Gemini's content."""
     if value is None or value in ("", [], {}):
         return []
     if isinstance(value, dict) and "parts" in value:
@@ -122,7 +124,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def read_turn(turn: Any) -> list[Message]:
-    """One turn: mostly one message; a turn that holds tools' results gives one of each. Raises RowRefused."""
+    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
     if not isinstance(turn, dict):
         raise RowRefused("wrong-type", "messages: each one an object with role and content")
     role, content = turn.get("role"), turn.get("content")
@@ -147,7 +149,9 @@ def _of_item(turn: Mapping[str, Any]) -> list[Message]:
 
 
 def _is_silent(turn: Any) -> bool:
-    """Whether a turn is no message, but a note on how a run ended, or a search of the web, whose answer says enough."""
+    """Return whether a turn is no message, but a note on how a run ended, or a search of the web, whose answer says
+    enough.
+    """
     return isinstance(turn, dict) and (turn.get("role") == _ENDED or turn.get("type") == _WEB_SEARCH)
 
 
@@ -174,7 +178,7 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
 
 
 def has_part_kinds(content: Any) -> bool:
-    """Whether a content holds parts as Pydantic AI names them."""
+    """Return whether a content holds parts as Pydantic AI names them."""
     return isinstance(content, list) and bool(content) and all(one_of(part, "part_kind") for part in content)
 
 
@@ -185,7 +189,7 @@ def _with_calls(turn: Mapping[str, Any], called: Any, name: str) -> Mapping[str,
 
 
 def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """A request or a response of Pydantic AI: a request may hold a system prompt, a question and results."""
+    """Return a request or a response of Pydantic AI: a request may hold a system prompt, a question and results."""
     found: list[Message] = []
     said, calls, thoughts = [], [], []
     for part in parts:
@@ -211,7 +215,9 @@ def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) 
 
 
 def is_item(turn: Mapping[str, Any]) -> bool:
-    """Whether a turn of OpenAI's Responses is no message: a call, a result, thoughts, or what the provider ran."""
+    """Return whether a turn of OpenAI's Responses is no message: a call, a result, thoughts, or what the provider
+    ran.
+    """
     kind = turn.get("type")
     return "role" not in turn and (kind in ITEMS or (isinstance(kind, str) and kind.endswith("_call")))
 
@@ -228,7 +234,7 @@ def _plain_turn(role: Role, text: str) -> list[Message]:
 
 
 def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Message]:
-    """Results of tools first, then what the role itself says with its calls."""
+    """Return the results of tools, then what the role itself says with its calls."""
     own_calls, own_results = _own_calls(turn)
     text, calls, reasoning = said.text, [*said.calls, *own_calls], None
     if role == "assistant":
@@ -246,7 +252,7 @@ def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Messag
 
 
 def _spoken(text: str, turn: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """(what an answer says, the calls that its text holds)."""
+    """Return (what an answer says, the calls that its text holds)."""
     if text == "" and isinstance(turn.get("refusal"), str):
         text = turn["refusal"]
     calls = calls_as_text(text)
@@ -254,7 +260,7 @@ def _spoken(text: str, turn: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str,
 
 
 def _reasoning(said: Said, turn: Mapping[str, Any]) -> str | None:
-    """What was thought before an answer: in its parts, or in a field of the turn."""
+    """Return what was thought before an answer: in its parts, or in a field of the turn."""
     thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
     return next((thought for thought in thoughts if thought.strip() and thought.strip() not in said.text), None)
 
@@ -265,7 +271,7 @@ def _result_message(text: str, call_id: Any, name: Any) -> Message:
 
 
 def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[tuple[str, Any, Any]]]:
-    """(`tool_calls` of a turn or OpenAI's older `function_call`, their results where the calls hold them)."""
+    """Return (`tool_calls` of a turn or OpenAI's older `function_call`, their results where the calls hold them)."""
     calls = parsed(one_of(turn, "tool_calls", "toolCalls", "tool_invocations", "toolInvocations"))
     if calls is None and isinstance(turn.get("function_call"), dict):
         calls = [turn["function_call"]]
@@ -288,7 +294,7 @@ def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[t
 
 
 def _weight(turn: Mapping[str, Any]) -> float:
-    """OpenAI's `weight`; `train`, `trainable`, `loss` and `loss_weight` are other programs' names for it."""
+    """Return OpenAI's `weight`; `train`, `trainable`, `loss` and `loss_weight` are other programs' names for it."""
     weight = one_of(turn, "weight", "train", "trainable", "loss", "loss_weight")
     if weight is None:
         return 1.0
@@ -298,7 +304,7 @@ def _weight(turn: Mapping[str, Any]) -> float:
 
 
 def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """LangChain's two ways to write a message, and records that keep it below `message`."""
+    """Return the message of LangChain's two forms, and of records that keep it below `message`."""
     if isinstance(turn.get("kwargs"), dict) and isinstance(turn.get("id"), list) and turn["id"]:
         kind = str(turn["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
         return {**turn["kwargs"], "role": LANGCHAIN.get(kind, kind)}
@@ -314,7 +320,7 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
-    """A turn that holds both sides: {"input": .., "output": ..} and the like."""
+    """Return a turn that holds both sides: {"input": .., "output": ..} and the like."""
     question, answer = question_and_answer(turn) or (None, "")
     if question is None:
         return None
@@ -343,7 +349,9 @@ _ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
 
 
 def _observed(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a call."""
+    """Return messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a
+    call.
+    """
     if not any(message.role == "tool" for message in messages):
         return list(messages)
     pairs = zip([None, *messages], messages, strict=False)
@@ -356,8 +364,9 @@ def _acted(message: Message | None) -> bool:
 
 
 def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """(messages, what was changed): consecutive turns of one role as one, the conversation from its first question to
-    its last answer. Raises RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
+    """Return (messages, what was changed): consecutive turns of one role as one, the conversation from its first
+    question to its last answer. Raise RowRefused: no-answer, role-order when nobody asks anything,
+    earlier-turns-missing.
     """
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
@@ -393,7 +402,9 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _belongs(one: Message, other: Message) -> bool:
-    """Whether two turns are parts of one. A call and a text behind it are not: the result is missing between them."""
+    """Return whether two turns are parts of one. A call and a text behind it are not: the result is missing between
+    them.
+    """
     if one.role != other.role or one.role == "tool" or one.weight != other.weight or one.name != other.name:
         return False
     return not one.tool_calls or (bool(other.tool_calls) and not other.content.strip())
