@@ -22,8 +22,15 @@ from hivetune.data.judged.answers import (
     read_preference,
     with_answers_apart,
 )
-from hivetune.data.judged.cut import CUT_NEAR_CHARS, ends_inside
-from hivetune.data.judged.failures import call_failed, cut_at, is_cut_json, outside_cause, without_reasons
+from hivetune.data.judged.failures import (
+    CUT_NEAR_CHARS,
+    call_failed,
+    cut_at,
+    ends_inside,
+    is_cut_json,
+    outside_cause,
+    without_reasons,
+)
 from hivetune.data.mapping import in_your_words, map_columns, maps_content, missing_column, rows_at
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
@@ -41,7 +48,7 @@ WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
-_LONGEST_NUMBER = 24
+_MAX_NUMBER_CHARS = 24
 _NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
@@ -307,7 +314,7 @@ def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
     if len(messages) > 1 and is_cut_json(said):
         raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")
-    if len(messages) == 2 and len(said) < _LONGEST_NUMBER and all(_NUMBER.fullmatch(m.content) for m in messages):
+    if len(messages) == 2 and len(said) < _MAX_NUMBER_CHARS and all(_NUMBER.fullmatch(m.content) for m in messages):
         raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
 
 

@@ -149,11 +149,11 @@ def test_contradictory_labels_are_learned_in_neither_way(write_rows: Callable[..
     assert document["usable"] == 1 and document["learn"]["failures"] == 1 and document["learn"]["pairs"] == 0
 
 
-def test_ten_thousand_thumbs_of_one_user_are_a_hundred(write_rows: Callable[..., Path]) -> None:
-    rows = [good(n, feedback="down", user="one") for n in range(10_000)]
-    rows += [good(n, feedback="down", user=f"u{n}") for n in range(10_000, 10_040)] + [good(20_000)]
+def test_a_thousand_thumbs_of_one_user_are_a_hundred(write_rows: Callable[..., Path]) -> None:
+    rows = [good(n, feedback="down", user="one") for n in range(1_000)]
+    rows += [good(n, feedback="down", user=f"u{n}") for n in range(1_000, 1_040)] + [good(2_000)]
     document = report(write_rows(rows))
-    assert document["set_aside"] == {"for-stage-2": 140, "quota-user": 9_900}
+    assert document["set_aside"] == {"for-stage-2": 140, "quota-user": 900}
     assert document["learn"]["failures"] == 140
 
 

@@ -27,10 +27,10 @@ LATIN_AND_WIDE = (
 )
 OTHER_SCRIPTS = ("cp1251", "koi8-r", "cp1253", "cp1255", "cp1256", "cp874")  # Cyrillic, Greek, Hebrew, Arabic, Thai
 _MIXED_SHARE = 0.2  # of the words beyond ASCII; hardly any Cyrillic word holds a Latin letter, most French ones do
-_LEAST_SIGNS = 20  # bytes beyond ASCII; with fewer, one text in twenty is taken for another encoding
+_MIN_SIGNS = 20  # bytes beyond ASCII; with fewer, one text in twenty is taken for another encoding
 _WORD = re.compile(r"[^\W\d_]+")
 _BYTE_WORD, _ASCII_LETTER = re.compile(rb"[A-Za-z\x80-\xff]+"), re.compile(rb"[A-Za-z]")
-LEAST_ZEROS = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
+MIN_ZERO_SHARE = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
 _BLOCK_BYTES = 1 << 16
 
 
@@ -47,9 +47,9 @@ def wide_encoding(head: bytes) -> str | None:
     if len(head) < 4:
         return None
     even, odd = head[0::2].count(0) / len(head), head[1::2].count(0) / len(head)
-    if odd > LEAST_ZEROS and even < 0.01:
+    if odd > MIN_ZERO_SHARE and even < 0.01:
         return "utf-16-le"
-    return "utf-16-be" if even > LEAST_ZEROS and odd < 0.01 else None
+    return "utf-16-be" if even > MIN_ZERO_SHARE and odd < 0.01 else None
 
 
 def legacy_encoding(head: bytes) -> str | None:
@@ -60,7 +60,7 @@ def legacy_encoding(head: bytes) -> str | None:
     text = b"\n".join(line for line in lines if not _is_utf8(line))
     read = text.decode("utf-8", "surrogateescape")
     broken = sum("\udc80" <= c <= "\udcff" for c in read)
-    if broken < _LEAST_SIGNS or sum(not c.isascii() for c in read) > 2 * broken:
+    if broken < _MIN_SIGNS or sum(not c.isascii() for c in read) > 2 * broken:
         return None  # or a few broken bytes among UTF-8
     words = [word for word in _BYTE_WORD.findall(text) if not word.isascii()]
     mixed = sum(_ASCII_LETTER.search(word) is not None for word in words)

@@ -13,7 +13,7 @@ from hivetune.data.formats.http_recording import CASSETTE_HEAD, text_of_bytes
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.reasons import RowRefused
 
-_DEEPEST = 200  # levels of a call
+_MAX_DEPTH = 200  # levels of a call
 _CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)
 _CHUNK = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,8})\r?\n")
 _SIZES = re.compile(rb"(\d{1,12}) (\d{1,12})\r?\n?")
@@ -136,7 +136,7 @@ def _refuse_growth(text: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("a reference to another part of the file")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise ValueError("nested too deep")
 
 

@@ -8,12 +8,12 @@ https://python.langchain.com/api_reference/core/callbacks.html
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, broken, events
+from hivetune.data.pieces.printed import Asked, Calls
 from hivetune.data.pieces.said import Row, objects, one_of
 
 _CALL = re.compile(
@@ -22,26 +22,13 @@ _CALL = re.compile(
 _ASKED = ("messages", "prompts", "prompt", "inputs", "input", "text", "content")
 _ANSWERED = ("generations", "response", "outputs", "output", "completion", "text", "content")
 _IDS = ("run_id", "call_id", "request_id")
-_MAX_OPEN = 10_000  # calls that wait for their answer; the oldest is given up
 
 
 class _Event(NamedTuple):
-    """One line, its number, and what it says under plain names."""
+    """The text of one line, and what it says under plain names."""
 
-    number: int
     text: str
     said: Row
-
-
-@dataclass(slots=True)
-class _Open:
-    """Calls that wait for their answer. `overlap`: calls without an id ran at once, so nobody can tell whose answer an
-    end is until all have ended.
-    """
-
-    named: dict[str, _Event] = field(default_factory=dict)
-    unnamed: list[_Event] = field(default_factory=list)
-    overlap: bool = False
 
 
 def recognise(head: Head) -> bool:
@@ -52,7 +39,7 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each call of a model, when its answer is there; what else happened is set aside by its type."""
-    waiting = _Open()
+    calls = Calls()
     for number, row, text in events(lines):
         name = None if row is None else event_in(row)
         call = None if name is None else _CALL.fullmatch(name)
@@ -61,42 +48,20 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         elif call is None:
             yield number, {"run_type": name, "inputs": None, "outputs": None}
         elif call["starts"]:
-            yield from _begin(waiting, _Event(number, text, _plain(row)))
+            event = _Event(text, _plain(row))
+            if given_up := calls.begin(str(one_of(event.said, *_IDS) or ""), Asked(number, event)):
+                yield broken(given_up.place, given_up.request.text)
         else:
-            yield from _end(waiting, _Event(number, text, _plain(row)), failed=bool(call["fails"]))
-    for event in (*waiting.named.values(), *waiting.unnamed):
-        yield broken(event.number, event.text)
-
-
-def _begin(waiting: _Open, event: _Event) -> Iterator[PlacedRow]:
-    run = one_of(event.said, *_IDS)
-    given_up = waiting.named.pop(str(run), None) if run else None
-    if run:
-        waiting.named[str(run)] = event
-    else:
-        waiting.overlap = waiting.overlap or bool(waiting.unnamed)
-        waiting.unnamed.append(event)
-    if len(waiting.named) > _MAX_OPEN:
-        given_up = waiting.named.pop(next(iter(waiting.named)))
-    elif len(waiting.unnamed) > _MAX_OPEN:
-        given_up = waiting.unnamed.pop(0)
-    if given_up:
-        yield broken(given_up.number, given_up.text)
-
-
-def _end(waiting: _Open, event: _Event, *, failed: bool) -> Iterator[PlacedRow]:
-    run = one_of(event.said, *_IDS)
-    if run:
-        asked, is_known = waiting.named.pop(str(run), None), True
-    else:
-        asked, is_known = waiting.unnamed.pop(0) if waiting.unnamed else None, not waiting.overlap
-        waiting.overlap = waiting.overlap and bool(waiting.unnamed)
-    if asked is not None and is_known:
-        yield asked.number, _row(asked.said, event.said, failed=failed)
-        return
-    for one in (asked, event):
-        if one is not None:
-            yield broken(one.number, one.text)
+            said = _plain(row)
+            found = calls.end(str(one_of(said, *_IDS) or ""))
+            if found is not None and found[1]:
+                yield found[0].place, _row(found[0].request.said, said, failed=bool(call["fails"]))
+                continue
+            if found is not None:
+                yield broken(found[0].place, found[0].request.text)
+            yield broken(number, text)
+    for asked in calls.unanswered():
+        yield broken(asked.place, asked.request.text)
 
 
 def _row(asked: Row, answered: Row, *, failed: bool) -> dict[str, Any]:

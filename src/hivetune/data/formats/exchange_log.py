@@ -11,13 +11,13 @@ from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, events, lost
+from hivetune.data.pieces.printed import Asked, Calls
 from hivetune.data.pieces.said import Row, one_of, parsed
 
 _KINDS = ("type", "event", "kind", "direction")
 _SIDE = re.compile(r"(?:(?:api|http|llm|proxy)_)?(request|response)")
 _IDS = ("request_id", "flow_id", "call_id", "trace_id", "id")
 _BODIES = ("body", "payload", "content", "data")
-_MAX_OPEN = 10_000  # requests that wait for their responses; the oldest is given up
 
 
 def recognise(head: Head) -> bool:
@@ -28,21 +28,19 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each call of a model, when its response is there. What else happened is set aside."""
-    waiting: dict[str, tuple[int, Row]] = {}
+    calls = Calls()
     for number, row, _ in events(lines):
         if row is None:
             yield lost(number)
         elif _asks_a_model(row) and _id(row):
-            waiting[_id(row)] = number, row
-            if len(waiting) > _MAX_OPEN:
-                yield _aside(waiting.pop(next(iter(waiting)))[0])
-        elif _side(row) == "response" and _id(row) in waiting:
-            place, asked = waiting.pop(_id(row))
-            yield place, _call(asked, row)
+            if given_up := calls.begin(_id(row), Asked(number, row)):
+                yield _aside(given_up.place)
+        elif _side(row) == "response" and (ended := calls.end(_id(row))):
+            yield ended[0].place, _call(ended[0].request, row)
         else:
             yield _aside(number)
-    for number, _ in waiting.values():
-        yield _aside(number)
+    for asked in calls.unanswered():
+        yield _aside(asked.place)
 
 
 def _aside(number: int) -> PlacedRow:

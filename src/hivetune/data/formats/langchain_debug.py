@@ -27,7 +27,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             continue
         run, rest = head["run"] or "", line[head.end() :]
         if head["event"] == "start":
-            calls.begin(run, Asked(number, json_from(rest, plain)))
+            if given_up := calls.begin(run, Asked(number, json_from(rest, plain))):
+                yield from call_row((given_up, True), None)
         elif head["event"] == "error":
             yield from call_row(calls.end(run), {"error": {"message": rest.strip() or "an error"}})
         else:

@@ -32,7 +32,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             continue
         rest = line[head.end() :]
         if head["asked"]:
-            calls.begin("", Asked(number, json_from(rest, plain)))
+            if given_up := calls.begin("", Asked(number, json_from(rest, plain))):
+                yield from call_row((given_up, True), None)
             pieces.clear()
         elif head["piece"]:
             pieces.append(json_from(rest, plain))

@@ -26,12 +26,13 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     for place, event in _events(without_colours(lines)):
         kind, model = event.get("type"), event.get("modelIdentifier", "")
         if kind == "llm.prediction.input":
-            calls.begin(model, Asked(place, event.get("input", "") + "\n"))
+            if given_up := calls.begin(model, Asked(place, event.get("input", "") + "\n")):
+                yield from prompted(*given_up, None, None)
         elif kind == "llm.prediction.output" and (found := calls.end(model)) is not None:
             (begun, prompt), is_sure = found
             yield from prompted(begun, prompt, event.get("output") if is_sure else None, None)
     for asked in calls.unanswered():
-        yield from prompted(asked.place, asked.request, None, None)
+        yield from prompted(*asked, None, None)
 
 
 def _events(lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:

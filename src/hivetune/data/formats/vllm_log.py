@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import prompted
+from hivetune.data.pieces.printed import Asked, Calls, prompted
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _REQUEST = re.compile(rb"Received request \S+: prompt: ['\"]|Request \S+ details: prompt: ['\"]")
@@ -20,7 +20,6 @@ _ANSWER = re.compile(
     + _LITERAL
     + r"(?:(?!Generated resp).)*?finish_reason: '?(\w+)'?"
 )
-_MAX_OPEN = 10_000  # requests that wait for their answer; the oldest is given up
 
 
 def recognise(head: Head) -> bool:
@@ -29,18 +28,14 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each request, when its answer is there or the log ends."""
-    prompts: dict[str, tuple[int, str]] = {}
+    calls = Calls()
     for number, line in lines:
         if found := _PROMPT.search(line):
-            prompts[found.group(1)] = (number, str(ast.literal_eval(found.group(2))))
-            if len(prompts) > _MAX_OPEN:
-                oldest = next(iter(prompts))
-                yield from prompted(*prompts.pop(oldest), None, None)
-        elif found := _ANSWER.search(line):
-            asked = prompts.pop(found.group(1), None)
-            if asked is not None:
-                yield from prompted(*asked, str(ast.literal_eval(found.group(2))), found.group(3))
-    for asked in prompts.values():
+            if given_up := calls.begin(found.group(1), Asked(number, str(ast.literal_eval(found.group(2))))):
+                yield from prompted(*given_up, None, None)
+        elif (found := _ANSWER.search(line)) and (ended := calls.end(found.group(1))):
+            yield from prompted(*ended[0], str(ast.literal_eval(found.group(2))), found.group(3))
+    for asked in calls.unanswered():
         yield from prompted(*asked, None, None)
 
 

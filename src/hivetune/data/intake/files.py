@@ -48,7 +48,7 @@ class Chunk:
     `inside`: the path of the rows in each record (`rows` of data.columns), empty: a record is a row; `line`: the
     suggestion for the rows of its file that nothing reads, empty: none; `telling`: a column that is not read, without
     which equal questions have different answers;
-    `cut_chars`: the length at which answers of its file were cut, 0: none (data/judged/cut.py);
+    `cut_chars`: the length at which answers of its file were cut, 0: none (data/judged/failures.py);
     `most_tokens`: that its first rows counted in an answer.
     """
 

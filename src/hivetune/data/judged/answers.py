@@ -22,8 +22,8 @@ _CORRECTED = frozenset((*CORRECTIONS, REJECTED_ANSWER))
 _TURNS = ("messages", "conversations", "conversation", "prompt")
 _ASKED = ("prompt", "instruction", *ASKED, "input", *CONTEXT, "history")
 # Pairs that differ in less push both answers down (arXiv 2410.08847): the better one is learned alone.
-LEAST_DIFFERENCE = 0.1
-MOST_COMPARED_WORDS = 2000
+MIN_DIFFERENCE = 0.1
+MAX_COMPARED_WORDS = 2000
 
 
 class TwoAnswers(NamedTuple):
@@ -148,9 +148,9 @@ def is_small_edit(better: Message, worse: Message) -> bool:
     """Return whether two answers differ by so little that a pair of them would push both."""
     if better.tool_calls != worse.tool_calls or better.reasoning != worse.reasoning:
         return False
-    one, other = (message.content.split()[:MOST_COMPARED_WORDS] for message in (better, worse))
+    one, other = (message.content.split()[:MAX_COMPARED_WORDS] for message in (better, worse))
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
-    least = 1 - LEAST_DIFFERENCE
+    least = 1 - MIN_DIFFERENCE
     return matcher.real_quick_ratio() > least and matcher.quick_ratio() > least and matcher.ratio() > least
 
 

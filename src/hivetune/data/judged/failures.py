@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from hivetune.data.columns import looks_like_content
 from hivetune.data.pieces.answers import ENDS
 from hivetune.data.pieces.fields import NESTED, extract, plain_name
 from hivetune.records import Message
@@ -30,7 +31,7 @@ _IS_MESSAGE = re.compile(r"\W*(?:error|exception|fatal|failed|failure|traceback|
 _ERRORS = frozenset(("error", "error_message", "error_type", "exception"))  # of a call, as logs name it
 _IS_ERROR = re.compile(r"(?:[\w.]*[a-z](?:Error|Exception)|[a-z]+(?:_[a-z]+)*_error)(?::|\(|\Z)")
 _JSON_BEGIN = re.compile(r"(\s*(?:```(?:json)?\s*)?)[{\[]\s*[\"{\[]")
-_LOOKED_AT_CHARS, LONGEST_MESSAGE_CHARS = 2000, 300
+_LOOKED_AT_CHARS, MAX_MESSAGE_CHARS = 2000, 300
 # How many tokens a log counted in an answer.
 _COUNTS = frozenset(
     (
@@ -40,14 +41,14 @@ _COUNTS = frozenset(
     )
 )
 _COUNTED_IN = ("usage", "metrics", "stats", "timings")
-_LEAST_LIMIT, _LONGEST_COUNT = 16, 10
+_MIN_LIMIT, _MAX_COUNT_DIGITS = 16, 10
 
 
 def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
     """Return what failed outside of the answer, in the row's own words; empty where the row does not say so. An answer
     that is an error's message ("Error: the tool timed out.") is no model's.
     """
-    message = answer if len(answer) <= LONGEST_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
+    message = answer if len(answer) <= MAX_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
     for text in (message, *_reasons(row)):
         found = _OUTSIDE.search(text[:_LOOKED_AT_CHARS])
         if found:
@@ -96,7 +97,7 @@ def _answer_tokens(row: Mapping[str, Any]) -> list[int]:
     counts = [row[name] for name in top]
     for holder in (row[name] for name in holders):
         counts += [holder[name] for name in _count_columns(tuple(holder))[0]] if isinstance(holder, dict) else []
-    return [int(one) for one in counts if str(one).isdecimal() and len(str(one)) < _LONGEST_COUNT]
+    return [int(one) for one in counts if str(one).isdecimal() and len(str(one)) < _MAX_COUNT_DIGITS]
 
 
 def is_cut_json(answer: str) -> bool:
@@ -123,7 +124,7 @@ def _count_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _is_limit(number: int) -> bool:
-    return number >= _LEAST_LIMIT and (number % 50 == 0 or number & (number - 1) == 0)
+    return number >= _MIN_LIMIT and (number % 50 == 0 or number & (number - 1) == 0)
 
 
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,3 +153,31 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[str]:
                 yield " ".join(str(part) for part in value.values())
             elif isinstance(value, str):
                 yield value
+
+
+# At which length the answers of a file were cut: several end there inside a sentence.
+
+MIN_CUT_CHARS = 200  # shorter answers may be as long as each other by chance
+CUT_NEAR_CHARS = 12  # by which cut answers differ: white space goes after the cut, and three points come
+CUT_ROWS, CUT_SHARE = 4, 0.7  # how many different answers of one length, and how many of these end inside a sentence
+CUT_OF_ROWS = 10  # different answers of a file: among fewer, four are as long as each other by chance
+WHOLE_SHARE = 0.5  # of the shorter answers: where they end anyhow too (words, code), the ends say nothing
+
+
+def cut_length(answers: Collection[str]) -> int:
+    """Return the length in characters at which answers of a file were cut, by its first rows; 0: none were."""
+    answers = {answer.strip() for answer in answers}
+    longest = max(map(len, answers), default=0)
+    near = {answer for answer in answers if len(answer) >= longest - CUT_NEAR_CHARS}
+    if longest < MIN_CUT_CHARS or len(near) < CUT_ROWS or len(answers) < CUT_OF_ROWS:
+        return 0
+    shorter = answers - near
+    if sum(map(ends_inside, shorter)) > (1 - WHOLE_SHARE) * len(shorter):
+        return 0
+    return longest if sum(map(ends_inside, near)) >= CUT_SHARE * len(near) else 0
+
+
+def ends_inside(answer: str) -> bool:
+    """Return whether a text ends inside a sentence, or says so by three points. A text without words has none."""
+    end = answer.removesuffix("...").removesuffix("\u2026").rstrip()[-1:]
+    return looks_like_content(answer) and (end.isalnum() or end in (",", ";", "(")) and len(answer.split()) > 1

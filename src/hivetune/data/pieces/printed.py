@@ -15,6 +15,7 @@ from hivetune.data.pieces.said import one_of
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STRING = re.compile(r'"(?:[^"\\]|\\.?)*+"?')
+_MAX_OPEN = 10_000  # calls that wait for their answers
 _MAX_JSON_CHARS = 8 << 20
 
 
@@ -31,20 +32,27 @@ class Calls:
 
     waiting: dict[str, list[Asked]] = field(default_factory=dict)
     mixed: set[str] = field(default_factory=set)
+    open: int = 0
 
-    def begin(self, run: str, asked: Asked) -> None:
+    def begin(self, run: str, asked: Asked) -> Asked | None:
+        """Let a call wait. Return the oldest one where too many do: it is given up."""
         self.waiting.setdefault(run, []).append(asked)
         if len(self.waiting[run]) > 1:
             self.mixed.add(run)
+        self.open += 1
+        found = self.end(next(iter(self.waiting))) if self.open > _MAX_OPEN else None
+        return found[0] if found else None
 
     def end(self, run: str) -> tuple[Asked, bool] | None:
-        """Return (the call that waited longest, whether the answer is its own)"""
-        if not self.waiting.get(run):
+        """Return (the call that waited longest, whether the answer is its own); None where none waits."""
+        if run not in self.waiting:
             return None
         asked = self.waiting[run].pop(0)
         is_sure = run not in self.mixed
+        self.open -= 1
         if not self.waiting[run]:
             self.mixed.discard(run)
+            del self.waiting[run]
         return asked, is_sure
 
     def unanswered(self) -> list[Asked]:

@@ -16,8 +16,7 @@ from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
 from hivetune.data.conversation import read_conversation
 from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
-from hivetune.data.judged.cut import cut_length
-from hivetune.data.judged.failures import most_tokens_in
+from hivetune.data.judged.failures import cut_length, most_tokens_in
 from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.markup import without_markup
