@@ -125,7 +125,7 @@ def test_pages_show_everything_and_escape_it(guarded: tuple[Guard, str]) -> None
     going = everything()
     finished = run_id(home() / "runs" / "finished")
     paths = {
-        "": "Nothing waits|going",
+        "": "Nothing is due|going",
         "runs": "runs/finished",
         f"runs/{run_id(going)}": "30 of 200",
         f"runs/{finished}": "learning_rate",
