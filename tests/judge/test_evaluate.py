@@ -128,7 +128,7 @@ def test_a_broken_checker_in_the_config_is_refused_before_anything_is_loaded() -
 
 
 def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
-    snapshot, config = held_out(a=12, b=12), EvalConfig(prompts=8, checker=WORD)
+    snapshot, config = held_out(a=40, b=40), EvalConfig(prompts=8, checker=WORD)
     plan = plan_evaluation(snapshot, config)
     document = evaluation_document(snapshot, config, scores(snapshot, plan), OUTCOME, {"model": "m"})
     json.dumps(document, allow_nan=False)

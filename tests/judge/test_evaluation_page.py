@@ -44,7 +44,7 @@ class Structure(HTMLParser):
             self.text += data
 
 
-def document(n: int = 30, text: str = "fine") -> dict[str, Any]:
+def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
     rng = random.Random(3)
     identity = [
         {"row": i, "source": f"rows.jsonl:{i}", "agent": "ab"[i % 2], "category": None, "group": f"g{i}"}

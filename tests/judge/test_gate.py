@@ -13,7 +13,7 @@ LOSS_ONLY = {"success_gain": None, "latency_ratio": None, "memory_ratio": None}
 
 
 def evaluation(
-    n: int = 60,
+    n: int = 90,
     shift: float = -0.3,
     noise: float = 0.2,
     answers: int = 64,

@@ -16,8 +16,11 @@ Columns = Sequence[Sequence[float]]
 FEWEST_UNITS = 5  # below, an interval would be an invention
 FEWEST_SEQUENTIAL = 20
 # What a row that was not drawn may lose: nats per token, or spreads of the rows that were drawn. These and SKEW_FACTOR
-# are chosen by simulation (docs/evaluate.md); a sample of 100 shows half the skewness of a log-normal distribution.
-UNSEEN_NATS, UNSEEN_SPREADS, SKEW_FACTOR = 1.75, 5.0, 2.0
+# are chosen by simulation (docs/evaluate.md); a sample of 40 shows a third of the skewness of a log-normal distribution.
+UNSEEN_NATS, UNSEEN_SPREADS, SKEW_FACTOR = 1.75, 5.0, 4.0
+# Fewer units than FEW_UNITS can miss one row in twenty (0.95^72 = 2.5 %). Such a row may lose FEW_UNSEEN_NATS: a model
+# that guesses among 50,000 tokens needs 10.8 nats a token, a base model about 3. No row can gain as much.
+FEW_UNITS, FEW_UNSEEN_NATS = 72, 8.0
 FEWEST_DEGREES = 4.0  # below, `t_quantile` is off by more than 0.5 %
 ALPHA = 0.05
 FEWEST_TIMES = 4
@@ -31,7 +34,7 @@ class Estimate:
 
     `unit_sd`: standard error of `value` times sqrt(units), which `rows_needed` scales. `plain`: the interval without
     what `ci95` allows for in few or skewed units, where the two differ. `unseen`: what rows that were not drawn may
-    take from the value, times the units.
+    take from the value, times the units, where there are FEW_UNITS or more.
     """
 
     value: float
@@ -149,8 +152,9 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
 
     Either bound is the further of two. One is the jackknife's, whose t is raised by SKEW_FACTOR times the first term of
     Edgeworth's expansion for skewness (Hall 1992). The other allows for rows that were not drawn: n rows exclude no
-    more, at 97.5 %, than that a share of ln(40) / n of all is of another kind, and those may lose UNSEEN_NATS or
-    UNSEEN_SPREADS spreads. Five rows that gain a little say little about one row in twenty. `plain` is the jackknife's.
+    more, at 97.5 %, than that a share of ln(40) / n of all is of another kind. Such rows may lose UNSEEN_NATS or
+    UNSEEN_SPREADS spreads, and FEW_UNSEEN_NATS below FEW_UNITS: 20 rows that gain a little say little about one row in
+    twenty. `plain` is the jackknife's interval.
     """
     n = len(columns[0])
     spread = _spread(columns, loss_difference) if n >= FEWEST_UNITS else None
@@ -158,10 +162,11 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
         return jackknife(columns, loss_difference, alpha=alpha)
     plain, z = _student(spread, n, alpha), NormalDist().inv_cdf(1 - ALPHA / 2)
     unseen = math.log(2 / ALPHA) * max(UNSEEN_NATS, UNSEEN_SPREADS * plain.unit_sd)
+    loss = unseen if n >= FEW_UNITS else max(unseen, math.log(2 / ALPHA) * FEW_UNSEEN_NATS)
     skew = SKEW_FACTOR * spread.skewness * (2 * z * z + 1) / (6 * math.sqrt(n)) * spread.error
     low, high = plain.ci95 or (plain.value, plain.value)
     low = min(low - max(0.0, -skew), plain.value - unseen / n)
-    high = max(high + max(0.0, skew), plain.value + unseen / n)
+    high = max(high + max(0.0, skew), plain.value + loss / n)
     return replace(plain, ci95=(low, high), plain=plain.ci95, unseen=unseen)
 
 
@@ -261,7 +266,12 @@ def rows_needed(estimate: Estimate, effect: float) -> int | None:
     if effect <= 0 or not math.isfinite(estimate.unit_sd):
         return None
     z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
-    return max(FEWEST_UNITS, math.ceil((z * estimate.unit_sd / effect) ** 2 + estimate.unseen / effect))
+    for_spread = (z * estimate.unit_sd / effect) ** 2
+    needed = math.ceil(for_spread + estimate.unseen / effect)
+    if estimate.unseen and needed < FEW_UNITS:
+        allowance = max(estimate.unseen, math.log(2 / ALPHA) * FEW_UNSEEN_NATS)
+        needed = min(FEW_UNITS, math.ceil(for_spread + allowance / effect))
+    return max(FEWEST_UNITS, needed)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
