@@ -139,8 +139,8 @@ def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
     assert document["problems"] == []
     assert judge(document, GateConfig()).verdict == "deploy"
     assert [(a["agent"], a["rows"], a["base_loss"] > a["tuned_loss"]) for a in by_part(document, "agent")] == [
-        ("a", 12, True),
-        ("b", 12, True),
+        ("a", 40, True),
+        ("b", 40, True),
     ]
 
 
