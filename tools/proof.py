@@ -187,8 +187,8 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
     ),
     "null-draws": (
         "rows on which two models are equally good (skewed, heavy-tailed, mostly equal, in sessions, written five "
-        "times, or 5 % much worse and the rest slightly better), n = 5 to 200, 1,000 draws each: the loss alone "
-        "deploys in at most 6 %, nominal 2.5 %; and how often real gains deploy",
+        "times, or 5 to 10 % much worse and the rest slightly better), n = 5 to 200, 1,000 draws each: the loss alone "
+        "deploys in at most 4 %, nominal 2.5 %; and how often real gains deploy",
         ["-m", "proof", "tests/judge/test_wrong_verdicts.py"],
     ),
     "judge": (

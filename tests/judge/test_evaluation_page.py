@@ -87,7 +87,7 @@ def test_what_is_drawn_is_what_is_printed() -> None:
     structure = Structure(page(document()))
     bars = [attributes for tag, attributes in structure.tags if tag == "rect" and attributes.get("stroke") == "none"]
     assert len(bars) == 160 and all(bar["class"] == "better" for bar in bars)  # 80 times, 80 losses, all lower
-    assert "30 of 30 rows are better with B" in structure.text
+    assert "80 of 80 rows are better with B" in structure.text
     labels = [a["aria-label"] or "" for tag, a in structure.tags if tag == "svg" and "aria-label" in a]
     assert any(label.startswith("loss: -") for label in labels) and "deploy: b@2 against fine" in structure.text
     assert structure.text.count("gained") > 5
