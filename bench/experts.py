@@ -22,10 +22,10 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import read_json, write_json
 from hivetune.config import RunConfig, load_config
-from hivetune.experts.attended import Attended
 from hivetune.experts.costs import rates_of
 from hivetune.experts.routes import routes_document
 from hivetune.experts.station import train_experts
+from hivetune.experts.survey import Attended
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.records import Progress
@@ -34,7 +34,7 @@ from hivetune.release.registry import find, promote
 from hivetune.routing.steps import newest_steps
 from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release
-from hivetune.synth.demo.station import write_inputs
+from hivetune.synth.demo import write_inputs
 from hivetune.train.open import open_run
 from hivetune.train.probe import probe_run
 from hivetune.train.start import train_run

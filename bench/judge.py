@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from hivetune.synth.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 
 EXIT_GO_ON = 75
 

@@ -21,7 +21,7 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.judge.worker.generate import Completion, answer_prompts, settle_module
 from hivetune.models.prepared import find_prepared
 from hivetune.records import Message
-from hivetune.synth.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.train.worker.model.general import load_module
 
 NEW_TOKENS = 48

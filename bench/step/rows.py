@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hivetune.synth.demo.rows import SYSTEM_PROMPTS
+from hivetune.synth.demo import SYSTEM_PROMPTS
 
 MODULES = (
     "asyncio",

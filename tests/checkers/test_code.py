@@ -7,8 +7,7 @@ import pytest
 from programs import require_program
 
 from hivetune.checkers.find import answer_succeeds
-from hivetune.checkers.limited import TooSlow, run_limited
-from hivetune.checkers.no_children import no_children
+from hivetune.checkers.limited import TooSlow, no_children, run_limited
 from hivetune.errors import MachineNotFit, UsageError
 
 TRIES = """

@@ -17,9 +17,9 @@ from serve.fake_server import fake_server, stream
 
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
 from hivetune.config import override_config
-from hivetune.judge import evaluate_run as evaluate
-from hivetune.judge.evaluate_run import evaluate_run
-from hivetune.judge.measure import losses
+from hivetune.judge import evaluate as evaluate
+from hivetune.judge import losses
+from hivetune.judge.evaluate import evaluate_run
 from hivetune.process.parent import GRACE_S
 from hivetune.release.dry_export import DryExport
 from hivetune.release.gguf import base_gguf

@@ -15,9 +15,9 @@ from hivetune.base.disk import sha256_file, write_json, write_manifest
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
 from hivetune.release.registry import desired, find, promote, register
+from hivetune.routing.choose import ExpertTable, served_table, write_table
 from hivetune.routing.domains import RowDomain
 from hivetune.routing.steps import ExpertStep, add_steps, newest_steps
-from hivetune.routing.table import ExpertTable, served_table, write_table
 
 EXPERT = "team-billing"
 Call = Callable[..., tuple[int, Any]]

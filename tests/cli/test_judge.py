@@ -11,7 +11,7 @@ from hivetune.cli import release as commands
 from hivetune.cli.judge import what_next
 from hivetune.errors import HivetuneError
 from hivetune.judge.findings import said_of_passed
-from hivetune.judge.verdict import read_evaluation
+from hivetune.judge.gate import read_evaluation
 from hivetune.records import Metric, Verdict
 
 

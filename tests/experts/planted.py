@@ -20,7 +20,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
-from hivetune.experts import life, propose, routes, runs, scores, train
+from hivetune.experts import propose, routes, runs, station, survey
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import ENTRIES, Outcome, Train
 from hivetune.records import Verdict
@@ -147,14 +147,14 @@ def run_here(task: Any, folder: Path, **_: Any) -> Outcome:
 def without_processes(patch: pytest.MonkeyPatch) -> None:
     """Tasks and trainings run in this process; answers, which llama.cpp gives, are left out: the loss alone decides."""
     patch.setenv("OMP_NUM_THREADS", "1")
-    for module in (propose, scores):
+    for module in (propose, survey):
         patch.setattr(module, "run_task", run_here)
     patch.setattr(runs, "train_run", train_here)
     patch.setattr(runs, "probe_run", lambda run: ())
-    patch.setattr(train, "evaluate_run", lambda run, report: {})
-    patch.setattr(train, "judge_run", lambda run: Verdict("deploy", ("planted",), ()))
-    patch.setattr(train, "register_run", lambda folder, name: (registered(load_run(folder), name), True))
-    for module in (routes, life):
+    patch.setattr(runs, "evaluate_run", lambda run, report: {})
+    patch.setattr(runs, "judge_run", lambda run: Verdict("deploy", ("planted",), ()))
+    patch.setattr(runs, "register_run", lambda folder, name: (registered(load_run(folder), name), True))
+    for module in (routes, station):
         patch.setattr(module, "as_served", lambda found, report: (None, "the base as it is trained"))
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-import hivetune.experts.life
+import hivetune.experts.station
 import hivetune.experts.survey
 from hivetune.base.database import open_database
 from hivetune.config import LoraConfig, parse_config
 from hivetune.errors import UsageError
-from hivetune.experts.life import review
+from hivetune.experts.decide import ScoredUnit
 from hivetune.experts.routes import Serving, keys_of
+from hivetune.experts.station import review
 from hivetune.experts.survey import survey
-from hivetune.routing.birth import ScoredUnit
 from hivetune.routing.domains import ExpertRow, RowDomain
 from hivetune.routing.steps import newest_steps
 
@@ -33,13 +33,13 @@ def test_a_kill_while_an_expert_is_retired_does_not_leave_it_serving(
     shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
     found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"))
     one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
-    monkeypatch.setattr(hivetune.experts.life, "serving", lambda _: ({"helpdesk-coder": one}, []))
+    monkeypatch.setattr(hivetune.experts.station, "serving", lambda _: ({"helpdesk-coder": one}, []))
     monkeypatch.setattr(
-        hivetune.experts.life,
+        hivetune.experts.station,
         "_matrix",
         lambda *_: {"helpdesk-coder": [ScoredUnit("s", 10, {"shared": 1.0, "helpdesk-coder": 1.0})]},
     )
-    monkeypatch.setattr(hivetune.experts.life, "retire", killed)
+    monkeypatch.setattr(hivetune.experts.station, "retire", killed)
     with pytest.raises(KeyboardInterrupt):
         review(found)
     with closing(open_database()) as database:
@@ -61,8 +61,8 @@ def test_an_expert_without_test_rows_is_a_persons_choice(own_home: Path, monkeyp
     shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
     found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"), rows=())
     one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
-    monkeypatch.setattr(hivetune.experts.life, "serving", lambda _: ({"helpdesk-coder": one}, []))
-    monkeypatch.setattr(hivetune.experts.life, "_matrix", lambda *_: {"helpdesk-coder": []})
+    monkeypatch.setattr(hivetune.experts.station, "serving", lambda _: ({"helpdesk-coder": one}, []))
+    monkeypatch.setattr(hivetune.experts.station, "_matrix", lambda *_: {"helpdesk-coder": []})
     assert review(found) == []
 
 

@@ -18,8 +18,8 @@ from serve.hive import make_home
 
 from hivetune.data.frozen import general_questions
 from hivetune.experts.station import propose_experts, train_experts
-from hivetune.routing.router import TextRouter, route_text
-from hivetune.routing.table import read_table
+from hivetune.routing.choose import read_table
+from hivetune.routing.text_router import TextRouter, route_text
 
 pytestmark = pytest.mark.proof
 SEEDS, FEWER_SEEDS = 20, 5

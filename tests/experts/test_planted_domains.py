@@ -14,8 +14,8 @@ from hivetune.cycle.acts.training import look_for_experts
 from hivetune.cycle.decide import Observation, Permission
 from hivetune.experts.station import not_looked_at, propose_experts, train_experts
 from hivetune.release.registry import desired, find, retire
+from hivetune.routing.choose import read_table
 from hivetune.routing.steps import expert_steps
-from hivetune.routing.table import read_table
 from hivetune.train.open import load_run
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.experts import runs
-from hivetune.experts.attended import Attended
+from hivetune.experts.survey import Attended
 from hivetune.machine.inventory import Card
 from hivetune.train import queue
 from hivetune.train.supervise.attempt import Terms

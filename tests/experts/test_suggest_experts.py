@@ -8,9 +8,8 @@ from typing import Any, cast
 import pytest
 
 from hivetune.experts import suggest
-from hivetune.experts.suggest import suggest_domains
+from hivetune.experts.suggest import TextCluster, suggest_domains
 from hivetune.experts.survey import Survey
-from hivetune.routing.clusters import TextCluster
 from hivetune.routing.domains import ExpertRow, KeyKind
 
 

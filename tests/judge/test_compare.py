@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.judge.compare import Prompt, PromptAnswer, SideAnswers, comparison_document
+from hivetune.judge.answers import Prompt, PromptAnswer
+from hivetune.judge.compare import SideAnswers, comparison_document
 from hivetune.judge.gate import judge
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}

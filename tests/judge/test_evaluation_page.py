@@ -13,7 +13,7 @@ import pytest
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import judge
-from hivetune.judge.pages.comparison import MOST_ANSWERS, _direction, comparison_page
+from hivetune.judge.page import MOST_ANSWERS, _direction, comparison_page
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.judge.gate import judge
-from hivetune.judge.verdict import verdict_document
+from hivetune.judge.gate import judge, verdict_document
 
 HOME = Path(__file__).parents[1] / "contract" / "home-0.1.0.tar.xz"
 GOLDEN = Path(__file__).parent / "golden" / "verdicts.json"

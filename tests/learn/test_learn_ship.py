@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.learn.ship import choose_stage, safeguards, why_no_stage2
+from hivetune.learn.station import choose_stage, safeguards, why_no_stage2
 
 
 def evaluation(

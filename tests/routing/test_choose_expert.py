@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.routing.choose import Asking, Chosen, choose, question_of
+from hivetune.routing.choose import Asking, Chosen, ExpertTable, choose, question_of, read_table, write_table
 from hivetune.routing.domains import declared_keys
-from hivetune.routing.features import word_numbers
-from hivetune.routing.router import TextExpert, TextRouter
-from hivetune.routing.table import ExpertTable, read_table, write_table
+from hivetune.routing.text_router import TextExpert, TextRouter, word_numbers
 
 SYSTEM = declared_keys(None, None, "You test.", ())["system"]
 ROUTER = TextRouter(

@@ -7,9 +7,18 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.routing.features import READ_CHARS, features_of, read_part
-from hivetune.routing.learn import FEWEST_CERTIFIED, MOST_HARM, RoutedText, harm_bound, learn_router
-from hivetune.routing.router import TextRouter, route_text
+from hivetune.routing.text_router import (
+    FEWEST_CERTIFIED,
+    MOST_HARM,
+    READ_CHARS,
+    RoutedText,
+    TextRouter,
+    features_of,
+    harm_bound,
+    learn_router,
+    read_part,
+    route_text,
+)
 
 THINGS = ("printer", "disk", "network", "password", "screen", "kernel", "mail", "backup")
 

@@ -8,7 +8,7 @@ import pytest
 from serve.fake_server import Reply, fake_server, stream
 
 from hivetune.errors import DataRefused, HivetuneError, UsageError
-from hivetune.judge.measure import answers as answers_module
+from hivetune.judge import answers as answers_module
 from hivetune.synth.ask_rows import AskSettings, ask_rows
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.sources.places import Places

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.synth.packs.choose import find_packs
-from hivetune.synth.packs.pack import parse_pack, shipped_packs
+from hivetune.synth.packs.pack import find_packs, parse_pack, shipped_packs
 
 
 def test_shipped_packs_cover_24_categories_and_say_what_to_install() -> None:

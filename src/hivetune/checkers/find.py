@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivetune.checkers.code import python_parses, python_passes, shell_parses
-from hivetune.checkers.function import function
-from hivetune.checkers.structure import json_schema, json_valid, number_close
+from hivetune.checkers.code import function, python_parses, python_passes, shell_parses
 from hivetune.checkers.words import (
     Arguments,
     check_pattern,
@@ -20,7 +18,10 @@ from hivetune.checkers.words import (
     contains_any,
     contains_none,
     exact,
+    json_schema,
+    json_valid,
     not_empty,
+    number_close,
     regex,
     shorter_than,
     starts_with,

@@ -11,11 +11,10 @@ from hivetune.cli.judge import say_problems, show_metrics
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
-from hivetune.judge.gate import judge
-from hivetune.judge.measure.lm_eval import measure_tasks
-from hivetune.judge.measure.pages import write_comparison_page
-from hivetune.judge.measure.station import Comparison, compare_pair
-from hivetune.judge.verdict import verdict_document
+from hivetune.judge.compare import Comparison, compare_pair
+from hivetune.judge.gate import judge, verdict_document
+from hivetune.judge.lm_eval import measure_tasks
+from hivetune.judge.page import write_comparison_page
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.find import find_run

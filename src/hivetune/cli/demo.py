@@ -23,14 +23,14 @@ from hivetune.cli.output import duration, emit, number, progress, say, short, sh
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.config import load_config
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.judge.verdict import verdict_document
+from hivetune.judge.gate import verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.launch import Ahead
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.prove import describe_proof, prove_export
 from hivetune.run.folder import EVALUATION
-from hivetune.synth.demo.station import ask_some, write_inputs
+from hivetune.synth.demo import ask_some, write_inputs
 from hivetune.train.open import Run, open_run
 
 

@@ -13,16 +13,15 @@ from hivetune.cli.arguments import SetOption
 from hivetune.cli.output import emit, moment, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
-from hivetune.experts.attended import Attended
 from hivetune.experts.costs import AdapterCost, known_costs
+from hivetune.experts.decide import RoutedDomain
 from hivetune.experts.routes import Routed, routes_document
 from hivetune.experts.station import Experts, propose_experts, train_experts
 from hivetune.experts.suggest import Suggestions
-from hivetune.experts.survey import shared_name
+from hivetune.experts.survey import Attended, shared_name
 from hivetune.records import Progress
 from hivetune.release.registry import releases
 from hivetune.routing.domains import LEAST_ROWS
-from hivetune.routing.life import RoutedDomain
 from hivetune.routing.steps import ExpertStep, newest_steps
 from hivetune.run.folder import ADAPTER
 

@@ -12,9 +12,9 @@ from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
-from hivetune.judge.evaluate import by_part
 from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
-from hivetune.judge.verdict import verdict_document
+from hivetune.judge.gate import verdict_document
+from hivetune.judge.held_out import by_part
 from hivetune.records import Verdict
 from hivetune.run.find import find_run
 from hivetune.run.folder import EVALUATION

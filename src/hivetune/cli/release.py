@@ -14,8 +14,8 @@ from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, moment, progress, say, short, show, size, table
 from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.compare import last_said
-from hivetune.judge.measure.frozen import freeze_wins
+from hivetune.judge.answers import last_said
+from hivetune.judge.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run

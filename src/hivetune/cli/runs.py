@@ -28,7 +28,7 @@ from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.errors import UsageError
-from hivetune.judge.measure.pages import newest_page
+from hivetune.judge.page import newest_page
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.process.launch import Ahead
 from hivetune.release.prune import delete, find_unused, remove_run

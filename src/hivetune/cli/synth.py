@@ -10,10 +10,8 @@ from hivetune.cli.output import emit, progress, say, show, table
 from hivetune.errors import UsageError
 from hivetune.synth.ask_rows import AskSettings, ask_rows
 from hivetune.synth.maker import sources_of
-from hivetune.synth.packs.choose import find_packs
-from hivetune.synth.packs.pack import Pack
-from hivetune.synth.page import write_synth_page
-from hivetune.synth.report import reasons_of
+from hivetune.synth.packs.pack import Pack, find_packs
+from hivetune.synth.report import reasons_of, write_synth_page
 from hivetune.synth.sources.places import Places
 from hivetune.synth.station import synthesize
 

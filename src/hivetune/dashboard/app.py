@@ -67,7 +67,7 @@ _PACKAGE = Path(hivetune.__file__).parent
 _FILES = {
     "dashboard.css": (DASHBOARD_FOLDER / "static" / "dashboard.css", "text/css"),
     "dashboard.js": (DASHBOARD_FOLDER / "static" / "dashboard.js", "text/javascript"),
-    "page.css": (_PACKAGE / "judge" / "pages" / "page.css", "text/css"),
+    "page.css": (_PACKAGE / "judge" / "page.css", "text/css"),
     "report.css": (_PACKAGE / "data" / "prepare" / "page.css", "text/css"),
 }
 MAX_FORM_BYTES = 64 << 10

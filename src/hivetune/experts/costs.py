@@ -9,13 +9,12 @@ from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.data.render.dialect import template_message
 from hivetune.errors import HivetuneError
-from hivetune.experts.attended import ALONE, Attended
 from hivetune.experts.routes import serving
-from hivetune.experts.survey import Survey
+from hivetune.experts.survey import ALONE, Attended, Survey
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import prompt_of
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
-from hivetune.routing.table import experts_folder
+from hivetune.routing.choose import experts_folder
 from hivetune.serve.swap.wanted import load_release
 
 _COSTS = "costs.json"  # below the folder of the shared release

@@ -9,16 +9,14 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.typed import to_plain
-from hivetune.experts.attended import ALONE, Attended
+from hivetune.experts.decide import GRADIENT_PARTS, Screen, decide_birth, screen
 from hivetune.experts.runs import FORK_STEPS, fork, remove_forks
-from hivetune.experts.scores import scored_rows
-from hivetune.experts.survey import Survey
+from hivetune.experts.survey import ALONE, Attended, Survey, scored_rows, step_of
 from hivetune.judge.statistics import Estimate
 from hivetune.process.parent import count_items, run_task
 from hivetune.process.protocol import Gradients
-from hivetune.routing.birth import GRADIENT_PARTS, Screen, decide_birth, screen
 from hivetune.routing.domains import ExpertRow, RowDomain, too_small
-from hivetune.routing.steps import ExpertStep, ExpertStepName, add_steps, expert_name, newest_steps
+from hivetune.routing.steps import ExpertStep, add_steps, expert_name, newest_steps
 
 DECIDED = "decided.json"  # written last: what it holds is in the registry
 ROWS_A_PART = 16  # 128 rows of a domain: a mean gradient of 16 rows is as much signal as noise
@@ -127,14 +125,6 @@ def _forked(
         }
         steps.append(step_of(found, domain, birth.answer, birth.reason, details))
     return steps
-
-
-def step_of(
-    found: Survey, domain: RowDomain, step: ExpertStepName, reason: str, details: dict[str, Any] | None = None
-) -> ExpertStep:
-    shared = found.shared
-    about = {"shared": shared.label, "snapshot": found.snapshot.hash, **(details or {})}
-    return ExpertStep(shared.name, domain, step, reason, expert_name(shared.name, domain), shared.adapter_sha256, about)
 
 
 def estimate_document(estimate: Estimate) -> dict[str, Any]:

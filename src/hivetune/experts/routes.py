@@ -13,21 +13,16 @@ from hivetune.base.disk import write_json
 from hivetune.base.typed import to_plain
 from hivetune.data.frozen import general_questions
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.experts.attended import ALONE, Attended
-from hivetune.experts.scores import scored_rows
-from hivetune.experts.survey import Survey
+from hivetune.experts.decide import RoutedDomain, ScoredUnit, routed_domains
+from hivetune.experts.survey import ALONE, Attended, Survey, scored_rows
 from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import Release, find
-from hivetune.routing.birth import ScoredUnit
-from hivetune.routing.choose import Asking, choose
+from hivetune.routing.choose import Asking, ExpertTable, choose, read_table, write_table
 from hivetune.routing.domains import KEY_KINDS, ExpertRow, RowDomain, own_keys
-from hivetune.routing.learn import RoutedText, learn_router
-from hivetune.routing.life import RoutedDomain, routed_domains
-from hivetune.routing.router import TextExpert, TextRouter, route_text
 from hivetune.routing.steps import newest_steps
-from hivetune.routing.table import ExpertTable, read_table, write_table
+from hivetune.routing.text_router import RoutedText, TextExpert, TextRouter, learn_router, route_text
 
 MOST_A_DOMAIN = 400  # training rows of a domain that the router learns from: more cost hours of scoring
 OWN_SHARE = 0.95  # of the rows with a key's value that must be a domain's, so that the value finds it

@@ -1,21 +1,29 @@
 """The rows of a shared release by domains: what everything about experts rests on."""
 
 import hashlib
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import UsageError
+from hivetune.experts.decide import ScoredUnit
 from hivetune.models.fetch import fetch_model
+from hivetune.process.parent import count_items, run_task
+from hivetune.process.protocol import ScoreAdapters
 from hivetune.records import Message, Progress, silent
 from hivetune.release.registry import Release, find
+from hivetune.routing.choose import experts_folder
 from hivetune.routing.domains import (
     KEY_KINDS,
     ExpertRow,
@@ -26,8 +34,35 @@ from hivetune.routing.domains import (
     domains_of,
     title_of,
 )
-from hivetune.routing.table import experts_folder
+from hivetune.routing.steps import ExpertStep, ExpertStepName, expert_name
 from hivetune.run.choices import read_resolved
+from hivetune.run.folder import ADAPTER, SCORES
+from hivetune.train.supervise.attempt import Terms
+
+
+@dataclass(frozen=True)
+class Attended:
+    """`bar`: a progress bar by its label; `terms`: of every training; `between`: called between two pieces of work, of
+    minutes each, and raises what shall end the whole. What is finished then is kept. `side_by_side`: several trainings
+    may go on at once, each in a process of its own, none of which can stand still as `terms` may ask."""
+
+    bar: Callable[[str], Progress] = lambda label: silent
+    terms: Terms = Terms()  # noqa: RUF009 (frozen)
+    between: Callable[[], None] = lambda: None
+    side_by_side: bool = True
+
+    def training(self, label: str, steps: int) -> Terms:
+        """Terms of one training, which also moves its bar."""
+        report = self.bar(label)
+
+        def on_step(done: int) -> None:
+            self.terms.on_step(done)
+            report(done, steps)
+
+        return replace(self.terms, on_step=on_step)
+
+
+ALONE = Attended()  # nobody watches
 
 
 @dataclass(frozen=True)
@@ -46,6 +81,9 @@ class Survey:
 
     def rows_of(self, domain: RowDomain) -> list[ExpertRow]:
         return [row for row in self.rows if domain.has(row.keys)]
+
+
+# How long work about experts tells how far it is, and hears that it must end.
 
 
 def shared_name(config: RunConfig) -> str:
@@ -109,3 +147,65 @@ def _rows_of(snapshot: Snapshot) -> tuple[list[ExpertRow], dict[str, str]]:
 def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequence[Message]) -> ExpertRow:
     asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
     return ExpertRow(row.id, row.split, session or row.id, row.numbers, keys, asked)
+
+
+# Several adapters on the same rows: one child, kept by what it depends on.
+
+
+def scored_rows(
+    found: Survey,
+    adapters: Mapping[str, Path],
+    rows: Sequence[ExpertRow],
+    *,
+    model: Path | None = None,
+    progress: Progress = silent,
+) -> list[ScoredUnit]:
+    """Nats of each of `rows` with each adapter and with "base", in their order. `model`: another form of the base, such
+    as the quantized one that is served. A loss that is not finite is not a number here.
+
+    Raises what a child raises; a scoring that was killed goes on where it was.
+    """
+    base = model or found.model
+    numbers = tuple(sorted(number for row in rows for number in row.numbers))
+    about = {
+        "model": sha256_file(base / MANIFEST),
+        "adapters": {name: sha256_file(folder / ADAPTER) for name, folder in adapters.items()},
+        "rows": numbers,
+        "computed": (found.config.dtype, found.config.device),
+    }
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+    folder = found.folder / "scores" / key
+    scores = folder / SCORES
+    task = ScoreAdapters(
+        base, adapters, found.snapshot.folder, scores, numbers, found.config.dtype, found.config.device
+    )
+    total = len(numbers) * (len(adapters) + 1)
+    lines = _lines(scores)
+    if len(lines) < total:
+        run_task(task, folder, on_beat=count_items(progress, total, len(lines))).check("scoring the adapters")
+        lines = _lines(scores)
+    return [_unit(row, ("base", *adapters), lines) for row in rows]
+
+
+def _lines(scores: Path) -> dict[tuple[str, int], tuple[float, int]]:
+    if not scores.exists():
+        return {}
+    return {
+        (line["model"], line["row"]): (math.nan if line["nll"] is None else line["nll"], line["tokens"])
+        for line in read_journal(scores)
+        if line["event"] == "loss"
+    }
+
+
+def _unit(row: ExpertRow, names: Sequence[str], lines: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
+    """The views of one row of the input count together."""
+    nats = {name: math.fsum(lines[name, number][0] for number in row.numbers) for name in names}
+    return ScoredUnit(row.group, sum(lines[names[0], number][1] for number in row.numbers), nats)
+
+
+def step_of(
+    found: Survey, domain: RowDomain, step: ExpertStepName, reason: str, details: dict[str, Any] | None = None
+) -> ExpertStep:
+    shared = found.shared
+    about = {"shared": shared.label, "snapshot": found.snapshot.hash, **(details or {})}
+    return ExpertStep(shared.name, domain, step, reason, expert_name(shared.name, domain), shared.adapter_sha256, about)

@@ -12,8 +12,8 @@ from typing import Any
 
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
-from hivetune.judge.evaluate import SIDES
 from hivetune.judge.findings import Finding, FindingOutcome, counted_units, said_name
+from hivetune.judge.held_out import SIDES
 from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
 from hivetune.records import Metric
 

@@ -1,253 +1,92 @@
-"""What is scored and what the scores say: rows chosen before, one eval.json after. Scoring itself is judge/worker.
+"""The station after training: base and tuned model on the held-out rows."""
 
-All held-out test rows count for the loss; a stratified choice of them is answered by base and tuned model. Both models
-are scored in one task on the same rows, so that every comparison is paired.
-"""
+from collections.abc import Mapping
+from typing import Any
 
-import hashlib
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
-
-from hivetune.checkers.find import Checking, row_checker
+from hivetune.base.journal import read_journal
+from hivetune.base.sealed import write_sealed
 from hivetune.config import EvalConfig
-from hivetune.data.checks.dedupe import Rows, near_copies, sketch
-from hivetune.data.checks.lessons import lesson_of
-from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference, merge_groups, noise_of, p_value
-from hivetune.process.protocol import Generate
-from hivetune.records import Message, Split
-from hivetune.train.open import check_eval
-
-SIDES = ("base", "tuned")
-SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
-_KEYS = {"loss": "nll", "answer": "answer"}  # the events of scores.jsonl that are about a row
-EMPTY_ANSWER: Mapping[str, Any] = {
-    "answer": None,
-    "ended": None,
-    "seconds": None,
-    "new_tokens": None,
-    "block": None,
-    "success": None,
-}
+from hivetune.errors import DoesNotFit
+from hivetune.judge.answers import continued
+from hivetune.judge.artefacts import find_artefact
+from hivetune.judge.compare import compare_pair, num_answers
+from hivetune.judge.gate import judge, verdict_document
+from hivetune.judge.held_out import evaluation_document, plan_evaluation
+from hivetune.judge.losses import NO_ANSWERS, num_losses, scored
+from hivetune.judge.page import write_evaluation_page
+from hivetune.models.sides import BASELINE
+from hivetune.records import Progress, silent
+from hivetune.release.dry_export import dry_export
+from hivetune.release.gguf import SERVED_QUANT
+from hivetune.run.adapter import adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION
+from hivetune.train.open import Run
 
 
-class HeldOutRow(Protocol):
-    """What a snapshot says about a row (data/snapshot.py, RowInfo)."""
+def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
+    """Baseline and tuned model on the held-out test rows: `eval.json` and its page.
 
-    @property
-    def row(self) -> int: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def agent(self) -> str | None: ...
-    @property
-    def category(self) -> str | None: ...
-    @property
-    def session(self) -> str | None: ...
-    @property
-    def messages(self) -> Sequence[Message]: ...
-    @property
-    def checker(self) -> Mapping[str, Any] | None: ...
-
-
-class HeldOut(Protocol):
-    """The part of a snapshot that an evaluation reads."""
-
-    @property
-    def hash(self) -> str: ...
-    def rows(self, split: Split) -> list[int]: ...
-    def info(self, row: int) -> HeldOutRow: ...
-
-
-def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
-    """The rows whose loss is computed, and those that are answered.
-
-    Raises UsageError for a broken checker in the config, before anything is loaded.
+    Raises UsageError when nothing was trained. Both answer as they are served, by llama.cpp. Where it is not installed
+    or can't serve this model, the base is the baseline and the engine answers; `answered_by` says which, and why.
+    Raises what `compare_pair` does.
     """
-    check_eval(config)
-    rows = snapshot.rows("test")
-    chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
-    return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
-
-
-def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
-    """At most `count` row numbers, ascending: shares as in `rows` per agent and category, each of them at least once
-    where there is room. Depends on the rows' contents only, so that runs on the same snapshot answer the same prompts.
-    """
-    strata: dict[tuple[str, str], list[HeldOutRow]] = defaultdict(list)
-    for row in rows:
-        strata[row.agent or "", row.category or ""].append(row)
-    places = []
-    for stratum in strata.values():
-        ordered = sorted(stratum, key=lambda row: (_rank(row), row.row))
-        places += [(position / len(ordered), _rank(row), row.row) for position, row in enumerate(ordered)]
-    return sorted(row for _, _, row in sorted(places)[:count])
-
-
-def evidence_groups(rows: Sequence[HeldOutRow]) -> dict[int, str]:
-    """Row number -> group: rows of one session, and rows that say nearly the same, are one piece of evidence.
-
-    A group has the name of the session, or else of the row, that comes first.
-    """
-    lessons = [lesson_of(row.messages) for row in rows]
-    asked = [hash(tuple(lesson.asked)) for lesson in lessons]
-    about = Rows(lessons.__getitem__, asked.__getitem__, lambda index: (index,))
-    sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
-    same = list(range(len(rows)))
-    for copy, kept, _ in near_copies(sketches, SAME_ROW, about).copies if rows else ():
-        same[copy] = same[kept]
-    groups = merge_groups([row.session or row.id for row in rows], same)
-    return {row.row: group for row, group in zip(rows, groups, strict=True)}
-
-
-def evaluation_document(
-    snapshot: HeldOut,
-    config: EvalConfig,
-    scores: Iterable[Mapping[str, Any]],
-    outcome: Mapping[str, Any],
-    about: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The document of eval.json (docs/formats.md) from the lines of scores.jsonl and the task's outcome.
-
-    A row that the task did not score stays in the document with null, one that is not finite with "not finite": the
-    gate counts both as failures. `about` (model, run, versions) is kept beside the numbers. Problems with a row's own
-    checker are listed and leave its success null.
-    """
-    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
-    for line in scores:
-        if line["event"] in _KEYS:
-            found[line["model"], _KEYS[line["event"]], int(line["row"])] = line
-    problems: list[dict[str, Any]] = []
-    checking = Checking()
-    _, generate = plan_evaluation(snapshot, config)
-    rows = loss_rows(snapshot, found)
-    groups = {row["row"]: row["group"] for row in rows}
-    answered = [(snapshot.info(row), groups[row]) for row in generate.rows]
-    return {
-        "schema": 1,
-        "snapshot": snapshot.hash,
-        **about,
-        "settings": config.model_dump(mode="json"),
-        "rows": rows,
-        "answers": [_answer_row(info, group, found, config, problems, checking) for info, group in answered],
-        **{side: dict(outcome.get(side) or {}) for side in SIDES},
-        **noise_fields(outcome.get("probes_s") or ()),
-        "kl_to_base": outcome.get("kl_to_base"),
-        "problems": problems,
+    require_adapter(run.folder)
+    about = {
+        "run": str(run.folder),
+        "model": run.config.model,
+        "adapter_sha256": adapter_hash(run.folder),
+        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
     }
+    if run.config.eval.baseline == BASELINE:
+        evaluation = _beside_base(run, about, progress)
+    else:
+        evaluation = _as_served(run, about, progress)
+    write_sealed(run.folder / EVALUATION, evaluation)
+    metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
+    write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
+    return evaluation
 
 
-def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
-    """`noise` and `repeat_noise` of eval.json, from the times of equal work in their order."""
-    found = noise_of(seconds)
-    return dict(zip(("noise", "repeat_noise"), found or (None, None), strict=True))
-
-
-def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A line of eval.json's `rows` for each held-out test row. `found`: (side, "nll", row) -> {"nll", "tokens"}."""
-    infos = [snapshot.info(row) for row in snapshot.rows("test")]
-    groups = evidence_groups(infos)
-    return [_loss_row(info, groups[info.row], found) for info in infos]
-
-
-def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
-    """Loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ..., "p_holm"}].
-
-    `part`: agent, category or group; a group of one row, which has no session, is left out. `p_holm`: of no difference
-    in its loss, adjusted for their number, so that the one that happens to look best or worst of many is not taken for
-    a finding; 1 where there are too few independent rows.
-    """
-    rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for found, key in ((rows, "rows"), (answers, "answers")):
-        for row in evaluation[key]:
-            found[row[part] or ""].append(row)
-    names = sorted(name for name in rows.keys() | answers.keys() if part != "group" or len(rows[name]) > 1)
-    summaries = [{part: name or None, **_summary(rows[name], answers[name])} for name in names]
-    adjusted = holm([summary.pop("p") for summary in summaries])
-    return [{**summary, "p_holm": p} for summary, p in zip(summaries, adjusted, strict=True)]
-
-
-def _summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    tokens = sum(row["tokens"] or 0 for row in rows)
-    checked = [answer for answer in answers if all(answer[side]["success"] is not None for side in SIDES)]
-    summary: dict[str, Any] = {"rows": len(rows), "answers": len(checked)}
-    for side in SIDES:
-        values = [row[side] for row in rows]
-        usable = tokens > 0 and all(isinstance(value, float) for value in values)
-        summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
-        summary[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
-    return {**summary, "p": _p_of(rows)}
-
-
-def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Two-sided p of "no difference in loss" on these rows, whole sessions together; 1 where a loss is missing."""
-    if not rows or not all(isinstance(row[side], float) for row in rows for side in SIDES):
-        return 1.0
-    columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
-    return p_value(jackknife(columns, loss_difference))
-
-
-def _loss_row(info: HeldOutRow, group: str, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    lines = {side: found.get((side, "nll", info.row)) for side in SIDES}
-    tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
-    return {**_identity(info, group), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
-
-
-def _answer_row(
-    info: HeldOutRow,
-    group: str,
-    found: Mapping[tuple[str, str, int], Mapping[str, Any]],
-    config: EvalConfig,
-    problems: list[dict[str, Any]],
-    checking: Checking,
-) -> dict[str, Any]:
-    checker = row_checker(info.checker, config.checker)
-    last = info.messages[-1]
-    row: dict[str, Any] = {
-        **_identity(info, group),
-        "checker": None if checker is None else dict(checker),
-        "prompt": next((message.content for message in reversed(info.messages) if message.role == "user"), ""),
-        "reference": last.content if last.role == "assistant" else None,
-    }
-    for side in SIDES:
-        line = found.get((side, "answer", info.row))
-        if line is None:
-            problems.append({"row": info.row, "source": info.source, "model": side, "problem": "no answer"})
-            row[side] = dict(EMPTY_ANSWER)
-            continue
-        row[side] = {key: line.get(key) for key in EMPTY_ANSWER}
+def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """By llama.cpp where it can, else by the engine, which needs one model in memory and no GGUF."""
+    why = dry_export(run).problem
+    if not why:
         try:
-            ended = bool(line["ended"])
-            success = None if checker is None else checking.succeeds(line["answer"], checker, ended=ended, row=row)
-        except (UsageError, MachineNotFit) as error:
-            problems.append({"row": info.row, "source": info.source, "model": side, "problem": error.message})
-            success = None
-        row[side]["success"] = success
-    return row
+            return _as_served(run, about, progress)
+        except DoesNotFit as error:
+            why = error.message
+    return _by_engine(run, {**about, "answered_by": f"the engine: {why}{_not_asked(run.config.eval)}"}, progress)
 
 
-def _identity(info: HeldOutRow, group: str) -> dict[str, Any]:
-    return {
-        "row": info.row,
-        "id": info.id,
-        "source": info.source,
-        "agent": info.agent,
-        "category": info.category,
-        "group": group,
-    }
+def _not_asked(settings: EvalConfig) -> str:
+    """What only served sides are asked."""
+    found = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
+    return f"; {' and '.join(found)}: not asked, since that needs llama.cpp" if found else ""
 
 
-def _nll(line: Mapping[str, Any] | None) -> float | str | None:
-    if line is None:
-        return None
-    value = line["nll"]
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else "not finite"
+def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    settings = run.config.eval
+    if settings.baseline == BASELINE:
+        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+        answers = num_answers(run, settings, settings.baseline, str(run.folder))
+        scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), lambda: _make_files(run))
+        progress = continued(progress, before=num_losses(run))
+    document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
+    result: Mapping[str, Any] = {}
+    if "loss" not in document["not_compared"]:
+        _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
+    measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
+    return {**document, **about, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
 
 
-def _rank(row: HeldOutRow) -> bytes:
-    return hashlib.blake2b(f"prompts/{row.id}".encode(), digest_size=8).digest()
+def _make_files(run: Run) -> None:
+    """What the comparison would make first."""
+    for side in (run.config.eval.baseline, str(run.folder)):
+        find_artefact(side, run, SERVED_QUANT)
+
+
+def _by_engine(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    _, generate = plan_evaluation(run.snapshot, run.config.eval)
+    scores, result = scored(run, run.folder, generate, progress)
+    about = {**about, "rank": result.get("rank")}
+    return evaluation_document(run.snapshot, run.config.eval, read_journal(scores), result, about)

@@ -16,7 +16,7 @@ Columns = Sequence[Sequence[float]]
 FEWEST_UNITS = 5  # below, an interval would be an invention
 FEWEST_SEQUENTIAL = 20
 # What a row that was not drawn may lose: nats per token, or spreads of the rows that were drawn. These and SKEW_FACTOR
-# are chosen by simulation (docs/evaluate.md); a sample of 40 shows a third of the skewness of a log-normal distribution.
+# are chosen by simulation (docs/evaluate.md); a sample of 40 shows a third of a log-normal skewness.
 UNSEEN_NATS, UNSEEN_SPREADS, SKEW_FACTOR = 1.75, 5.0, 4.0
 # Fewer units than FEW_UNITS can miss one row in twenty (0.95^72 = 2.5 %). Such a row may lose FEW_UNSEEN_NATS: a model
 # that guesses among 50,000 tokens needs 10.8 nats a token, a base model about 3. No row can gain as much.

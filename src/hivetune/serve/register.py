@@ -14,7 +14,7 @@ from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
 from hivetune.data.render.dialect import template_message
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.verdict import judge_run, verdict_document
+from hivetune.judge.gate import judge_run, verdict_document
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.llama.prompts import prompt_of
 from hivetune.llama.recorded import RECORDED_PROMPTS, record_answers

@@ -22,9 +22,9 @@ from hivetune.cluster.carry import Teller, check_carried
 from hivetune.config import RunConfig, override_config
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.evaluate_run import evaluate_run
+from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge.gate import judge_run, verdict_document
 from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife
-from hivetune.judge.verdict import judge_run, verdict_document
 from hivetune.machine.inventory import Machine, read_machine
 from hivetune.process.cluster import ask_cluster, own_address
 from hivetune.records import Progress, silent

@@ -5,8 +5,10 @@ where it was: the same command asks only for what is missing, and ends with the 
 """
 
 import itertools
+import json
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,24 +19,20 @@ from typing import Any
 from hivetune.base.disk import scratch_folder, write_whole
 from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
-from hivetune.judge.compare import Prompt
-from hivetune.judge.measure.answers import KeptAnswers, ask_prompt, kept_side
-from hivetune.judge.measure.artefacts import Asked, find_artefact, open_artefact
+from hivetune.judge.answers import KeptAnswers, Prompt, ask_prompt, kept_side
+from hivetune.judge.artefacts import Asked, find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import SERVED_QUANT
-from hivetune.synth.against import Against
-from hivetune.synth.ask import CHARS_PER_TOKEN, PAIR_TOKENS, draft_of, fits, passages_of, read_reply, request
-from hivetune.synth.keep import KeptRows
-from hivetune.synth.maker import CategoryCounts, sources_of
+from hivetune.synth.checks import Cited, check_draft, parses
+from hivetune.synth.keep import Against, KeptRows
+from hivetune.synth.make.draft import Draft
+from hivetune.synth.maker import CategoryCounts, share_out, sources_of
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.pool import Pool
-from hivetune.synth.quotas import share_out
 from hivetune.synth.report import synth_document
 from hivetune.synth.sources.page import DocPage, NotUnderstood
 from hivetune.synth.sources.places import DocSource, Places, read_source
-from hivetune.synth.verify.checks import Cited, check_draft
-from hivetune.synth.verify.parsers import parses
 
 SLOTS = 4
 _MOST_FAILURES = 5  # in a row: the endpoint is gone, and what came so far is kept
@@ -233,3 +231,82 @@ class _Asking:
             return
         tally.kept += 1
         tally.kinds[draft.kind] += 1
+
+
+# What a model is asked: to make a question and its answer of a passage. And how its reply is read. Pure.
+
+SHORTEST_PASSAGE_CHARS, LONGEST_PASSAGE_CHARS = 80, 1500
+PAIR_TOKENS = 320
+CHARS_PER_TOKEN = 4  # of English prose, to count what a prompt costs where nobody tells
+ASKED_KIND = "asked"
+_SYSTEM = (
+    "You write training rows for an assistant: one question that a person might type, and its answer. Use only what "
+    "the passage says. Bring in no option, path, number, name or fact that the passage does not have. Keep names, "
+    "options and numbers exactly as they are written there. Reply with JSON alone: "
+    '{"question": "...", "answer": "..."}. If the passage has nothing to ask about, reply {"question": null}.'
+)
+_WISHES = (
+    "Let a beginner ask, in plain words.",
+    "Let the question be a task that somebody wants to get done.",
+    "Let the question be short, and the answer a command or a name with one sentence.",
+    "Let somebody ask who reads a script and does not know what a part of it does.",
+    "Let somebody ask who got an unexpected result.",
+    "Let the question combine two facts of the passage.",
+    "Let the question begin with something other than How or What.",
+)
+_REFUSAL = re.compile(
+    r"^\W*(?:I'?m sorry|I am sorry|Sorry|I can(?:no|')t|As an AI|I am unable|I'm unable)\b", re.IGNORECASE
+)
+_LABELLED = re.compile(r"(?:^|\n)\W*(?:question|q)\W*:\s*(.+?)\n+\W*(?:answer|a)\W*:\s*(.+)", re.IGNORECASE | re.DOTALL)
+_CODE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def passages_of(page: DocPage) -> Iterator[tuple[str, str]]:
+    """(section, text) of each stretch of the page that one question can be made of."""
+    for entry in page.entries:
+        yield entry.section, f"{entry.usage}\n{entry.text}"
+    for example in page.examples:
+        yield example.section, f"{example.explanation}\n{example.code}"
+    for passage in page.passages:
+        yield passage.heading, passage.text
+
+
+def fits(text: str) -> bool:
+    return SHORTEST_PASSAGE_CHARS <= len(text) <= LONGEST_PASSAGE_CHARS
+
+
+def request(page: DocPage, section: str, passage: str, draw: random.Random) -> tuple[dict[str, str], ...]:
+    """The messages; what is wished for varies, so that the questions do."""
+    command = f" It documents the command `{page.command}`." if page.command else ""
+    asked = f"From {page.label}, section {section}.{command}\n\nPASSAGE\n{passage}\n\n{draw.choice(_WISHES)}"
+    return {"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}
+
+
+def read_reply(text: str) -> tuple[str, str] | str:
+    """(question, answer), or the reason why there is none. JSON, also with text around it, or lines with labels."""
+    start = text.find("{")
+    found: Any = None
+    if start >= 0:
+        try:
+            found, _ = json.JSONDecoder(strict=False).raw_decode(text[start:])
+        except (ValueError, RecursionError):
+            found = None
+    if isinstance(found, Mapping) and "question" in found:
+        if found["question"] is None:
+            return "refused"
+        asked, answered = found["question"], found.get("answer")
+    elif labelled := _LABELLED.search(text):
+        asked, answered = labelled[1], labelled[2]
+    else:
+        return "refused" if _REFUSAL.match(text) else "not-a-pair"
+    if not isinstance(asked, str) or not isinstance(answered, str) or not asked.strip() or not answered.strip():
+        return "not-a-pair"
+    return "refused" if _REFUSAL.match(answered) else (asked.strip(), answered.strip())
+
+
+def draft_of(pair: tuple[str, str], section: str, passage: str) -> Draft:
+    """The pair as a draft; code in its answer is parsed like any other."""
+    blocks = [(language, code.strip("\n")) for language, code in _CODE.findall(pair[1])]
+    shell = tuple(code for language, code in blocks if language in ("", "bash", "sh", "shell", "console"))
+    python = tuple(code for language, code in blocks if language in ("python", "py"))
+    return Draft(ASKED_KIND, (pair,), section, passage, commands=shell, python=python)

@@ -4,23 +4,21 @@ The same packs, documentation, number and seed give the same file. Nothing is wr
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.disk import scratch_folder
 from hivetune.records import Progress, silent
+from hivetune.synth.checks import Cited, check_draft, parses
 from hivetune.synth.keep import KeptRows
 from hivetune.synth.make.draft import Draft
-from hivetune.synth.make.drafts import drafts_of
+from hivetune.synth.make.questions import drafts_of
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.pool import Pool, draw_key
-from hivetune.synth.quotas import share_out
 from hivetune.synth.sources.page import DocPage, NotUnderstood
 from hivetune.synth.sources.places import DocSource, Places, read_source
-from hivetune.synth.verify.checks import Cited, check_draft
-from hivetune.synth.verify.parsers import parses
 
 TEMPLATES = "templates"  # the maker that is no model
 SPARE = 6  # drafts that are kept to choose from, for each row that is asked for
@@ -210,3 +208,29 @@ class _Chooser:
             return
         tally.kept += 1
         tally.kinds[kind] += 1
+
+
+# How many rows each category and each kind gets: by weight, and what one can't fill goes to the others.
+
+
+def share_out(total: int, weights: Mapping[str, float], most: Mapping[str, int] | None = None) -> dict[str, int]:
+    """`total` whole parts by weight (largest remainders), none above its `most`; what is cut is shared out again.
+
+    The sum is `total`, or the sum of `most` where that is less. Weights of 0 get nothing.
+    """
+    given = dict.fromkeys(weights, 0)
+    open_ = {name for name, weight in weights.items() if weight > 0}
+    left = total
+    while left > 0 and open_:
+        whole = sum(weights[name] for name in open_)
+        exact = {name: left * weights[name] / whole for name in sorted(open_)}
+        parts = {name: int(value) for name, value in exact.items()}
+        rest = left - sum(parts.values())
+        for name in sorted(exact, key=lambda name: (parts[name] - exact[name], name))[:rest]:
+            parts[name] += 1
+        for name, part in parts.items():
+            room = part if most is None else min(part, most[name] - given[name])
+            given[name] += room
+            left -= room
+        open_ = {name for name in open_ if most is not None and given[name] < most[name]}
+    return given

@@ -8,7 +8,7 @@ from hivetune.base.disk import write_whole
 from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused, DoesNotFit
 from hivetune.records import Progress, silent
-from hivetune.synth.against import Against
+from hivetune.synth.keep import Against
 from hivetune.synth.maker import TEMPLATES, CategoryCounts, SynthSettings, make_rows
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.report import synth_document

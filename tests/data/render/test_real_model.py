@@ -10,7 +10,7 @@ from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
-from hivetune.synth.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from serve.hive import Running, add_release, gateway, health, stored, wait_until
 
 from hivetune.base.database import open_database
 from hivetune.release.registry import retire
+from hivetune.routing.choose import ExpertTable, write_table
 from hivetune.routing.domains import RowDomain
-from hivetune.routing.learn import RoutedText, learn_router
 from hivetune.routing.steps import ExpertStep, add_steps
-from hivetune.routing.table import ExpertTable, write_table
+from hivetune.routing.text_router import RoutedText, learn_router
 from hivetune.serve.swap.wanted import wanted
 
 pytestmark = pytest.mark.slow

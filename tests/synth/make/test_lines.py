@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.make.drafts import drafts_of
 from hivetune.synth.make.lines import example_lines, option_line
+from hivetune.synth.make.questions import drafts_of
 from hivetune.synth.sources.page import DocEntry, DocPage
 
 

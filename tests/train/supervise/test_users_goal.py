@@ -20,7 +20,7 @@ import pytest
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
-from hivetune.synth.demo.rows import SYSTEM_PROMPTS, write_demo_data
+from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.train.open import Run, load_run, open_run
 from hivetune.train.probe import probe_run
 from hivetune.train.start import train_run

@@ -16,7 +16,7 @@ from hivetune.cycle.pool import rows_behind
 from hivetune.data.identity import differing_settings
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.measure.frozen import freeze_wins
+from hivetune.judge.frozen import freeze_wins
 from hivetune.release.export import export_run
 from hivetune.release.prune import Unused, delete
 from hivetune.release.registry import Release, promote, releases, rollback

@@ -13,11 +13,11 @@ from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
 from hivetune.cycle.pool import rows_behind
 from hivetune.errors import Stopped
-from hivetune.experts.attended import Attended
 from hivetune.experts.station import train_experts
-from hivetune.judge.evaluate_run import evaluate_run
-from hivetune.judge.measure.station import compare_pair
-from hivetune.judge.verdict import read_evaluation, verdict_document
+from hivetune.experts.survey import Attended
+from hivetune.judge.compare import compare_pair
+from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge.gate import read_evaluation, verdict_document
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
 from hivetune.train.probe import probe_run, proof_is_due, prove_again

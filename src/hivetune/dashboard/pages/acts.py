@@ -12,7 +12,7 @@ from hivetune.dashboard.pages.releases import found_release
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import NotThere, UsageError
-from hivetune.judge.measure.frozen import freeze_wins
+from hivetune.judge.frozen import freeze_wins
 from hivetune.release.registry import promote, returns_to, rollback
 from hivetune.run.status import ask_to_stop
 from hivetune.serve.register import who

@@ -18,7 +18,7 @@ from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.series import Series
 from hivetune.dashboard.watched import WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
-from hivetune.judge.pages.comparison import comparison_body
+from hivetune.judge.page import comparison_body
 from hivetune.run.chart import Chart, DrawnCurve, draw_chart
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG

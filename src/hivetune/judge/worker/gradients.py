@@ -1,7 +1,7 @@
 """Is there anything left to learn in a domain? The adapter's gradient on parts of its rows, part against part.
 
 One pass over a few rows and no step: minutes where a training would take hours. What the products say is decided by
-routing/birth.py.
+experts/decide.py.
 """
 
 from collections.abc import Sequence

@@ -18,8 +18,8 @@ from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.release.artefacts import EXPORTED
 from hivetune.release.registry import Release, desired, find, releases
+from hivetune.routing.choose import ExpertTable, served_table
 from hivetune.routing.steps import families
-from hivetune.routing.table import ExpertTable, served_table
 
 BASE = "base"
 ADAPTER_EXPORT = "gguf-adapter"

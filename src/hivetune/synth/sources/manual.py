@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from hivetune.synth.sources.mdoc import blocks_of_mdoc
 from hivetune.synth.sources.page import DocBlock, DocPage, NotUnderstood
 from hivetune.synth.sources.rendered import blocks_of_rendered
-from hivetune.synth.sources.roff import blocks_of_man
+from hivetune.synth.sources.roff import blocks_of_man, blocks_of_mdoc
 from hivetune.synth.sources.structure import is_command_section, page_of
 
 MOST_BYTES = 4 << 20  # the longest page here, of a compiler, has 1.5 MB

@@ -1,0 +1,248 @@
+"""Is an expert born? From numbers that children measured to a decision with its reason. Pure.
+
+The screen costs minutes: where parts of a domain's rows do not pull the shared adapter one way, nothing is left.
+What passes is forked: a few steps on the domain against equally many on the mixture, from the same adapter.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hivetune.judge.statistics import ALPHA, Estimate, Interval, alpha_of_look, by_group, jackknife, rows_needed
+
+GRADIENT_PARTS = 8  # of a domain's rows in the screen: 128 patterns of signs, so that p can be as small as 1/128
+SCREEN_ALPHA = 0.05
+LEAST_GAIN = 0.02  # nats a token: below, an adapter more costs memory and turns for nothing that anybody sees
+USEFUL_GAIN = 0.05  # what a domain needs enough sessions to see
+
+BirthAnswer = Literal["born", "not-born", "not-enough-evidence"]
+
+
+EQUAL_WITHIN = 0.02  # nats a token
+
+
+@dataclass(frozen=True)
+class Screen:
+    """`cosine`: of the mean gradients of two halves; `p`: how often parts with signs at random agree as well. `finite`:
+    false where a gradient was not; then nothing is known."""
+
+    cosine: float
+    p: float
+    finite: bool = True
+
+    @property
+    def passed(self) -> bool:
+        return self.p <= SCREEN_ALPHA
+
+
+@dataclass(frozen=True)
+class ScoredUnit:
+    """One row under several adapters: nats of each, trained tokens, and what it may not be counted apart from."""
+
+    group: str
+    tokens: int
+    nats: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Birth:
+    """`gain`: of the fork over equally many steps on the mixture; `over_shared`: over the shared adapter itself. Nats a
+    token; the intervals are corrected for the number of forks."""
+
+    answer: BirthAnswer
+    reason: str
+    gain: Estimate
+    over_shared: Estimate
+
+
+def screen(products: Sequence[Sequence[float]] | None) -> Screen:
+    """From the inner products [P, P] of the parts' mean gradients; None where one was not finite.
+
+    If the domain pulls nowhere, each part's gradient is noise around zero and its sign is free: an exact test over all
+    patterns of signs (Fisher 1935), whose statistic is the sum of the products of different parts.
+    """
+    if products is None or not all(math.isfinite(value) for line in products for value in line):
+        return Screen(0.0, 1.0, finite=False)
+    parts = len(products)
+    observed, as_well, patterns = 0.0, 0, 0
+    for signs in itertools.product((1, -1), repeat=parts - 1):
+        all_signs = (1, *signs)
+        total = math.fsum(all_signs[i] * all_signs[j] * products[i][j] for i in range(parts) for j in range(i))
+        if patterns == 0:
+            observed = total  # the first pattern is the one of the data: all signs as they are
+        as_well += total >= observed * (1 - 1e-12) if observed > 0 else total >= observed
+        patterns += 1
+    halves = [range(0, parts, 2), range(1, parts, 2)]
+    within = [math.fsum(products[i][j] for i in half for j in half) for half in halves]
+    across = math.fsum(products[i][j] for i in halves[0] for j in halves[1])
+    length = math.sqrt(max(within[0], 0.0) * max(within[1], 0.0))
+    if length == 0:
+        return Screen(0.0, 1.0)
+    return Screen(across / length, as_well / patterns)
+
+
+def gain_of(units: Sequence[ScoredUnit], worse: str, better: str, *, alpha: float = ALPHA) -> Estimate:
+    """How many nats a token `better` is below `worse` on the same rows, sessions as units. Not a number where a row has
+    no finite loss under one of them."""
+    columns = [
+        [unit.nats[worse] for unit in units],
+        [unit.nats[better] for unit in units],
+        [float(unit.tokens) for unit in units],
+    ]
+    if not units or not all(map(math.isfinite, (*columns[0], *columns[1]))):
+        return Estimate(math.nan, None, len(units), math.nan)
+    grouped = by_group(columns, [unit.group for unit in units])
+    return jackknife(grouped, lambda sums: (sums[0] - sums[1]) / sums[2], alpha=alpha)
+
+
+def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
+    """`units`: validation rows of the domain under "fork", "control" and "shared"; `forks`: how many were tried, for
+    which the level is corrected (Bonferroni).
+
+    Born when the fork beats both by LEAST_GAIN with its whole interval: more steps alone, which the control has too,
+    are no reason for an adapter of its own, and neither is a control that more steps have spoilt. A shared adapter that
+    itself still gains bears harmless domains: then the reason says so.
+    """
+    birth = _decided(units, forks)
+    still = gain_of(units, "shared", "control")
+    if still.ci95 is None or still.ci95[0] <= 0:
+        return birth
+    more = f"the shared adapter itself still gains {still.value:+.3f} nats a token here by more steps on all rows"
+    return replace(birth, reason=f"{birth.reason}; {more}: train it until it gains no more, and look again")
+
+
+def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:
+    gain = gain_of(units, "control", "fork", alpha=ALPHA / forks)
+    over_shared = gain_of(units, "shared", "fork", alpha=ALPHA / forks)
+    for estimate, beside in ((gain, "as many steps on all rows"), (over_shared, "the shared adapter")):
+        if estimate.ci95 is None:
+            why = f"no interval of its gain over {beside} can be made from {estimate.units} sessions"
+            return Birth("not-enough-evidence", why, gain, over_shared)
+        low, high = estimate.ci95
+        if low > LEAST_GAIN:
+            continue
+        said = f"{estimate.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over {beside}"
+        needed = rows_needed(estimate, USEFUL_GAIN)
+        if high > USEFUL_GAIN and needed is not None and estimate.units < needed:
+            why = f"{said}; {needed} sessions in validation would see {USEFUL_GAIN}, there are {estimate.units}"
+            return Birth("not-enough-evidence", why, gain, over_shared)
+        return Birth("not-born", f"{said}: not above {LEAST_GAIN}", gain, over_shared)
+    assert gain.ci95 is not None
+    low, high = gain.ci95
+    why = f"{gain.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over as many steps on all rows"
+    return Birth("born", why, gain, over_shared)
+
+
+# How long an expert lives: one matrix of scores {base, shared, experts} x test rows, and what follows. Pure.
+
+# An expert that gets fewer of its family's answers than this is in nobody's way but in memory.
+LEAST_SHARE, ASKED_ENOUGH = 0.005, 1000
+
+
+@dataclass(frozen=True)
+class LifeStep:
+    """`retire`: the shared adapter answers again. `merge`: `experts` become one, trained anew on the union of their
+    rows."""
+
+    kind: Literal["retire", "merge"]
+    experts: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class AnswerCounts:
+    """Answers of a release, and of all of its family, since it is served."""
+
+    own: int = 0
+    family: int = 0
+
+
+def is_equal(units: Sequence[ScoredUnit], one: str, other: str, *, look: int = 1) -> Interval | None:
+    """The interval of their difference when all of it lies within EQUAL_WITHIN (two one-sided tests, Schuirmann 1987,
+    at half the level on each side), else None."""
+    interval = gain_of(units, one, other, alpha=2 * alpha_of_look(look)).ci95
+    if interval is None or not -EQUAL_WITHIN < interval[0] <= interval[1] < EQUAL_WITHIN:
+        return None
+    return interval
+
+
+def is_known_better(units: Sequence[ScoredUnit], name: str, *, look: int = 1) -> tuple[bool, str]:
+    """Whether an expert is better than the shared adapter with its whole interval, and that in words: what a new shared
+    adapter asks of the experts that were forked from an older one."""
+    estimate = gain_of(units, "shared", name, alpha=alpha_of_look(look))
+    if estimate.ci95 is None:
+        return False, f"no interval can be made from {estimate.units} test sessions"
+    low, high = estimate.ci95
+    return low > 0, f"{estimate.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}]"
+
+
+def life_steps(
+    units_of: Mapping[str, Sequence[ScoredUnit]], asked: Mapping[str, AnswerCounts], *, look: int = 1
+) -> list[LifeStep]:
+    """`units_of`: expert -> test rows of its domain, with the nats of "shared" and of every expert of the family.
+
+    Retired: the shared adapter is known to be less than EQUAL_WITHIN worse on the expert's domain, or nobody asks.
+    Merged: two of those that stay are equal on the rows of both. An expert with a step is in no second one.
+    """
+    steps, gone = [], set()
+    for name, units in units_of.items():
+        counted = asked.get(name, AnswerCounts())
+        interval = gain_of(units, "shared", name, alpha=2 * alpha_of_look(look)).ci95
+        if interval is not None and interval[1] < EQUAL_WITHIN:
+            low, high = interval
+            why = f"the shared adapter has caught up: {name} is [{low:+.3f}, {high:+.3f}] nats a token better"
+        elif counted.family >= ASKED_ENOUGH and counted.own < LEAST_SHARE * counted.family:
+            why = f"nobody asks: {counted.own} of {counted.family} answers since it is served"
+        else:
+            continue
+        steps.append(LifeStep("retire", (name,), why))
+        gone.add(name)
+    names = list(units_of)
+    for number, one in enumerate(names):
+        for other in names[number + 1 :]:
+            if {one, other} & gone:
+                continue
+            both = is_equal([*units_of[one], *units_of[other]], one, other, look=look)
+            if both is not None:
+                why = f"{one} and {other} differ by [{both[0]:+.3f}, {both[1]:+.3f}] nats a token on the rows of both"
+                steps.append(LifeStep("merge", (one, other), why))
+                gone |= {one, other}
+    return steps
+
+
+@dataclass(frozen=True)
+class RoutedDomain:
+    """A domain under the router: routed minus shared, nats a token better; `worse`: not known to be within bounds."""
+
+    domain: str
+    rows: int
+    gain: float
+    interval: Interval | None
+    better: bool
+    worse: bool
+
+
+def routed_domains(units_of: Mapping[str, Sequence[ScoredUnit]]) -> list[RoutedDomain]:
+    """`units_of`: domain -> its test rows with the nats of "shared" and of "routed", whoever that was.
+
+    No domain may be worse by more than LEAST_GAIN: each by its own bound, since harm to one is no chance result of many
+    looks for it. Better is corrected for their number.
+    """
+    found = []
+    for domain, units in units_of.items():
+        same = all(unit.nats["shared"] == unit.nats["routed"] for unit in units)  # nothing of it was routed
+        own = Estimate(0.0, (0.0, 0.0), len(units), 0.0) if same else gain_of(units, "shared", "routed")
+        corrected = gain_of(units, "shared", "routed", alpha=ALPHA / len(units_of))
+        found.append(
+            RoutedDomain(
+                domain=domain,
+                rows=len(units),
+                gain=own.value,
+                interval=own.ci95,
+                better=corrected.ci95 is not None and corrected.ci95[0] > 0,
+                worse=own.ci95 is None or own.ci95[0] < -LEAST_GAIN,
+            )
+        )
+    return found

@@ -1,0 +1,304 @@
+"""Sides are asked: many prompts at once for their answers, a few alone and in turns for their times. All is kept.
+
+Answers lie below the home by what they depend on (files, longest answer, slots), so that a base or a release is asked
+once, and a comparison that failed half-way goes on where it was. The times of two sides lie with their comparison.
+"""
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hivetune.base.disk import home, lock
+from hivetune.base.journal import Journal, read_journal
+from hivetune.data.frozen import asked_hash
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.judge.artefacts import Artefact, Asked
+from hivetune.judge.statistics import is_busy
+from hivetune.llama.ask import TimedAnswer, Unanswered
+from hivetune.records import Message, Progress
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out conversation up to its last answer, which is `reference`. Messages and tools as a server takes them.
+
+    `group`: rows of one group are one piece of evidence. `said`: the last thing that the user said, for people.
+    """
+
+    row: int
+    id: str
+    source: str
+    agent: str | None
+    category: str | None
+    group: str
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...]
+    checker: Mapping[str, Any] | None
+    said: str
+    reference: str | None
+    origin: str = ""  # of a frozen question: win, own or general; of a held-out row nothing
+
+    @property
+    def key(self) -> str:
+        """The hash of all that a server is asked."""
+        return asked_hash(self.messages, self.tools)
+
+
+@dataclass(frozen=True)
+class PromptAnswer:
+    """What one side answered. Times are None unless the prompt was asked alone, with no other answer beside it."""
+
+    text: str
+    ended: bool
+    new_tokens: int | None
+    seconds: float | None = None
+    first_token_s: float | None = None
+
+
+def last_said(messages: Sequence[Message]) -> str:
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
+
+
+_ANSWERED = "answers"  # below the home
+ANSWERS, TIMES = "answers.jsonl", "times.jsonl"
+_TRIES = 3
+FIRST_PAUSE_S = 2.0  # doubled: a server that restarts or limits requests is often back within seconds
+OnAnswer = Callable[[], None]
+
+
+@dataclass
+class KeptAnswers:
+    """The answers of one side so far. `served`: cold start and memory."""
+
+    label: str
+    journal: Journal
+    answers: dict[str, PromptAnswer] = field(default_factory=dict)
+    served: dict[str, float] = field(default_factory=dict)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
+        """The first answer to a prompt is its answer."""
+        with self.guard:
+            if prompt.key in self.answers:
+                return
+            found = PromptAnswer(answer.text, answer.ended, answer.new_tokens)
+            said = {"text": found.text, "ended": found.ended, "new_tokens": found.new_tokens}
+            self.journal.append("answer", prompt=prompt.key, **said)
+            self.answers[prompt.key] = found
+
+    def note_served(self, **figures: float | None) -> None:
+        """What a start of the server cost; the newest counts."""
+        known = {name: value for name, value in figures.items() if value is not None}
+        self.journal.append("served", **known)
+        self.served |= known
+
+
+@contextlib.contextmanager
+def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
+    """What a side answered before, open for more. Damaged lines are asked again."""
+    known = list(read_journal(folder / ANSWERS))
+    with Journal(folder / ANSWERS) as journal:
+        kept = KeptAnswers(label, journal)
+        for entry in known:
+            if entry["event"] == "answer":
+                kept.answers[entry["prompt"]] = PromptAnswer(entry["text"], entry["ended"], entry["new_tokens"])
+            elif entry["event"] == "served":
+                kept.served |= {name: entry[name] for name in ("cold_start_s", "peak_memory_bytes") if name in entry}
+        yield kept
+
+
+@contextlib.contextmanager
+def kept_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[KeptAnswers]:
+    """What this side answered before under these settings, for this process alone."""
+    about = json.dumps([side.identity, new_tokens, slots], sort_keys=True)
+    folder = home() / _ANSWERED / hashlib.sha256(about.encode()).hexdigest()[:16]
+    with lock(folder), kept_answers(folder, side.label) as kept:
+        yield kept
+
+
+def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
+    """Tells of one part of a work as of all of it. `before`, `after`: the items of its other parts."""
+    return lambda done, total: progress(before + done, None if total is None else before + total + after)
+
+
+def counter(progress: Progress, total: int, done: int = 0) -> OnAnswer:
+    """Called by several threads. `done`: answers that were there before."""
+    guard = threading.Lock()
+
+    def count() -> None:
+        nonlocal done
+        with guard:
+            done += 1
+            progress(min(done, total), total)
+
+    return count
+
+
+def ask_all(
+    asked: Asked, kept: KeptAnswers, prompts: Sequence[Prompt], *, slots: int, new_tokens: int, on_answer: OnAnswer
+) -> None:
+    """The answers that are missing, `slots` at a time. Raises HivetuneError or UsageError; what came before is kept."""
+    missing = [prompt for prompt in prompts if prompt.key not in kept.answers]
+    if not missing:
+        return
+    # A server computes once what a prompt and the one before it in its slot begin with.
+    missing.sort(key=lambda prompt: json.dumps([prompt.tools, prompt.messages]))
+    stopped = threading.Event()
+
+    def answer(prompt: Prompt) -> None:
+        if stopped.is_set():
+            return
+        try:
+            found = ask_prompt(asked, kept.label, prompt, new_tokens, stopped.wait)
+        except HivetuneError:
+            stopped.set()
+            raise
+        kept.keep(prompt, found)
+        on_answer()
+
+    try:
+        with ThreadPoolExecutor(slots) as pool:
+            futures = [pool.submit(answer, prompt) for prompt in missing]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:  # a stop by the user too: only what is under way is waited for
+                stopped.set()
+                raise
+    except HivetuneError as error:
+        raise _unfinished(kept, prompts, error) from None
+
+
+def ask_prompt(
+    asked: Asked, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
+) -> TimedAnswer:
+    """One answer, with a few tries. Raises HivetuneError when all failed, UsageError for what was refused."""
+    for attempt in range(_TRIES):
+        try:
+            return asked.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
+        except Unanswered as error:
+            if attempt == _TRIES - 1:
+                said = f"{label} failed {_TRIES} times on {prompt.source}: {error}"
+                raise HivetuneError(said, hint="see that it answers, then run the same command again") from None
+            pause(FIRST_PAUSE_S * 2**attempt)
+        except UsageError as error:
+            raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None
+    raise AssertionError("a try returns or raises")
+
+
+def time_in_turns(
+    sides: Sequence[tuple[Asked, KeptAnswers]],
+    prompts: Sequence[Prompt],
+    times: Path,
+    *,
+    new_tokens: int,
+    on_answer: OnAnswer,
+) -> list[dict[str, tuple[float, float | None]]]:
+    """For each side: prompt key -> (seconds, seconds until the first token), one answer at a time.
+
+    Both sides answer a prompt one right after the other, and who begins changes, so that a busy moment of the machine
+    meets both. What was timed before is taken from `times`, unless other programs kept the machine busy then. An answer
+    to a prompt that had none yet is kept as such.
+    """
+    known = _known_times(times)
+    before = cpu_seconds()
+    if any(prompt.key not in known for prompt in prompts):
+        for asked, kept in sides:  # the first answer of a server pays for what the later ones find ready
+            ask_prompt(asked, kept.label, prompts[0], 1)
+    timed = False
+    with Journal(times) as journal:
+        for number, prompt in enumerate(prompts):
+            if prompt.key not in known:
+                known[prompt.key] = _time_one(sides, prompt, number, new_tokens, prompts)
+                journal.append("timed", prompt=prompt.key, times=known[prompt.key])
+                timed = True
+            on_answer()
+        if timed:
+            journal.append("sitting", others_share=others_share(before, cpu_seconds()))
+    return [
+        {prompt.key: (known[prompt.key][side][0], known[prompt.key][side][1]) for prompt in prompts}
+        for side in range(len(sides))
+    ]
+
+
+def others_share_of(times: Path) -> float | None:
+    """Of the newest sitting in which prompts were timed: the share of the machine that other programs used."""
+    sittings = [entry["others_share"] for entry in read_journal(times) if entry["event"] == "sitting"]
+    return sittings[-1] if sittings else None
+
+
+def _known_times(times: Path) -> dict[str, list[Any]]:
+    known: dict[str, list[Any]] = {}
+    for entry in read_journal(times):
+        if entry["event"] == "timed":
+            known[entry["prompt"]] = entry["times"]
+        elif entry["event"] == "sitting" and is_busy(entry["others_share"]):
+            known.clear()
+    return known
+
+
+def cpu_seconds() -> tuple[float, float, float]:
+    """(seconds that pass, processor seconds of the machine, those of this process and its children)."""
+    times = psutil.cpu_times()
+    used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
+    own = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
+            own += sum(process.cpu_times()[:4])
+    return time.monotonic(), used, own
+
+
+def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """Share of all cores that neither this process nor its children used between two `cpu_seconds`."""
+    passed, used, own = (late - early for early, late in zip(before, after, strict=True))
+    cores = psutil.cpu_count() or 1
+    return round(min(1.0, max(0.0, used - own) / (cores * passed)), 3) if passed > 0 else 0.0
+
+
+def _time_one(
+    sides: Sequence[tuple[Asked, KeptAnswers]],
+    prompt: Prompt,
+    number: int,
+    new_tokens: int,
+    prompts: Sequence[Prompt],
+) -> list[list[float | None]]:
+    order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
+    found: list[list[float | None]] = [[] for _ in sides]
+    for side in order:
+        asked, kept = sides[side]
+        try:
+            answer = ask_prompt(asked, kept.label, prompt, new_tokens)
+        except HivetuneError as error:
+            raise _unfinished(kept, prompts, error) from None
+        kept.keep(prompt, answer)
+        found[side] = [round(answer.seconds, 6), answer.first_token_s]
+    return found
+
+
+def _unfinished(kept: KeptAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
+    """The same error, with how far the side came."""
+    keys = {prompt.key for prompt in prompts}
+    done = len(keys & kept.answers.keys())
+    hint = f"{done} of {len(keys)} answers are kept; run the same command again to go on"
+    return type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint)
+
+
+def with_times(
+    answers: Mapping[str, PromptAnswer], times: Mapping[str, tuple[float, float | None]]
+) -> dict[str, PromptAnswer]:
+    """The answers, with the times of those that were timed."""
+    found: dict[str, PromptAnswer] = {}
+    for key, answer in answers.items():
+        seconds, first_token_s = times.get(key, (None, None))
+        known: dict[str, Any] = {"seconds": seconds, "first_token_s": first_token_s}
+        found[key] = PromptAnswer(answer.text, answer.ended, answer.new_tokens, **known)
+    return found

@@ -1,1 +1,0 @@
-"""A comparison or an evaluation as one self-contained HTML page."""

@@ -1,0 +1,232 @@
+"""What the demo trains on and asks: its rows and config, and three held-out prompts at the end."""
+
+import ast
+import builtins
+import hashlib
+import json
+import re
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hivetune.base.disk import write_atomic
+from hivetune.llama.backend import Backend
+from hivetune.synth.sources.docstrings import documented
+from hivetune.train.open import Run
+
+NUM_PROMPTS = 3
+
+
+def write_inputs(folder: Path) -> Path:
+    """Rows and config below `folder`, where they are not there yet; returns the config's path."""
+    data = folder / "interactions.jsonl"
+    if not data.exists():
+        write_demo_data(data)
+    tree: dict[str, Any] = {
+        "model": "smollm2-135m",
+        "data": {"path": str(data), "system_prompts": SYSTEM_PROMPTS},
+        "lora": {"r": 8, "alpha": 16},
+        "batch_size": 8,
+        "max_steps": 120,
+        "learning_rate": 5e-4,
+        "validate_every": 30,
+        "output": str(folder / "run"),
+        # 12 are answered one at a time, the other 52 in a third of their time; the 48 general questions would add 70 s.
+        "eval": {"latency_prompts": 12, "general": False},
+        "gate": {"success_gain": 0.0},
+    }
+    path = folder / "demo.yaml"
+    if not path.exists():
+        write_atomic(path, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100).encode())
+    return path
+
+
+def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[dict[str, str]]:
+    """The same held-out prompts answered by the base (in the evaluation) and by the exported file."""
+    chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
+    found = []
+    for row in chosen:
+        messages = [
+            {"role": message.role, "content": message.content}
+            for message in run.snapshot.info(row["row"]).messages
+            if message.role != "assistant"
+        ]
+        answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
+        found.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
+    return found
+
+
+# The demo's interactions, made on the spot from Python's own documentation strings: real text, on every machine.
+#
+# Three agents answer questions about the standard library, as a team's log would show: what something does, how it is
+# called, and what can go wrong. A few percent of the rows are failed or broken, so that the report has something to
+# report. The sources are parsed, never imported.
+
+SYSTEM_PROMPTS = {
+    "librarian": (
+        "You are the librarian of a Python team. You are asked what a function, method or class of the standard "
+        "library does. Answer with the documentation's own words in at most three sentences and then stop. Name the "
+        "parameters, types and exceptions that matter. Do not add examples or advice."
+    ),
+    "caller": (
+        "You show Python developers how something is called. Answer with the signature on the first line, written as "
+        "code, and on the second line one sentence from the documentation that says what it is for. Nothing else."
+    ),
+    "guard": (
+        "You warn Python developers about what can go wrong. Name the exception that a call raises and the condition "
+        "under which it does so, in one or two sentences taken from the documentation. If the documentation names no "
+        "exception, say what the call returns instead."
+    ),
+}
+EXCEPTIONS = frozenset(
+    name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
+)
+TYPES = frozenset(
+    [
+        "bool",
+        "bytearray",
+        "bytes",
+        "dict",
+        "float",
+        "frozenset",
+        "int",
+        "iterator",
+        "list",
+        "None",
+        "set",
+        "str",
+        "string",
+        "tuple",
+        "True",
+        "False",
+        "generator",
+        "integer",
+        "dictionary",
+        "sequence",
+    ]
+)
+SKIPPED = ("site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data")
+MIN_CHARS, MAX_CHARS = 40, 260  # longer answers do not end within the 64 new tokens of the demo's evaluation
+NUM_ROWS = 1_200
+BROKEN_EVERY = 50  # 2 % broken lines, and as many failed interactions and repeated rows
+
+
+@dataclass(frozen=True)
+class Documented:
+    """One function or class: dotted name, signature (functions only), documentation."""
+
+    name: str
+    signature: str | None
+    parameters: tuple[str, ...]
+    text: str
+
+
+def write_demo_data(path: Path, num_rows: int = NUM_ROWS) -> Path:
+    """JSONL of about `num_rows` agent interactions, the same on every call with the same Python."""
+    shuffled = sorted(_interactions(), key=lambda row: hashlib.sha256(row["task"].encode()).digest())
+    rows = [row for agent in SYSTEM_PROMPTS for row in [r for r in shuffled if r["agent"] == agent][: num_rows // 3]]
+    rows.sort(key=lambda row: hashlib.sha256(row["output"].encode()).digest())
+    lines = []
+    for number, row in enumerate(rows):
+        lines.append(json.dumps(row, ensure_ascii=False))
+        if number % BROKEN_EVERY == 0:
+            lines.extend(_damaged(number // BROKEN_EVERY, row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _interactions() -> Iterator[dict[str, Any]]:
+    for number, item in enumerate(_documented()):
+        answers = {"librarian": _opening(item.text), "caller": _call(item), "guard": _warning(item.text)}
+        questions = {
+            "librarian": f"What does {item.name} do?",
+            "caller": f"How do I call {item.name}?",
+            "guard": f"What can go wrong with {item.name}?",
+        }
+        for agent, answer in answers.items():
+            if answer is None or not MIN_CHARS <= len(answer) <= MAX_CHARS:
+                continue
+            row: dict[str, Any] = {
+                "agent": agent,
+                "task": questions[agent],
+                "output": answer,
+                "success": True,
+                "duration": round(0.4 + len(answer) / 100, 2),
+                "session": f"{item.name.split('.')[0]}-{number}",
+            }
+            facts = _facts(item, answer)
+            if facts:
+                row["checker"] = {"name": "contains_any", "any": facts, "must_end": True}
+            yield row
+
+
+def _documented() -> Iterator[Documented]:
+    """Public documented functions and classes of the standard library, in the order of the files."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if any(part in SKIPPED or (part.startswith("_") and part != "__init__") for part in parts):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue  # a deliberately broken file of the library's own tests
+        module = ".".join(part for part in parts if part != "__init__")
+        for name, node in documented(tree, module):
+            yield _described(name, node)
+
+
+def _described(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Documented:
+    text = ast.get_docstring(node) or ""
+    if isinstance(node, ast.ClassDef):
+        return Documented(name, None, (), text)
+    names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+    parameters = tuple(argument for argument in names if argument not in ("self", "cls"))
+    return Documented(name, f"{name}({', '.join(parameters)})", parameters, text)
+
+
+def _opening(text: str) -> str | None:
+    """The first paragraph of prose on one line."""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return paragraph if paragraph.endswith((".", "!", "?")) else None
+
+
+def _call(item: Documented) -> str | None:
+    opening = _opening(item.text)
+    if item.signature is None or opening is None or not item.parameters:
+        return None
+    sentence = re.split(r"(?<=[.!?]) ", opening)[0]
+    return f"{item.signature}\n{sentence}"
+
+
+def _warning(text: str) -> str | None:
+    """The one or two sentences that name an exception."""
+    sentences = re.split(r"(?<=[.!?])\s+", " ".join(text.split()))
+    named = [s for s in sentences if EXCEPTIONS & set(re.findall(r"\w+", s)) and s.endswith(".")]
+    return " ".join(named[:2]) or None
+
+
+def _facts(item: Documented, answer: str) -> list[str]:
+    """Exceptions, parameters and types of the documentation that the answer names: a good answer names one of them."""
+    words = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
+    asked = set(re.findall(r"\w+", item.name))
+    return sorted((words & (EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2})) - asked)
+
+
+def _damaged(kind: int, row: dict[str, Any]) -> list[str]:
+    """What real logs hold besides good rows: a failure, a repeat, and one of five kinds of broken line."""
+    failed = {**row, "task": f"{row['task']} (again)", "success": False, "output": "Error: the tool timed out."}
+    whole = json.dumps(row, ensure_ascii=False)
+    broken = (
+        whole[: len(whole) // 2],
+        json.dumps({**row, "output": ""}),
+        json.dumps({**row, "output": row["task"]}),
+        json.dumps({key: value for key, value in row.items() if key != "output"}),
+        json.dumps({**row, "output": "the the " * 60}),
+    )[kind % 5]
+    return [json.dumps(failed, ensure_ascii=False), whole, broken]

@@ -1,0 +1,348 @@
+"""Questions about one thing that a page documents: what it does, which one does it, the command, the mistake."""
+
+import random
+import re
+from collections.abc import Iterator
+
+from hivetune.synth.make.draft import Draft, worded
+from hivetune.synth.make.lines import command_line, example_lines, full_command, option_line
+from hivetune.synth.make.wording import capital, deed, sentences, told
+from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage
+
+
+def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
+    """Drafts of one page. What is drawn depends on the seed and on the entry, not on what other pages there are."""
+    for entry in page.entries:
+        yield from about_entry(page, entry, random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}"))
+    yield from about_functions(page, random.Random(f"{seed} {page.label} functions"))
+    yield from about_pairs(page, random.Random(f"{seed} {page.label} pairs"))
+    yield from about_page(page, random.Random(f"{seed} {page.label} page"))
+
+
+_LENGTHS = (160, 260, 420)  # answers of several lengths, so that none is learned
+_ASPECTS = {
+    "default": re.compile(
+        r"default|without|if\b.{0,40}\b(?:not|omitted|unset|missing)\b|otherwise|unless", re.IGNORECASE
+    ),
+    "version": re.compile(r"version|since|added in|deprecat|obsolete|remov", re.IGNORECASE),
+    "largest": re.compile(r"max|largest|at most|limit|up to|range|between|default", re.IGNORECASE),
+}
+_ASKED_ASPECT = ("What is the default", "Since which version", "What is the largest")
+
+
+def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
+    """Every question that this entry is good for."""
+    said = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
+    if not said or is_everywhere(entry):
+        return
+    fields = _fields(page, entry, said)
+    yield from _meaning(page, entry, fields, draw)
+    if entry.kind in ("option", "command", "directive") and not is_pair(entry):
+        action = deed(entry.text)
+        if action and not any(name in action for name in entry.names):
+            yield from _which(page, entry, {**fields, "deed": action}, draw)
+        yield from _unsaid(page, entry, fields, draw)
+
+
+def is_everywhere(entry: DocEntry) -> bool:
+    """Whether nearly every command has it, so that nobody asks a model about it."""
+    return bool({name.lstrip("-") for name in entry.names} & {"help", "version", "usage"})
+
+
+def is_pair(entry: DocEntry) -> bool:
+    """An option and its negation in one entry: what is said of both can't be said of one."""
+    plain = {name.lstrip("-") for name in entry.names}
+    return any(f"no{name}" in plain or f"no-{name}" in plain for name in plain)
+
+
+def main_name(entry: DocEntry) -> str:
+    """The longest spelling says most."""
+    return max(entry.names, key=len) if entry.kind == "option" else entry.names[0]
+
+
+def _fields(page: DocPage, entry: DocEntry, said: str) -> dict[str, str]:
+    name = main_name(entry)
+    fields = {
+        "name": name,
+        "names": " or ".join(f"`{one}`" for one in entry.names),
+        "usage": entry.usage,
+        "told": said,
+        "page": page.label,
+        "command": page.called,
+        "topic": page.called,
+        "parent": page.called,
+    }
+    if entry.kind == "command":
+        fields["full"] = full_command(page, entry) if page.command else name
+        fields["parent"] = fields["full"].rsplit(" ", 1)[0] if " " in fields["full"] else fields["full"]
+        fields["line"] = (command_line(page, entry) if page.command else None) or fields["full"]
+    return fields
+
+
+def _meaning(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
+    kind = "explain" if entry.kind == "status" else "meaning"
+    if entry.kind == "function" or (entry.kind == "command" and page.command is None):
+        return
+    yield Draft(kind, (worded(f"{kind}.{entry.kind}", draw, fields),), entry.section, _passage(entry))
+
+
+def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
+    if page.command is None and entry.kind != "directive":
+        return
+    right = fields["full"] if entry.kind == "command" else fields["name"]
+    names = list(entry.names) if entry.kind == "option" else [right]
+    checker = {"name": "contains_any", "any": names}
+    turn = worded(f"which.{entry.kind}", draw, fields)
+    lines = (fields["line"],) if entry.kind == "command" else ()
+    yield Draft("which", (turn,), entry.section, _passage(entry), checker=checker, commands=lines)
+    if entry.kind != "option" or page.command is None:
+        return
+    line = option_line(page, entry, draw)
+    if line is not None:
+        shown = {**fields, "line": line[0], "value": line[1]}
+        turn = worded("command.option", draw, shown)
+        yield Draft("command", (turn,), entry.section, _passage(entry), commands=(line[0],), checker=checker)
+    wrong = misspelled(page, fields["name"], draw)
+    if wrong:
+        turn = worded("mistake.option", draw, {**fields, "wrong": wrong})
+        yield Draft("mistake", (turn,), entry.section, _passage(entry), absent=(wrong,), checker=checker)
+
+
+def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
+    """What the manual does not say: an option that does not exist, an aspect that is not mentioned, this machine."""
+    which = draw.randrange(3)
+    if which == 0 and entry.kind == "option" and page.command:
+        wrong = misspelled(page, fields["name"], draw)
+        if wrong:
+            turn = worded("unsaid.option", draw, {**fields, "wrong": wrong})
+            yield Draft("unsaid", (turn,), entry.section, page.label, absent=(wrong,))
+    elif which == 1:
+        turn = worded("unsaid.machine", draw, fields)
+        yield Draft("unsaid", (turn,), entry.section, _passage(entry))
+    elif entry.kind == "option" and page.command:
+        turn = worded("unsaid.aspect", draw, fields)
+        asked = next((name for name, start in zip(_ASPECTS, _ASKED_ASPECT, strict=False) if start in turn[0]), None)
+        if asked is None or not _ASPECTS[asked].search(entry.text):
+            if "deprecated" in turn[0] and _ASPECTS["version"].search(entry.text):
+                return
+            yield Draft("unsaid", (turn,), entry.section, _passage(entry))
+
+
+def misspelled(page: DocPage, name: str, draw: random.Random) -> str:
+    """An option that is nearly `name` and that the page does not know, nor takes for an abbreviation. Empty: none."""
+    if not name.startswith("--") or len(name) < 7:
+        return ""
+    for _ in range(8):
+        wrong = _slip(name, draw)
+        if not any(known.startswith(wrong) for known in page.options) and wrong != name:
+            return wrong
+    return ""
+
+
+def _slip(name: str, draw: random.Random) -> str:
+    """One slip of the keyboard."""
+    at = draw.randrange(3, len(name) - 1)
+    kind = draw.randrange(4)
+    if kind == 0 and name[at] != name[at + 1]:
+        return name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+    if kind == 1 and "-" in name[2:]:
+        return "--" + name[2:].replace("-", "_", 1)
+    if kind == 2:
+        return name[:at] + name[at] + name[at:]
+    return name[:at] + name[at + 1 :]
+
+
+def _passage(entry: DocEntry) -> str:
+    return f"{entry.usage}\n{entry.text}"
+
+
+def more_of(entry: DocEntry, said: str) -> str:
+    """The sentences behind those that were told, as far as they need nothing else."""
+    rest = [sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in said]
+    more = told(" ".join(rest))
+    return more if more and capital(more) not in said else ""
+
+
+# Questions about functions and classes of Python modules.
+
+LONGEST_SIGNATURE_CHARS = 300
+
+
+def about_functions(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+    examples = {example.explanation.partition(": ")[0]: example for example in page.examples}
+    for entry in page.entries:
+        if entry.kind == "function":
+            said = told(entry.text)
+            if said:
+                example = examples.get(entry.names[0])
+                yield from _about(page, entry, said, example.code if example else "", draw)
+
+
+def _about(page: DocPage, entry: DocEntry, said: str, code: str, draw: random.Random) -> Iterator[Draft]:
+    name = entry.names[0]
+    module = page.label.removeprefix("Python ")
+    fields = {"name": name, "short": name.removeprefix(f"{module}."), "module": module, "told": said, "topic": module,
+              "usage": entry.usage, "page": page.label, "command": module}  # fmt: skip
+    passage = f"{entry.usage}\n{entry.text}"
+    yield Draft("call", (worded("call.meaning", draw, fields),), name, passage)
+    action = deed(entry.text)
+    if action and not name.rpartition(".")[2].startswith("_"):
+        checker = {"name": "contains_any", "any": [name.rpartition(".")[2]]}
+        turn = worded("call.which", draw, {**fields, "deed": action})
+        yield Draft("which", (turn,), name, passage, checker=checker)
+    has_arguments = entry.usage.endswith(")") and not entry.usage.endswith("()")
+    if has_arguments and len(entry.usage) <= LONGEST_SIGNATURE_CHARS:
+        turn = worded("call.usage", draw, fields)
+        yield Draft("call", (turn,), name, passage)
+    if code:
+        turn = worded("call.example", draw, {**fields, "code": code})
+        yield Draft("command", (turn,), name, f"{passage}\n{code}", python=(code,))
+
+
+# Questions about two things of a page: how they differ, and what is asked next.
+
+
+def about_pairs(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+    """Drafts about two entries, and those of several turns."""
+    kinds = ("option", "command", "directive")
+    entries = [one for one in page.entries if one.kind in kinds and not is_pair(one) and not is_everywhere(one)]
+    said = [told(entry.text) for entry in entries]
+    for at in range(len(entries) - 1):
+        if said[at] and said[at + 1] and entries[at].kind == entries[at + 1].kind:
+            yield _compared(page, entries[at], entries[at + 1], (said[at], said[at + 1]), draw)
+    for entry, text in zip(entries, said, strict=True):
+        if text:
+            yield from _followed(page, entry, text, draw)
+
+
+def _compared(page: DocPage, one: DocEntry, other: DocEntry, said: tuple[str, str], draw: random.Random) -> Draft:
+    fields = {"one": main_name(one), "other": main_name(other), "told": said[0], "told_other": said[1]}
+    fields |= {"page": page.label, "command": page.called, "topic": page.called}
+    passage = f"{one.usage}\n{one.text}\n{other.usage}\n{other.text}"
+    return Draft("compare", (worded("compare", draw, fields),), one.section, passage)
+
+
+def _followed(page: DocPage, entry: DocEntry, said: str, draw: random.Random) -> Iterator[Draft]:
+    """A question and one or two that follow it."""
+    name = main_name(entry)
+    command = page.called
+    fields = {"name": name, "names": " or ".join(f"`{one}`" for one in entry.names), "usage": entry.usage,
+              "told": said, "page": page.label, "command": command, "topic": command, "parent": command,
+              "full": full_command(page, entry) if page.command and entry.kind == "command" else name,
+              "section": entry.section, "manual": _manual(page)}  # fmt: skip
+    turns = [worded(f"meaning.{entry.kind}", draw, fields)]
+    commands: tuple[str, ...] = ()
+    asked = []
+    if more := more_of(entry, said):
+        asked.append(("follow.more", {**fields, "more": more}))
+    if entry.kind == "option" and len(entry.names) > 1:
+        asked.append(("follow.spelling", {**fields, "alias": next(n for n in entry.names if n != name)}))
+    line = option_line(page, entry, draw) if entry.kind == "option" and page.command else None
+    if line is not None and not line[1]:
+        asked.append(("follow.line", {**fields, "line": line[0]}))
+    asked.append(("follow.where", fields))
+    for kind, about in draw.sample(asked, min(len(asked), draw.choice((1, 1, 2)))):
+        turns.append(worded(kind, draw, about, opener=False))
+        if kind == "follow.line":
+            commands = (about["line"],)
+    passage = f"{entry.usage}\n{entry.text}\n{entry.section} {_manual(page)}"
+    yield Draft("follow-up", tuple(turns), entry.section, passage, commands=commands)
+
+
+def _manual(page: DocPage) -> str:
+    """What `man` is given for this page."""
+    found = re.fullmatch(r"(.+)\((\w+)\)", page.label)
+    return f"{found[2]} {found[1]}" if found else ""
+
+
+# Questions about a page as a whole: what it is for, its examples, its prose.
+
+_ABOUT_CHARS = 200  # of a page's first sentences: later ones speak of its parts
+_TO_DO = re.compile(r"^(?:.*?\b)?[Tt]o (?P<deed>[a-z][^,:]{8,120}?)(?:,.*|:| (?:use|run|type|execute|do|with)\b.*)?:?$")
+_FOLLOWING = re.compile(
+    r"^(?:The following|This|The) (?:command|example|invocation|line)s? (?:will |shows how to |below )?"
+    r"(?P<deed>\w+ .+?)[.:]?$"
+)
+_TITLE = re.compile(r"^(?:Example\s+[\w.]+\s*[.:]?\s*)?(?P<title>[A-Z].{8,100}?)[.:]?$")
+_GENERAL = re.compile(r"^(?:DESCRIPTION|OVERVIEW|INTRODUCTION|OPTIONS|EXAMPLES?|USAGE|COMMANDS|NOTES?|DETAILS|GENERAL|"
+                      r"EXIT STATUS|FILES|ENVIRONMENT|CAVEATS|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS|"
+                      r"TODO|BUGS|[\w ]*OPTIONS)$",
+                      re.IGNORECASE)  # fmt: skip
+
+
+def about_page(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+    yield from _purpose(page, draw)
+    for example in page.examples:
+        yield from _example(page, example, draw)
+    for passage in page.passages:
+        yield from _concept(page, passage, draw)
+
+
+def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+    if page.command is None or len(page.summary) < 8 or page.summary.lower() == page.command:
+        return
+    summary = capital(page.summary)
+    about = next(
+        (told(passage.text, _ABOUT_CHARS) for passage in page.passages if passage.heading.upper() == "DESCRIPTION"), ""
+    )
+    fields = {"command": page.command, "page": page.label, "summary": summary, "told": about, "topic": page.command}
+    passage = f"{page.summary}\n{about}"
+    for _ in range(2):  # the same fact in two wordings
+        yield Draft("purpose", (worded("purpose", draw, fields),), "NAME", passage)
+    action = deed(f"{summary}.")
+    if action:
+        checker = {"name": "contains_any", "any": [page.command]}
+        turn = worded("which.page", draw, {**fields, "deed": action})
+        yield Draft("which", (turn,), "NAME", passage, checker=checker)
+
+
+def _example(page: DocPage, example: DocExample, draw: random.Random) -> Iterator[Draft]:
+    if page.command is None or example.language != "sh":
+        return
+    code = example_lines(page, example.code)
+    action = _deed_of_example(example.explanation, example.section)
+    if not code or len(action.split()) < 4:
+        return
+    fields = {"code": code, "fence": "bash", "deed": action, "purpose": f"{capital_first(action)}.", "page": page.label,
+              "command": page.command, "topic": page.command}  # fmt: skip
+    passage = f"{example.explanation}\n{example.section}\n{example.code}"
+    yield Draft("command", (worded("command.example", draw, fields),), example.section, passage, commands=(code,))
+    yield Draft("explain", (worded("explain.example", draw, fields),), example.section, passage)
+
+
+def capital_first(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _deed_of_example(explanation: str, section: str) -> str:
+    """What an example is for, as an imperative; from its explanation, else from its heading."""
+    last = sentences(explanation)[-1] if explanation else ""
+    if len(sentences(explanation)) <= 2:
+        for pattern in (_FOLLOWING, _TO_DO):
+            if (match := pattern.match(last)) and (found := deed(f"{match['deed']}.")):
+                return found
+        if found := deed(last.rstrip(":") + "."):
+            return found
+    match = _TITLE.match(section.rpartition(": ")[2])
+    return deed(f"{match['title']}.") if match else ""
+
+
+def _concept(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
+    said = told(passage.text, 600)
+    if len(said) < 60 or said.startswith("This is"):  # of what stood before, as a heading's first words are not
+        return
+    heading = passage.heading.rpartition(": ")[2].strip()
+    if heading.endswith("?"):
+        turn = worded("question", draw, {"heading": heading, "told": said}, opener=False)
+        yield Draft("concept", (turn,), passage.heading, passage.text)
+        return
+    if page.label == f"Python {heading}":
+        turn = worded("call.module", draw, {"module": heading, "told": said, "topic": heading, "command": heading})
+        yield Draft("purpose", (turn,), passage.heading, passage.text)
+        return
+    if _GENERAL.match(heading) or " - " in heading or len(heading) < 4 or len(heading) > 80 or heading.startswith("-"):
+        return
+    shown = heading.capitalize() if heading.isupper() and "[" not in heading else heading
+    fields = {"heading": shown, "told": said, "page": page.label, "command": page.command or page.label,
+              "topic": page.command or shown}  # fmt: skip
+    yield Draft("concept", (worded("concept", draw, fields),), passage.heading, f"{passage.heading}\n{passage.text}")

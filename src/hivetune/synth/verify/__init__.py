@@ -1,1 +1,0 @@
-"""What a made row must stand before it is kept."""

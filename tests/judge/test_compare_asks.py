@@ -1,0 +1,186 @@
+"""Asking two sides: what is kept, what is asked again after a failure, and how their times are taken."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from hivetune.config import EvalConfig
+from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
+from hivetune.judge import answers as answers_module
+from hivetune.judge import artefacts
+from hivetune.judge.answers import (
+    ANSWERS,
+    KeptAnswers,
+    Prompt,
+    ask_all,
+    cpu_seconds,
+    kept_answers,
+    others_share_of,
+    time_in_turns,
+)
+from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
+from hivetune.judge.prompts import prompts_of_rows, timed_first
+from hivetune.llama.ask import TimedAnswer, Unanswered
+
+
+class FakeSide:
+    """Answers with the question in capitals; fails on what `fails` says, that many times."""
+
+    def __init__(self, name: str, log: list[str], fails: Mapping[str, Exception] | None = None, times: int = 99):
+        self.name, self.log, self.fails, self.left = name, log, fails or {}, times
+
+    def timed(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> TimedAnswer:
+        said = messages[-1]["content"]
+        self.log.append(f"{self.name}{said}")
+        if said in self.fails and self.left:
+            self.left -= 1
+            raise self.fails[said]
+        return TimedAnswer(said.upper(), True, 2, 0.1, 0.25)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [
+        Prompt(i, f"id{i}", f"f:{i}", None, None, f"g{i}", ({"role": "user", "content": str(i)},), (), None, "", None)
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses, and no other program on the machine."""
+    monkeypatch.setattr(answers_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(answers_module, "cpu_seconds", lambda: (0.0, 0.0, 0.0))
+
+
+def ask_all_of(kept: KeptAnswers, side: FakeSide, count: int = 12) -> None:
+    ask_all(side, kept, prompts(count), slots=3, new_tokens=8, on_answer=lambda: None)
+
+
+def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest(tmp_path: Path) -> None:
+    log: list[str] = []
+    with kept_answers(tmp_path, "side") as kept:
+        with pytest.raises(HivetuneError) as raised:
+            ask_all_of(kept, FakeSide("", log, {"7": Unanswered("gone")}))
+        done = len(kept.answers)
+    assert "failed 3 times on f:7: gone" in raised.value.message
+    assert f"{done} of 12 answers are kept" in raised.value.hint and 0 < done < 12
+    log.clear()
+    with kept_answers(tmp_path, "side") as kept:
+        ask_all_of(kept, FakeSide("", log))
+        assert len(kept.answers) == 12 and len(log) == 12 - done
+    log.clear()
+    with kept_answers(tmp_path, "side") as kept:
+        ask_all_of(kept, FakeSide("", log))
+        assert log == []
+
+
+def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
+    log: list[str] = []
+    with kept_answers(tmp_path, "side") as kept:
+        ask_all_of(kept, FakeSide("", log, {"3": Unanswered("busy")}, times=2))
+        assert len(kept.answers) == 12 and log.count("3") == 3
+
+
+def test_what_is_refused_names_the_row_and_is_not_tried_again(tmp_path: Path) -> None:
+    log: list[str] = []
+    with kept_answers(tmp_path, "side") as kept, pytest.raises(UsageError) as raised:
+        ask_all_of(kept, FakeSide("", log, {"5": UsageError("too long", hint="shorter")}))
+    assert raised.value.message == "side on f:5: too long" and log.count("5") == 1
+    assert raised.value.hint.startswith("shorter; ")
+
+
+def test_a_damaged_line_is_asked_again(tmp_path: Path) -> None:
+    with kept_answers(tmp_path, "side") as kept:
+        ask_all_of(kept, FakeSide("", []))
+    lines = (tmp_path / ANSWERS).read_text().splitlines(keepends=True)
+    lines[4] = lines[4].replace('"ended": true', '"ended": false')
+    (tmp_path / ANSWERS).write_text("".join(lines)[:-5])
+    with kept_answers(tmp_path, "side") as kept:
+        assert len(kept.answers) in (10, 11)  # the torn last line may be the batch's
+
+
+def test_sides_are_timed_in_turns_and_the_answers_count(tmp_path: Path) -> None:
+    log: list[str] = []
+    with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+        sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
+        times = time_in_turns(sides, prompts(4), tmp_path / "times.jsonl", new_tokens=8, on_answer=lambda: None)
+        assert log == ["a0", "b0", "a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3"]  # two to warm up
+        assert times[0] == times[1] == {prompt.key: (0.25, 0.1) for prompt in prompts(4)}
+        assert len(first.answers) == len(second.answers) == 4
+
+
+def test_times_go_on_where_a_side_failed(tmp_path: Path) -> None:
+    log: list[str] = []
+    for fails in ({"2": Unanswered("gone")}, {}):
+        log.clear()
+        with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+            sides = [(FakeSide("a", log), first), (FakeSide("b", log, fails), second)]
+            if fails:
+                with pytest.raises(HivetuneError, match="b failed 3 times on f:2"):
+                    time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
+            else:
+                found = time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
+                assert log == ["a0", "b0", "a2", "b2", "b3", "a3"] and len(found[1]) == 4
+
+
+def test_times_that_were_taken_beside_other_work_are_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides again, in turns: a new time of one is never held against an old time of the other."""
+    log: list[str] = []
+    clock = iter([(0.0, 0.0, 0.0), (10.0, 9.0 * (psutil.cpu_count() or 1), 0.0)])
+    monkeypatch.setattr(answers_module, "cpu_seconds", lambda: next(clock, (0.0, 0.0, 0.0)))
+    for share, asked in ((0.9, 10), (0.0, 10), (0.0, 0)):
+        log.clear()
+        with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+            sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
+            time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
+        assert len(log) == asked and others_share_of(tmp_path / "t") == share
+
+
+def test_processor_seconds_only_grow() -> None:
+    early, late = cpu_seconds(), cpu_seconds()
+    assert all(one <= other for one, other in zip(early, late, strict=True))
+
+
+def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], "agent": "a"},
+        {"agent": "b", "task": "add", "output": "done", "checker": {"name": "not_empty"}},
+        {"nothing": 1},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, refused = prompts_of_rows([str(tmp_path / "rows.jsonl")], EvalConfig())
+    assert [prompt.reference for prompt in found] == ["hello", "done"] and sum(refused.values()) == 1
+    assert found[0].messages == ({"role": "user", "content": "hi"},) and found[1].checker == {"name": "not_empty"}
+    (tmp_path / "none.jsonl").write_text('{"nothing": 1}\n')
+    with pytest.raises(DataRefused):
+        prompts_of_rows([str(tmp_path / "none.jsonl")], EvalConfig())
+
+
+def test_what_is_timed_is_spread_over_all_prompts() -> None:
+    assert [prompt.row for prompt in timed_first(prompts(10), 3)] == [0, 3, 6]
+    assert len(timed_first(prompts(3), 50)) == 3
+
+
+def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"base.gguf": 9 << 20, "a.gguf": 1 << 20, "b.gguf": 1 << 20}
+    files = {name: tmp_path / name for name in sizes}
+    for name, path in files.items():
+        path.write_bytes(bytes(sizes[name]))
+    sides = [Artefact(name, "run", model=files["base.gguf"], adapter=files[name]) for name in ("a.gguf", "b.gguf")]
+    needed = 11 * (1 << 20) + 2 * BESIDE_FILE_BYTES
+    for free, fits in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr(artefacts.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        if fits:
+            check_memory(sides)
+        else:
+            with pytest.raises(DoesNotFit, match=r"both models need about 1\.1 GB"):
+                check_memory(sides)

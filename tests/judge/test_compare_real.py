@@ -1,0 +1,104 @@
+"""Two releases, a GGUF file, an endpoint and recorded figures, on a tiny model served by llama.cpp."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.fake_server import fake_server, stream
+from serve.hive import MODEL, add_release, make_home, write_adapter
+
+from hivetune.base.disk import MANIFEST, home, sha256_file
+from hivetune.release.gguf import base_gguf, write_gguf_adapter
+
+pytestmark = pytest.mark.slow
+
+
+def compare(*arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "hivetune", "compare", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.stdout.count("\n") == 1, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    lines = [
+        {"agent": "ab"[i % 2], "task": f"Say {i}.", "output": f"{i}", "checker": {"name": "not_empty"}}
+        for i in range(8)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(tmp_path / "rows.jsonl")
+
+
+def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
+    labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
+    options = ("--rows", rows, "--new-tokens", "6", "--set", "eval.latency_prompts=5")
+    code, document = compare(*labels, *options)
+    assert code == 0, document
+    assert document["problems"] == [] and len(document["answers"]) == 8
+    metrics = {metric["name"]: metric for metric in document["metrics"]}
+    assert metrics["success"]["n"] == 8 and metrics["latency_s"]["n"] == 5
+    assert metrics["latency_s"]["base"] > 0 and metrics["loss"]["base"] is None
+    for side, label in zip(("base", "tuned"), labels, strict=True):
+        assert document[side]["label"] == label and document[side]["peak_memory_bytes"] > 10e6
+        assert document[side]["tokens_per_second"] > 0 and document[side]["cold_start_s"] > 0
+        assert document[side]["first_token_p50_s"] <= document[side]["latency_p50_s"]
+    texts = [[answer[side]["answer"] for answer in document["answers"]] for side in ("base", "tuned")]
+    assert texts[0] != texts[1]
+
+    base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
+    with fake_server(lambda body: stream("I am ", "here")) as server:
+        code, other = compare(f"{server.url}#m", labels[1], *options)
+        assert code == 0 and len(server.asked) == 8 + 1
+    assert [answer["tuned"]["answer"] for answer in other["answers"]] == texts[1]  # kept, not asked again
+    assert other["base"]["peak_memory_bytes"] is None and other["base"]["kind"] == "endpoint"
+    code, third = compare(str(base), labels[0], *options)
+    assert code == 0 and third["base"]["kind"] == "gguf"
+    assert [answer["tuned"]["answer"] for answer in third["answers"]] == texts[0]
+
+    (tmp_path / "before.yaml").write_text("latency_s: 20.1\nsuccess: 0.987\nmemory_gb: 32.5\n")
+    code, fourth = compare(str(tmp_path / "before.yaml"), labels[0], *options)
+    assert code == 0 and fourth["base"]["latency_s"] == 20.1 and fourth["base"]["recorded"]
+
+
+def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: str) -> None:
+    base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
+    label = add_release(tmp_path, "helper", 1)
+
+    def said(*arguments: str) -> str:
+        code, document = compare(*arguments, "--rows", rows)
+        assert code == 2, document
+        return str(document["error"]["message"] + document["error"]["hint"])
+
+    assert "same model" in said(label, label)
+    assert "no such release" in said(label, "helper@9")
+    assert "is not a file" in said(str(tmp_path / "gone.gguf"), label)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(base.read_bytes()[:-100])
+    assert "truncated" in said(str(cut), label)
+    adapter = next((home() / "releases" / "helper" / "1").rglob("*.gguf"))
+    alone = tmp_path / "alone.gguf"
+    shutil.copyfile(adapter, alone)
+    assert "is an adapter: its base of which model?" in said(str(alone), label)
+    with fake_server(lambda body: stream("x", finish=None, tokens=None)) as server:
+        code, document = compare(f"{server.url}#m", label, "--rows", rows)
+    assert code == 1 and "failed 3 times" in document["error"]["message"]
+
+
+def test_an_adapter_of_another_model_is_refused(own_home: Path, tmp_path: Path) -> None:
+    from gguf_families import write_model
+
+    from hivetune.errors import UsageError
+    from hivetune.judge.artefacts import _served
+
+    base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
+    other = tmp_path / "other"
+    write_model(other, "qwen2")
+    write_adapter(other, tmp_path / "adapter", 1)
+    adapter = write_gguf_adapter(other, tmp_path / "adapter", tmp_path / "task", "o.gguf", lambda done, total: None)
+    with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen2', the model is 'llama'"):
+        _served("x", "gguf", base, adapter, None, None)

@@ -1,0 +1,113 @@
+"""What a champion answers rightly is frozen, asked of the next candidate, and never trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_families import write_model
+
+from hivetune.base.sealed import write_sealed
+from hivetune.config import EvalConfig, parse_config
+from hivetune.data.frozen import freeze, general_questions, wins_of
+from hivetune.data.prepare.prepare import prepare
+from hivetune.data.snapshot import Snapshot
+from hivetune.judge.frozen import freeze_wins, frozen_prompts
+from hivetune.release.registry import Release
+from hivetune.run.record import write_record
+
+CHECKER = {"name": "contains_any", "any": ["yes"]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    write_model(folder, "llama")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+
+
+def snapshot_of(rows: list[dict[str, Any]], path: Path, model: Path, **settings: Any) -> Snapshot:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"path": str(path), "near_duplicates": 0, "test": 0.4, "validation": 0.1}
+    return prepare(parse_config({"model": str(model), "data": data, **settings}), model)
+
+
+def rows(count: int = 60) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"Is {i} a number?", "completion": "yes", "user": f"u{i}", "checker": CHECKER} for i in range(count)
+    ]
+
+
+def released(snapshot: Snapshot, right: set[int]) -> Release:
+    """A release whose eval.json says that it answered these test rows rightly."""
+    release = Release("helper", 1, "run", "tiny", "m", "a", snapshot.hash, "deploy", {}, 0.0)
+    release.folder.mkdir(parents=True)
+    record = {"name": "helper", "created": 1.0, "status": "done", "snapshot": str(snapshot.folder)}
+    write_record(release.folder, record)
+    answers = [
+        {
+            **{"row": row, "id": snapshot.info(row).id, "agent": None, "category": None, "checker": CHECKER},
+            "base": {"success": False},
+            "tuned": {"success": row in right},
+        }
+        for row in snapshot.rows("test")
+    ]
+    write_sealed(release.folder / "eval.json", {"adapter_sha256": "a", "answers": answers})
+    return release
+
+
+@pytest.mark.slow
+def test_the_life_of_a_past_win(tmp_path: Path, model: Path) -> None:
+    snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    held_out = snapshot.rows("test")
+    right = set(held_out[:6])
+    release = released(snapshot, right)
+    assert freeze_wins(release) == 6 and freeze_wins(release) == 0
+    said = {snapshot.info(row).messages[0].content for row in right}
+    assert {win.messages[0].content for win in wins_of("helper")} == said
+    assert all(win.release == "helper@1" and win.user and win.reference == "yes" for win in wins_of("helper"))
+
+    settings = EvalConfig(general=False)
+    asked = frozen_prompts(settings, ("helper@champion", "base"))
+    assert {prompt.said for prompt in asked} == said and {prompt.origin for prompt in asked} == {"win"}
+    assert all(prompt.row < 0 and prompt.checker == CHECKER for prompt in asked)
+    assert frozen_prompts(settings, ("base", "run")) == []
+    assert len(frozen_prompts(EvalConfig(frozen=["helper"], general=True), ("base", "run"))) == 6 + len(
+        general_questions()
+    )
+
+    again = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    assert again.hash == snapshot.hash  # a win stays among the test rows, so nothing changes for a run on these rows
+    trained = snapshot.info(snapshot.rows("train")[0]).messages[0].content
+    win = wins_of("helper")[0]
+    freeze("helper", [type(win)("win", "f:1", (type(win.messages[0])("user", trained),), CHECKER)])
+    without = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    assert len(without.rows("train")) == len(snapshot.rows("train")) - 1
+    assert without.manifest["accounting"]["set_aside"] == {"frozen-question": 1}
+
+
+@pytest.mark.slow
+def test_own_questions_are_not_trained(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "own.jsonl").write_text(json.dumps({**rows()[3], "prompt": "IS 3 A NUMBER?"}) + "\n")
+    own = {"frozen": [str(tmp_path / "own.jsonl")]}
+    snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model, eval=own)
+    plain = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    was_trained = any(plain.info(row).messages[0].content == "Is 3 a number?" for row in plain.rows("train"))
+    assert snapshot.manifest["accounting"]["set_aside"] == ({"frozen-question": 1} if was_trained else {})
+    (prompt,) = frozen_prompts(EvalConfig(**own, general=False), ())
+    assert (prompt.origin, prompt.checker, prompt.reference) == ("own", CHECKER, "yes")
+
+
+@pytest.mark.slow
+def test_what_was_judged_before_the_adapter_changed_makes_no_wins(tmp_path: Path, model: Path) -> None:
+    snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
+    release = released(snapshot, set(snapshot.rows("test")))
+    write_sealed(release.folder / "eval.json", {"adapter_sha256": "other", "answers": []})
+    assert freeze_wins(release) == 0
+    (release.folder / "eval.json").unlink()
+    assert freeze_wins(release) == 0
