@@ -1,6 +1,6 @@
 """Two sides on the same prompts, as one document of the form of eval.json: the first is `base`, the second `tuned`.
 
-Pure: which prompts, what their answers are worth, and what each side cost. Getting the answers is judge/measure.
+Pure: which prompts, what their answers are worth, and what each side cost. The answers come from `answers`.
 """
 
 import hashlib
