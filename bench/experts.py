@@ -22,10 +22,6 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import read_json, write_json
 from hivetune.config import RunConfig, load_config
-from hivetune.experts.costs import rates_of
-from hivetune.experts.routes import routes_document
-from hivetune.experts.station import train_experts
-from hivetune.experts.survey import Attended
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.records import Progress
@@ -34,6 +30,10 @@ from hivetune.release.registry import find, promote
 from hivetune.routing.steps import newest_steps
 from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release
+from hivetune.specialists.costs import rates_of
+from hivetune.specialists.routes import routes_document
+from hivetune.specialists.station import train_specialists
+from hivetune.specialists.survey import Attended
 from hivetune.synth.demo import write_inputs
 from hivetune.train.open import open_run
 from hivetune.train.probe import probe_run
@@ -79,11 +79,11 @@ def share(config: RunConfig) -> dict[str, Any]:
 
 
 def look(config: RunConfig) -> dict[str, Any]:
-    made = train_experts(config, Attended(bar))
+    made = train_specialists(config, Attended(bar))
     domains = [
         {
             "domain": step.domain.label,
-            "rows": len(made.found.rows_of(step.domain)),
+            "rows": len(made.survey.rows_of(step.domain)),
             "is": step.step,
             "why": step.reason,
             "measured": {

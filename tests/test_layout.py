@@ -36,7 +36,7 @@ ROOMS = (
     {"routing"},
     {"serve"},
     {"synth"},
-    {"experts", "learn"},
+    {"specialists", "learn"},
     {"cluster"},
     {"cycle", "sweep"},
     {"dashboard"},

@@ -183,7 +183,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "1 of 20, domains that agree in none of 5; at most 2 % of texts go to the wrong expert, 90 % of other texts or "
         "more to none; no domain is worse; a decision takes less than 1 ms; 200 interleaved requests equal the same "
         "ones alone",
-        ["-m", "proof", "tests/experts", "tests/serve/gateway/test_gateway_experts.py"],
+        ["-m", "proof", "tests/specialists", "tests/serve/gateway/test_gateway_experts.py"],
     ),
     "null-draws": (
         "rows on which two models are equally good (skewed, heavy-tailed, mostly equal, in sessions, written five "

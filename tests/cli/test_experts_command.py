@@ -15,9 +15,9 @@ from hivetune.base.disk import sha256_file, write_json, write_manifest
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
 from hivetune.release.registry import desired, find, promote, register
-from hivetune.routing.choose import ExpertTable, served_table, write_table
+from hivetune.routing.choose import SpecialistTable, served_table, write_table
 from hivetune.routing.domains import RowDomain
-from hivetune.routing.steps import ExpertStep, add_steps, newest_steps
+from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps
 
 EXPERT = "team-billing"
 Call = Callable[..., tuple[int, Any]]
@@ -48,9 +48,9 @@ def family(tmp_path: Path, own_home: Path) -> Path:
         add_champion(tmp_path, name)
     with closing(open_database()) as database:
         add_steps(
-            database, ExpertStep("team", RowDomain("agent", ("Billing",)), "serving", "planted", EXPERT, "parent")
+            database, SpecialistStep("team", RowDomain("agent", ("Billing",)), "serving", "planted", EXPERT, "parent")
         )
-    write_table(ExpertTable("team", (EXPERT,), {"agent": {"clerk": ""}}))
+    write_table(SpecialistTable("team", (EXPERT,), {"agent": {"clerk": ""}}))
     config = tmp_path / "my.yaml"
     config.write_text(f"model: smollm2-135m\ndata: {{path: {tmp_path}/rows.jsonl}}\nexperts: {{shared: team}}\n")
     return config

@@ -13,7 +13,7 @@ import pytest
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import judge
-from hivetune.judge.page import MOST_ANSWERS, _direction, comparison_page
+from hivetune.judge.page import MAX_ANSWERS, _direction, comparison_page
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
 
@@ -137,8 +137,8 @@ def test_texts_of_others_are_escaped() -> None:
 
 
 def test_a_page_of_many_answers_stays_small_and_says_so() -> None:
-    text = page(document(MOST_ANSWERS + 200, "x" * 2000))
-    assert f"The first {MOST_ANSWERS} of {MOST_ANSWERS + 200} are shown" in text and len(text) < 3e6
+    text = page(document(MAX_ANSWERS + 200, "x" * 2000))
+    assert f"The first {MAX_ANSWERS} of {MAX_ANSWERS + 200} are shown" in text and len(text) < 3e6
 
 
 def test_a_page_of_little_is_whole() -> None:

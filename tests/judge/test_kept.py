@@ -3,7 +3,7 @@
 from typing import Any
 
 from hivetune.config import GateConfig
-from hivetune.judge.frozen import MOST_WINS, WINS_PER_RELEASE, choose_wins, frozen_findings, kept_of
+from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins, frozen_findings, kept_of
 
 
 def row(number: int, base: bool | None, tuned: bool | None, origin: str = "win", **changes: Any) -> dict[str, Any]:
@@ -55,4 +55,4 @@ def test_wins_are_what_training_won_of_every_agent() -> None:
     assert len(chosen) == WINS_PER_RELEASE and all(one["tuned"]["success"] for one in chosen)
     assert not any(one["base"]["success"] for one in chosen) and {one["agent"] for one in chosen} == {"a", "b"}
     assert choose_wins(list(reversed(answers)), 0) == chosen
-    assert len(choose_wins(answers, MOST_WINS - 3)) == 3 and choose_wins(answers, MOST_WINS) == []
+    assert len(choose_wins(answers, MAX_WINS - 3)) == 3 and choose_wins(answers, MAX_WINS) == []

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.routing.choose import Asking, Chosen, ExpertTable, choose, question_of, read_table, write_table
+from hivetune.routing.choose import Asking, Chosen, SpecialistTable, choose, question_of, read_table, write_table
 from hivetune.routing.domains import declared_keys
-from hivetune.routing.text_router import TextExpert, TextRouter, word_numbers
+from hivetune.routing.text_router import TextRouter, TextSpecialist, word_numbers
 
 SYSTEM = declared_keys(None, None, "You test.", ())["system"]
 ROUTER = TextRouter(
-    (TextExpert("team-coder", {}, bias=3.0, threshold=0.9), TextExpert("team-tester", {}, threshold=None)),
+    (TextSpecialist("team-coder", {}, bias=3.0, threshold=0.9), TextSpecialist("team-tester", {}, threshold=None)),
     frozenset(word_numbers("fix the code")),
     least_known=0.5,
     longest=100,
 )
-TABLE = ExpertTable(
+TABLE = SpecialistTable(
     "team",
     ("team-coder", "team-tester"),
     {"agent": {"coder": "team-coder", "tester": "team-tester", "clerk": ""}, "system": {SYSTEM: "team-tester"}},
@@ -100,7 +100,7 @@ def test_any_body_is_a_question(body: dict[str, object]) -> None:
     """Whatever stands in it: a name is taken at its word, and without one nobody but the shared adapter's family."""
     found, model = choose({"team": TABLE}, FAMILY, question_of(body), LOADED), body.get("model")
     assert found.reason
-    assert found.model == (model if isinstance(model, str) else "") or found.model in ("team", *TABLE.experts)
+    assert found.model == (model if isinstance(model, str) else "") or found.model in ("team", *TABLE.specialists)
 
 
 def test_what_a_request_declares() -> None:

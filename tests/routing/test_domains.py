@@ -8,9 +8,9 @@ from hivetune.errors import UsageError
 from hivetune.records import Split
 from hivetune.release.registry import MAX_NAME_LENGTH, RELEASE_NAME
 from hivetune.routing.domains import (
-    LEAST_ROWS,
-    LEAST_SESSIONS,
-    ExpertRow,
+    MIN_ROWS,
+    MIN_SESSIONS,
+    KeyedRow,
     RowDomain,
     choose_kind,
     declared_keys,
@@ -18,11 +18,11 @@ from hivetune.routing.domains import (
     title_of,
     too_small,
 )
-from hivetune.routing.steps import expert_name
+from hivetune.routing.steps import specialist_name
 
 
-def row(number: int, split: Split = "train", **keys: str) -> ExpertRow:
-    return ExpertRow(str(number), split, f"s{number}", (number,), keys, "")
+def row(number: int, split: Split = "train", **keys: str) -> KeyedRow:
+    return KeyedRow(str(number), split, f"s{number}", (number,), keys, "")
 
 
 def test_the_first_kind_that_divides_the_rows_makes_the_domains() -> None:
@@ -49,25 +49,25 @@ def test_an_agent_and_a_category_are_one_key_in_any_case() -> None:
 
 
 def test_small_domains_are_told_apart_by_rows_and_by_sessions() -> None:
-    few = [row(n) for n in range(LEAST_ROWS - 1)]
-    assert f"of {LEAST_ROWS} rows" in too_small(few)
-    one_session = [ExpertRow(str(n), "validation", "s", (n,), {}, "") for n in range(LEAST_ROWS)]
-    assert f"1 of {LEAST_SESSIONS} independent sessions" in too_small(one_session)
-    assert not too_small([row(n, "validation" if n < LEAST_SESSIONS else "train") for n in range(LEAST_ROWS)])
+    few = [row(n) for n in range(MIN_ROWS - 1)]
+    assert f"of {MIN_ROWS} rows" in too_small(few)
+    one_session = [KeyedRow(str(n), "validation", "s", (n,), {}, "") for n in range(MIN_ROWS)]
+    assert f"1 of {MIN_SESSIONS} independent sessions" in too_small(one_session)
+    assert not too_small([row(n, "validation" if n < MIN_SESSIONS else "train") for n in range(MIN_ROWS)])
 
 
 @given(st.text(min_size=1, max_size=60), st.sampled_from(["team", "a" * 64]))
 def test_every_domain_has_the_name_of_a_release(value: str, shared: str) -> None:
     """Whatever people call their agents."""
-    name = expert_name(shared, RowDomain("agent", (value,)))
+    name = specialist_name(shared, RowDomain("agent", (value,)))
     assert RELEASE_NAME.fullmatch(name) and len(name) <= MAX_NAME_LENGTH
 
 
 def test_names_of_different_domains_differ() -> None:
-    names = [expert_name("team", RowDomain("agent", (value,))) for value in ("a b", "a-b", "A B", "a_b", "ä b")]
+    names = [specialist_name("team", RowDomain("agent", (value,))) for value in ("a b", "a-b", "A B", "a_b", "ä b")]
     assert names[1] == "team-a-b" and len(set(names)) == len(names)
 
 
 def test_a_name_that_no_release_can_have_is_refused() -> None:
     with pytest.raises(UsageError):
-        expert_name("Team", RowDomain("agent", ("x",)))
+        specialist_name("Team", RowDomain("agent", ("x",)))

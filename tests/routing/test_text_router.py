@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.routing.text_router import (
-    FEWEST_CERTIFIED,
-    MOST_HARM,
+    MAX_HARM,
+    MIN_CERTIFIED,
     READ_CHARS,
     RoutedText,
     TextRouter,
@@ -41,22 +41,22 @@ def learned(*, cue: bool = True, seed: int = 0) -> TextRouter:
 
 def test_a_cue_is_found() -> None:
     router = learned()
-    assert all(expert.threshold is not None for expert in router.experts)
+    assert all(expert.threshold is not None for expert in router.specialists)
     for cue, expert in (("code", "coder"), ("test", "tester")):
-        found = [route_text(router, row.text).expert for row in texts(cue, {}, 100, seed=7)]
+        found = [route_text(router, row.text).specialist for row in texts(cue, {}, 100, seed=7)]
         assert found.count(expert) >= 98
 
 
 def test_the_same_questions_without_a_cue_are_nobodys() -> None:
     router = learned(cue=False)
-    assert all(expert.threshold is None and expert.why_not for expert in router.experts)
-    assert {route_text(router, row.text).expert for row in texts("", {}, 50, seed=9)} == {None}
+    assert all(expert.threshold is None and expert.why_not for expert in router.specialists)
+    assert {route_text(router, row.text).specialist for row in texts("", {}, 50, seed=9)} == {None}
 
 
 def test_texts_of_another_kind_are_left_alone() -> None:
     router = learned()
     outside = ("What is the capital of France?", "Schreibe mir ein Gedicht", "2 + 2 = ?", "", "\ud800", "写一首诗")
-    assert {route_text(router, text).expert for text in outside} == {None}
+    assert {route_text(router, text).specialist for text in outside} == {None}
     assert (
         "code" in route_text(router, "code " * 50_000).reason
         or "characters" in route_text(router, "code " * 50_000).reason
@@ -64,14 +64,14 @@ def test_texts_of_another_kind_are_left_alone() -> None:
 
 
 def test_few_held_out_rows_certify_nothing() -> None:
-    rows = texts("code", {"coder": 0.3}, 2 * FEWEST_CERTIFIED - 4, seed=0)
-    (expert,) = learn_router(rows, ["coder"]).experts
-    assert expert.threshold is None and str(FEWEST_CERTIFIED) in expert.why_not
+    rows = texts("code", {"coder": 0.3}, 2 * MIN_CERTIFIED - 4, seed=0)
+    (expert,) = learn_router(rows, ["coder"]).specialists
+    assert expert.threshold is None and str(MIN_CERTIFIED) in expert.why_not
 
 
 def test_the_bound_of_harm() -> None:
     """By the tables of Clopper and Pearson, one-sided 95 %."""
-    assert harm_bound(0, FEWEST_CERTIFIED) <= MOST_HARM < harm_bound(0, FEWEST_CERTIFIED - 1)
+    assert harm_bound(0, MIN_CERTIFIED) <= MAX_HARM < harm_bound(0, MIN_CERTIFIED - 1)
     assert abs(harm_bound(1, 93) - 0.05) < 1e-3
     assert harm_bound(0, 0) == harm_bound(5, 5) == 1.0
     assert harm_bound(200, 5000) < 0.05

@@ -22,7 +22,7 @@ from hivetune.checkers.words import (
 )
 from hivetune.errors import MachineNotFit, UsageError
 
-FUNCTION_TIMEOUT_S, LONGEST_FUNCTION_TIMEOUT_S = 10.0, 300.0
+FUNCTION_TIMEOUT_S, MAX_FUNCTION_TIMEOUT_S = 10.0, 300.0
 _SHOWN_CHARS = 200
 
 
@@ -49,7 +49,7 @@ sys.stdout.flush()
 
 
 PARSE_TIMEOUT_S = 5.0
-LONGEST_TEST_TIMEOUT_S = 60.0
+MAX_TEST_TIMEOUT_S = 60.0
 # A parser can be made to use gigabytes or to crash by its input alone.
 _PARSE = "import ast, sys; ast.parse(sys.stdin.read())"
 _RUN = """
@@ -62,13 +62,13 @@ exec(compile(tests, "tests", "exec"), space)
 
 
 def python_parses(answer: str, _: Arguments) -> bool:
-    """The fenced blocks of the answer, or the whole, are Python by its grammar."""
+    """Return whether the fenced blocks of the answer, or the whole, are Python by its grammar."""
     command = [sys.executable, "-I", "-S", "-c", _PARSE]
     return _ends_well(command, code_of(answer, "python|py"), PARSE_TIMEOUT_S)
 
 
 def shell_parses(answer: str, _: Arguments) -> bool:
-    """The fenced blocks of the answer, or the whole, are shell by bash's grammar. Nothing is run."""
+    """Return whether the fenced blocks of the answer, or the whole, are shell by bash's grammar. Nothing is run."""
     bash = shutil.which("bash")
     if bash is None:
         raise MachineNotFit("shell_parses needs bash", hint="install bash")
@@ -77,13 +77,13 @@ def shell_parses(answer: str, _: Arguments) -> bool:
 
 
 def python_passes(answer: str, arguments: Arguments) -> bool:
-    """The answer's code runs, and then `tests` (assertions) do, within `timeout_s` (10), in a sandbox without network.
+    """Run the answer's code and then `tests` (assertions), within `timeout_s` (10), in a sandbox without network.
 
     Raises MachineNotFit without bubblewrap: code of a model is never run outside.
     """
     timeout_s = float(arguments.get("timeout_s", 10))
-    if not 0 < timeout_s <= LONGEST_TEST_TIMEOUT_S:
-        raise UsageError(f"checker: timeout_s must be above 0 and at most {LONGEST_TEST_TIMEOUT_S:g}")
+    if not 0 < timeout_s <= MAX_TEST_TIMEOUT_S:
+        raise UsageError(f"checker: timeout_s must be above 0 and at most {MAX_TEST_TIMEOUT_S:g}")
     command = [base_python(), "-I", "-S", "-c", _RUN]
     call = json.dumps([code_of(answer, "python|py"), arguments["tests"]])
     try:
@@ -99,7 +99,7 @@ def python_passes(answer: str, arguments: Arguments) -> bool:
 
 
 def code_of(answer: str, languages: str) -> str:
-    """The fenced blocks in one of the languages, one after the other; of any language else; else the whole answer."""
+    """Return the fenced blocks in one of the languages, joined; else those of any language; else the whole answer."""
     text = answer[:LONGEST_ANSWER_CHARS]
     for kind in (languages, r"\w*"):
         blocks = re.findall(rf"```(?:{kind})[ \t]*\n(.*?)```", text, re.DOTALL)
@@ -116,15 +116,15 @@ def _ends_well(command: list[str], code: str, timeout_s: float) -> bool:
 
 
 def function(answer: str, arguments: Arguments) -> bool:
-    """What `function` in `file` says of the answer, within `timeout_s` (10) and `memory_mb` (1024).
+    """Return what `function` in `file` says about the answer, within `timeout_s` (10) and `memory_mb` (1024).
 
     It gets the answer and the row: prompt, reference, agent, category, source. Raises UsageError where it crashes,
     hangs, prints more than 1 MiB, takes too much memory or returns something else: none is the model's failure.
     """
     file, name = str(real_path(arguments["file"])), arguments.get("function", "check")
     timeout_s = float(arguments.get("timeout_s", FUNCTION_TIMEOUT_S))
-    if not 0 < timeout_s <= LONGEST_FUNCTION_TIMEOUT_S:
-        raise UsageError(f"checker: timeout_s must be above 0 and at most {LONGEST_FUNCTION_TIMEOUT_S:g}")
+    if not 0 < timeout_s <= MAX_FUNCTION_TIMEOUT_S:
+        raise UsageError(f"checker: timeout_s must be above 0 and at most {MAX_FUNCTION_TIMEOUT_S:g}")
     memory_bytes = int(arguments["memory_mb"]) << 20 if "memory_mb" in arguments else MEMORY_BYTES
     call = json.dumps([file, name, answer, arguments.get("row") or {}])
     where = f"checker: {name} in {file}"

@@ -52,7 +52,7 @@ class Checking:
     failures: int = 0
 
     def succeeds(self, answer: str, checker: Arguments, *, ended: bool, row: Arguments) -> bool:
-        """As `answer_succeeds`."""
+        """Return whether an answer succeeds, as `answer_succeeds`."""
         if checker.get("name") != "function":
             return answer_succeeds(answer, checker, ended=ended)
         if self.failures >= FUNCTION_FAILURES:
@@ -65,17 +65,22 @@ class Checking:
 
 
 def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
-    """A row's own checker, else the config's. What a row says of code to run is left out: see function.py."""
+    """Return a row's own checker, else the config's.
+
+    Code that a row names is left out: see code.py.
+    """
     if checker is None:
         return otherwise
     return {"name": "function"} if checker.get("name") == "function" else checker
 
 
 def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row: Arguments | None = None) -> bool:
-    """Whether `answer` succeeds. `ended`: the model ended it by itself. `row`: what a function is told of the row.
+    """Return whether `answer` succeeds.
 
-    Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern
-    that takes too long: neither may count as the model's failure.
+    `ended`: the model ended it by itself. `row`: what a function is told about the row.
+
+    Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern that takes too
+    long: neither may count as the model's failure.
     """
     known = find_checker(checker)
     must_end = checker["name"] == "ends_by_itself" or checker.get("must_end", False)
@@ -85,7 +90,7 @@ def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row:
 
 
 def find_checker(checker: Arguments, where: str = "checker") -> Checker:
-    """The checker that these arguments name. Raises UsageError; nothing is run."""
+    """Return the checker that these arguments name. Raises UsageError; nothing is run."""
     name = checker.get("name")
     if not isinstance(name, str) or name not in CHECKERS:
         near = difflib.get_close_matches(str(name), CHECKERS, 1)

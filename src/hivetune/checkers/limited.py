@@ -1,4 +1,4 @@
-"""Runs what an answer holds in a process with limits: of time and memory always, of everything else in a sandbox.
+"""Running a program with limits: of time and memory always, and of everything else in a sandbox.
 
 The sandbox is bubblewrap: namespaces of its own for files, processes, users and network; of the machine's files only
 the programs and libraries, read-only; an empty folder in memory to write to; no process can be started.
@@ -50,7 +50,9 @@ _MACHINES = {"x86_64": _Calls(0xC000003E, 56, (57, 58)), "aarch64": _Calls(0xC00
 
 
 def no_children(machine: str = platform.machine()) -> bytes:
-    """The filter as `bwrap --seccomp` reads it. Raises MachineNotFit for a processor whose calls are not listed."""
+    """Return the filter as `bwrap --seccomp` reads it. Raises MachineNotFit for a processor whose calls are not
+    listed.
+    """
     calls = _MACHINES.get(machine)
     if calls is None:
         raise MachineNotFit(
@@ -83,7 +85,7 @@ def no_children(machine: str = platform.machine()) -> bytes:
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 16 << 20
 OUTPUT_BYTES = 1 << 20
-MOST_THREADS = 64  # in all processes together
+MAX_THREADS = 64  # in all processes together
 _LOOK_S = 0.1
 
 
@@ -92,7 +94,7 @@ class TooSlow(Exception):
 
 
 def run_sandboxed(command: Sequence[str], text: str, timeout_s: float) -> "subprocess.CompletedProcess[str]":
-    """`run_limited` inside bubblewrap, where `command` can start no process. Raises TooSlow, MachineNotFit."""
+    """Run `run_limited` inside bubblewrap, where `command` can start no process. Raises TooSlow, MachineNotFit."""
     with tempfile.TemporaryFile() as rules:
         rules.write(no_children())
         rules.seek(0)
@@ -110,7 +112,7 @@ def run_limited(
 ) -> "subprocess.CompletedProcess[str]":
     """Run `command` with `text` on its standard input; both outputs are cut at `OUTPUT_BYTES`. Raises TooSlow.
 
-    Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MOST_THREADS`, or more memory in
+    Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MAX_THREADS`, or more memory in
     all of them together, ends them.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -139,14 +141,14 @@ def run_limited(
 
 
 def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
-    """Its exit code, -SIGKILL when it and its children grew too many or too large. Raises TooSlow."""
+    """Return its exit code, -SIGKILL when it and its children grew too many or too large. Raises TooSlow."""
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(min(left, _LOOK_S))
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
-            if _num_threads(family) > MOST_THREADS or _memory_bytes(family) > memory_bytes:
+            if _num_threads(family) > MAX_THREADS or _memory_bytes(family) > memory_bytes:
                 for child in family:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         child.kill()
@@ -171,7 +173,10 @@ def _memory_bytes(family: Sequence[psutil.Process]) -> int:
 
 
 def _sandbox(rules: int) -> list[str]:
-    """The beginning of a command inside bubblewrap; `rules`: descriptor of its seccomp filter. Raises MachineNotFit."""
+    """Return the beginning of a command inside bubblewrap.
+
+    `rules`: the descriptor of its seccomp filter. Raises MachineNotFit without bubblewrap.
+    """
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise MachineNotFit("running an answer's code needs bubblewrap", hint="apt install bubblewrap")
@@ -190,7 +195,7 @@ def _sandbox(rules: int) -> list[str]:
 
 
 def base_python() -> str:
-    """The interpreter outside any virtual environment: what the sandbox can see."""
+    """Return the interpreter outside any virtual environment, which the sandbox can see."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return str(Path(sys.base_prefix) / "bin" / name)
 

@@ -15,7 +15,7 @@ from hivetune.errors import MachineNotFit, UsageError
 
 Arguments = Mapping[str, Any]
 LONGEST_ANSWER_CHARS = 20_000  # what a pattern may be run against
-LONGEST_PATTERN_CHARS = 500
+MAX_PATTERN_CHARS = 500
 PATTERN_TIMEOUT_S = 2.0
 
 
@@ -32,7 +32,9 @@ def contains_none(answer: str, arguments: Arguments) -> bool:
 
 
 def _finder(word: str, arguments: Arguments) -> Callable[[str], object]:
-    """Finds `word` as a whole word: 'int' is not in 'print'. `whole_words: false` and `ignore_case: true` loosen it."""
+    """Return a search for `word` as a whole word: 'int' is not in 'print'. `whole_words: false` and `ignore_case: true`
+    loosen it.
+    """
     flags = re.IGNORECASE if arguments.get("ignore_case", False) else 0
     pattern = re.escape(word)
     if arguments.get("whole_words", True):
@@ -54,7 +56,7 @@ def starts_with(answer: str, arguments: Arguments) -> bool:
 
 
 def _plain(text: str, arguments: Arguments) -> str:
-    """Canonical Unicode, runs of white space as one blank; `ignore_case` folds the case."""
+    """Return canonical Unicode, with runs of white space as one blank; `ignore_case` folds the case."""
     text = " ".join(unicodedata.normalize("NFC", text).split())
     return text.casefold() if arguments.get("ignore_case", False) else text
 
@@ -79,8 +81,8 @@ def regex(answer: str, arguments: Arguments) -> bool:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    if len(pattern) > LONGEST_PATTERN_CHARS:
-        raise UsageError(f"{where}: the pattern is longer than {LONGEST_PATTERN_CHARS} characters")
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise UsageError(f"{where}: the pattern is longer than {MAX_PATTERN_CHARS} characters")
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -99,7 +101,7 @@ SCHEMA_TIMEOUT_S = 5.0
 
 
 def json_valid(answer: str, arguments: Arguments) -> bool:
-    """The whole answer, or the one fenced block in it, is JSON; `keys` must then all be there."""
+    """Return whether the whole answer, or the one fenced block in it, is JSON and has all of `keys`."""
     text = fenced_json(answer)
     if text is None:
         return False
@@ -111,7 +113,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
 def number_close(answer: str, arguments: Arguments) -> bool:
-    """The last number in the answer is within `tolerance` (absolute, default 1e-6 of the value) of `value`."""
+    """Return whether the last number in the answer is within `tolerance` (absolute, default 1e-6 of the value) of
+    `value`.
+    """
     found = _NUMBER.findall(answer[:LONGEST_ANSWER_CHARS])
     if not found:
         return False
@@ -132,7 +136,9 @@ sys.stdout.write(str(validator.is_valid(value)))
 
 
 def json_schema(answer: str, arguments: Arguments) -> bool:
-    """The answer, or the one fenced block in it, is JSON that the schema accepts (JSON Schema, any draft)."""
+    """Return whether the answer, or the one fenced block in it, is JSON that the schema accepts (JSON Schema, any
+    draft).
+    """
     value = fenced_json(answer)
     if value is None:
         return False
@@ -150,7 +156,7 @@ def json_schema(answer: str, arguments: Arguments) -> bool:
 
 
 def fenced_json(answer: str) -> str | None:
-    """The text of the answer's JSON: of its one fenced block, else the whole; None where it is not JSON."""
+    """Return the text of the answer's JSON: of its one fenced block, else the whole; None where it is not JSON."""
     fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:LONGEST_ANSWER_CHARS], re.DOTALL)
     text = fence.group(1) if fence else answer
     try:

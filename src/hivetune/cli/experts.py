@@ -13,17 +13,17 @@ from hivetune.cli.arguments import SetOption
 from hivetune.cli.output import emit, moment, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
-from hivetune.experts.costs import AdapterCost, known_costs
-from hivetune.experts.decide import RoutedDomain
-from hivetune.experts.routes import Routed, routes_document
-from hivetune.experts.station import Experts, propose_experts, train_experts
-from hivetune.experts.suggest import Suggestions
-from hivetune.experts.survey import Attended, shared_name
 from hivetune.records import Progress
 from hivetune.release.registry import releases
-from hivetune.routing.domains import LEAST_ROWS
-from hivetune.routing.steps import ExpertStep, newest_steps
+from hivetune.routing.domains import MIN_ROWS
+from hivetune.routing.steps import SpecialistStep, newest_steps
 from hivetune.run.folder import ADAPTER
+from hivetune.specialists.costs import AdapterCost, known_costs
+from hivetune.specialists.decide import RoutedDomain
+from hivetune.specialists.routes import Routed, routes_document
+from hivetune.specialists.station import Specialists, propose_specialists, train_specialists
+from hivetune.specialists.suggest import Suggestions
+from hivetune.specialists.survey import Attended, shared_name
 
 
 def experts(
@@ -38,6 +38,7 @@ def experts(
     status: Annotated[bool, typer.Option("--status", help="Show what is known; this is the default.")] = False,
 ) -> None:
     """Train specialists: a domain gets its own adapter if that is measurably better, and its requests are routed to it.
+    """Specialists: a domain gets an adapter of its own when evidence says so, and each request finds it.
 
     Rows declare their domain (experts.by). --propose takes minutes: it compares gradients, then trains 40 steps.
     """
@@ -48,7 +49,7 @@ def experts(
         _status(shared_name(settings))
         return
     told = Attended(_bar)
-    made = train_experts(settings, told) if train else propose_experts(settings, told)
+    made = train_specialists(settings, told) if train else propose_specialists(settings, told)
     _show(made)
     emit(_document(made))
 
@@ -67,15 +68,15 @@ def _bar(label: str) -> Progress:
     return progress
 
 
-def _show(made: Experts) -> None:
-    found = made.found
+def _show(made: Specialists) -> None:
+    found = made.survey
     if found.kind is None:
         show("there are no domains: no agent, category, system prompt or tool divides the rows")
     else:
         sizes = {domain.label: len(found.rows_of(domain)) for domain in found.domains}
         _show_steps(made.steps, sizes)
     for step in made.changes:
-        show(f"{step.expert} {step.step}: {step.reason}")
+        show(f"{step.specialist} {step.step}: {step.reason}")
     if made.suggested is not None:
         _show_suggested(made.suggested)
     if made.routed is not None:
@@ -89,9 +90,15 @@ def _show(made: Experts) -> None:
         show("next: train them with --train")
 
 
-def _show_steps(steps: Iterable[ExpertStep], sizes: dict[str, int]) -> None:
+def _show_steps(steps: Iterable[SpecialistStep], sizes: dict[str, int]) -> None:
     rows = [
-        (step.domain.label, sizes.get(step.domain.label, "-"), step.step.replace("-", " "), step.expert, step.reason)
+        (
+            step.domain.label,
+            sizes.get(step.domain.label, "-"),
+            step.step.replace("-", " "),
+            step.specialist,
+            step.reason,
+        )
         for step in steps
     ]
     table("", ("domain", "rows", "state", "specialist", "why"), rows, numeric=("rows",))
@@ -103,6 +110,10 @@ def _show_suggested(suggested: Suggestions) -> None:
     if not suggested.clusters:
         fewer = f"; {suggested.smaller} stable clusters have less than {LEAST_ROWS} rows each" * bool(suggested.smaller)
         show(f"{suggested.undeclared} rows declare no domain, and their texts suggest none{fewer}")
+        fewer = f"; {suggested.smaller} clusters are stable, each of less than {MIN_ROWS} rows" * bool(
+            suggested.smaller
+        )
+        show(f"{suggested.undeclared} rows declare none of these, and their texts suggest no domain{fewer}")
         return
     rows = [
         (cluster.name, len(cluster.texts), ", ".join(f"{word} ({own}, {other})" for word, own, other in cluster.words))
@@ -123,6 +134,8 @@ def _show_routed(routed: Routed) -> None:
         if domains:
             table(how, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(one) for one in domains])
     for expert in routed.table.router.experts:
+            table(how, ("domain", "rows", "better by", "95 %", "is"), [_routed_line(one) for one in domains])
+    for expert in routed.table.router.specialists:
         if expert.threshold is None:
             show(f"{expert.name} is reached by name and key only: {expert.why_not}")
 
@@ -191,12 +204,14 @@ def _status(shared: str) -> None:
     )
 
 
-def _document(made: Experts) -> dict[str, Any]:
+def _document(made: Specialists) -> dict[str, Any]:
     return {
-        "shared": made.found.shared.label,
-        "by": made.found.kind,
-        "rows": len(made.found.rows),
-        "domains": [{"domain": domain.label, "rows": len(made.found.rows_of(domain))} for domain in made.found.domains],
+        "shared": made.survey.shared.label,
+        "by": made.survey.kind,
+        "rows": len(made.survey.rows),
+        "domains": [
+            {"domain": domain.label, "rows": len(made.survey.rows_of(domain))} for domain in made.survey.domains
+        ],
         "experts": [_step(step) for step in made.steps],
         "changes": [_step(step) for step in made.changes],
         "routes": None if made.routed is None else routes_document(made.routed),
@@ -220,5 +235,6 @@ def _suggested(suggested: Suggestions) -> dict[str, Any]:
     return {"undeclared": suggested.undeclared, "key": suggested.key, "clusters": clusters, "lines": lines}
 
 
-def _step(step: ExpertStep) -> dict[str, Any]:
-    return {**to_plain(step), "domain": step.domain.label}
+def _step(step: SpecialistStep) -> dict[str, Any]:
+    document = to_plain(step)
+    return {**document, "expert": document.pop("specialist"), "domain": step.domain.label}

@@ -34,7 +34,6 @@ from hivetune.cycle.pool import LookCache, cycle_id, read_rows_now
 from hivetune.cycle.watch import read_service, regression_reason
 from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.experts.station import not_looked_at
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
 from hivetune.run.adapter import adapter_hash
@@ -43,6 +42,7 @@ from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
 from hivetune.run.record import read_record
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
+from hivetune.specialists.station import not_looked_at
 
 
 def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:

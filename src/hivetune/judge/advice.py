@@ -19,7 +19,7 @@ from hivetune.records import Advice, Metric
 from hivetune.run.folder import METRICS
 from hivetune.train.open import Run
 
-FEWEST_VALIDATIONS = 3
+MIN_VALIDATIONS = 3
 ROSE = 0.01  # of the validation loss: repeated validations of one run differ by less
 ROSE_EARLY = 0.05  # within the first epoch, in which no row is seen twice
 STILL_FALLING = 0.02  # of the loss, in the last third of the steps
@@ -30,8 +30,10 @@ SHOWN_ROWS = 5
 
 @dataclass(frozen=True)
 class Curve:
-    """Of a run: (step, loss, gradient norm) of its steps, (step, loss) of its validations, how often it was rolled
-    back, and the settings that the curve is read against. `per_epoch`: steps of one epoch."""
+    """The curve of a run: (step, loss, gradient norm) of its steps, (step, loss) of its validations, and its settings.
+
+    `rollbacks`: how often training went back. `per_epoch`: steps of one epoch.
+    """
 
     steps: Sequence[tuple[int, float, float]]
     validations: Sequence[tuple[int, float]]
@@ -49,8 +51,11 @@ def advise(
     contradictory: Sequence[str],
     metrics: Sequence[Metric],
 ) -> tuple[Advice, ...]:
-    """Advice in the order of what helps most. `rank`: of measure/rank.py; `contradictory`: places of trained
-    rows that answer one question differently."""
+    """Return advice, what helps most first.
+
+    `rank`: the document of worker/rank.py. `contradictory`: places of trained rows that answer one question
+    differently.
+    """
     found = [
         _rate(curve),
         _trained_enough(curve),
@@ -83,7 +88,7 @@ def _rate(curve: Curve) -> Advice | None:
 
 def _trained_enough(curve: Curve) -> Advice | None:
     """Train against validation: too long, or not long enough."""
-    if len(curve.validations) < FEWEST_VALIDATIONS:
+    if len(curve.validations) < MIN_VALIDATIONS:
         return None
     best_step, best = min(curve.validations, key=lambda each: each[1])
     last_step, last = curve.validations[-1]
@@ -108,7 +113,9 @@ def _trained_enough(curve: Curve) -> Advice | None:
 
 
 def _still_falling(curve: Curve) -> float | None:
-    """The validation loss at two thirds of the steps, where the last is the lowest and lower by STILL_FALLING."""
+    """Return the validation loss at two thirds of the steps, where the last one is the lowest and lower by
+    STILL_FALLING.
+    """
     last_step, last = curve.validations[-1]
     earlier = [loss for step, loss in curve.validations if step <= last_step * 2 / 3]
     lowest = last == min(loss for _, loss in curve.validations)
@@ -140,7 +147,9 @@ def _contradictory(places: Sequence[str]) -> Advice | None:
 
 
 def _worse(evaluation: Mapping[str, Any]) -> Advice | None:
-    """Held-out rows whose loss got worse, the most first, and the agent that most of them are of."""
+    """Name the held-out rows whose loss got worse, the largest rise first, and the agent that most of them belong
+    to.
+    """
     rows = [
         row
         for row in evaluation["rows"]
@@ -175,7 +184,7 @@ def _rank(rank: Mapping[str, Any] | None) -> Advice | None:
 
 
 def _evidence(metric: Metric) -> Advice | None:
-    """How to get to the n that decides."""
+    """Say how to get to the n that decides."""
     if metric.needed is None or metric.passed is not False or metric.needed <= metric.n:
         return None
     how = (
@@ -189,7 +198,7 @@ def _evidence(metric: Metric) -> Advice | None:
 
 
 def _quarter(curve: Curve, number: int) -> float | None:
-    """The median training loss of the first (0) to the last (3) quarter of the steps; None of fewer than 16 steps."""
+    """Return the median training loss of the first (0) to the last (3) quarter of the steps; None below 16 steps."""
     if len(curve.steps) < 16:
         return None
     size = len(curve.steps) // 4
@@ -198,13 +207,13 @@ def _quarter(curve: Curve, number: int) -> float | None:
 
 # What advice is read from: a run's losses step by step, and trained rows that contradict each other.
 
-MOST_ROWS_READ = 20_000  # about 2 s
-_MOST_PLACES = 10
-MOST_POINTS = 200  # of a plot
+MAX_ROWS_READ = 20_000  # about 2 s
+_MAX_PLACES = 10
+MAX_POINTS = 200  # of a plot
 
 
 def read_curve(run: Run) -> Curve:
-    """The steps and validations of `metrics.jsonl` and the settings that they are read against."""
+    """Return the steps and validations of `metrics.jsonl` and the settings that advice reads them against."""
     steps, validations, rollbacks = [], [], 0
     for entry in read_journal(run.folder / METRICS):
         if entry["event"] == "step" and None not in (entry["loss"], entry.get("grad_norm")):
@@ -220,24 +229,26 @@ def read_curve(run: Run) -> Curve:
 
 
 def curve_document(curve: Curve) -> dict[str, Any]:
-    """For a plot: `steps` and `validations` as [step, loss]; of many steps the mean of each stretch."""
-    size = -(-len(curve.steps) // MOST_POINTS) or 1
+    """Return the curve for a plot: `steps` and `validations` as [step, loss]. Many steps become the means of
+    stretches.
+    """
+    size = -(-len(curve.steps) // MAX_POINTS) or 1
     parts = [curve.steps[start : start + size] for start in range(0, len(curve.steps), size)]
     steps = [[part[-1][0], sum(loss for _, loss, _ in part) / len(part)] for part in parts]
     return {"steps": steps, "validations": [list(each) for each in curve.validations]}
 
 
 def contradictory_rows(snapshot: Snapshot) -> tuple[str, ...]:
-    """Places of trained rows that answer a question otherwise than an earlier row does; of the first MOST_ROWS_READ.
+    """Return places of trained rows that answer a question differently from an earlier row; reads MAX_ROWS_READ rows.
 
     The same question is the same words before the first answer, for one agent.
     """
     answers: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
-    for row in snapshot.rows("train")[:MOST_ROWS_READ]:
+    for row in snapshot.rows("train")[:MAX_ROWS_READ]:
         info = snapshot.info(row)
         turns = [message for message in info.messages if message.role != "system"]
         if len(turns) == 2 and turns[1].role == "assistant":
             said = " ".join(turns[1].content.split()).casefold()
             answers[info.agent or "", question(info.messages)].setdefault(said, info.source)
     others = [list(known.values())[1:] for known in answers.values() if len(known) > 1]
-    return tuple(place for places in others for place in places)[:_MOST_PLACES]
+    return tuple(place for places in others for place in places)[:_MAX_PLACES]

@@ -1,6 +1,6 @@
-"""Sides are asked: many prompts at once for their answers, a few alone and in turns for their times. All is kept.
+"""Asking two sides: many prompts at once for their answers, a few alone and in turns for their times.
 
-Answers lie below the home by what they depend on (files, longest answer, slots), so that a base or a release is asked
+Answers are kept below the home by what they depend on (files, longest answer, slots). So a base or a release is asked
 once, and a comparison that failed half-way goes on where it was. The times of two sides lie with their comparison.
 """
 
@@ -49,7 +49,7 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """The hash of all that a server is asked."""
+        """Return the hash of all that a server is asked."""
         return asked_hash(self.messages, self.tools)
 
 
@@ -77,7 +77,10 @@ OnAnswer = Callable[[], None]
 
 @dataclass
 class KeptAnswers:
-    """The answers of one side so far. `served`: cold start and memory."""
+    """The answers of one side so far, in its journal.
+
+    `served`: cold start and memory.
+    """
 
     label: str
     journal: Journal
@@ -86,7 +89,7 @@ class KeptAnswers:
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
-        """The first answer to a prompt is its answer."""
+        """Keep an answer unless its prompt has one already."""
         with self.guard:
             if prompt.key in self.answers:
                 return
@@ -96,7 +99,7 @@ class KeptAnswers:
             self.answers[prompt.key] = found
 
     def note_served(self, **figures: float | None) -> None:
-        """What a start of the server cost; the newest counts."""
+        """Note what a start of the server cost; the newest figures count."""
         known = {name: value for name, value in figures.items() if value is not None}
         self.journal.append("served", **known)
         self.served |= known
@@ -104,7 +107,7 @@ class KeptAnswers:
 
 @contextlib.contextmanager
 def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
-    """What a side answered before, open for more. Damaged lines are asked again."""
+    """Open what a side answered before, for reading and for more. Damaged lines are asked again."""
     known = list(read_journal(folder / ANSWERS))
     with Journal(folder / ANSWERS) as journal:
         kept = KeptAnswers(label, journal)
@@ -118,7 +121,7 @@ def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
 
 @contextlib.contextmanager
 def kept_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[KeptAnswers]:
-    """What this side answered before under these settings, for this process alone."""
+    """Open what this side answered before under these settings, locked for this process."""
     about = json.dumps([side.identity, new_tokens, slots], sort_keys=True)
     folder = home() / _ANSWERED / hashlib.sha256(about.encode()).hexdigest()[:16]
     with lock(folder), kept_answers(folder, side.label) as kept:
@@ -126,12 +129,18 @@ def kept_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[KeptAnswe
 
 
 def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
-    """Tells of one part of a work as of all of it. `before`, `after`: the items of its other parts."""
+    """Return a callback that reports one part of a job as part of the whole.
+
+    `before`, `after`: the items of the other parts.
+    """
     return lambda done, total: progress(before + done, None if total is None else before + total + after)
 
 
 def counter(progress: Progress, total: int, done: int = 0) -> OnAnswer:
-    """Called by several threads. `done`: answers that were there before."""
+    """Return a callback for several threads that counts answers.
+
+    `done`: answers that were there before.
+    """
     guard = threading.Lock()
 
     def count() -> None:
@@ -146,7 +155,10 @@ def counter(progress: Progress, total: int, done: int = 0) -> OnAnswer:
 def ask_all(
     asked: Asked, kept: KeptAnswers, prompts: Sequence[Prompt], *, slots: int, new_tokens: int, on_answer: OnAnswer
 ) -> None:
-    """The answers that are missing, `slots` at a time. Raises HivetuneError or UsageError; what came before is kept."""
+    """Ask for the missing answers, `slots` at a time.
+
+    Raises HivetuneError or UsageError; what came before is kept.
+    """
     missing = [prompt for prompt in prompts if prompt.key not in kept.answers]
     if not missing:
         return
@@ -181,7 +193,7 @@ def ask_all(
 def ask_prompt(
     asked: Asked, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
 ) -> TimedAnswer:
-    """One answer, with a few tries. Raises HivetuneError when all failed, UsageError for what was refused."""
+    """Return one answer, with a few retries. Raises HivetuneError when all failed, UsageError for what was refused."""
     for attempt in range(_TRIES):
         try:
             return asked.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
@@ -203,11 +215,11 @@ def time_in_turns(
     new_tokens: int,
     on_answer: OnAnswer,
 ) -> list[dict[str, tuple[float, float | None]]]:
-    """For each side: prompt key -> (seconds, seconds until the first token), one answer at a time.
+    """Return for each side the times by prompt key: (seconds, seconds until the first token), one answer at a time.
 
-    Both sides answer a prompt one right after the other, and who begins changes, so that a busy moment of the machine
-    meets both. What was timed before is taken from `times`, unless other programs kept the machine busy then. An answer
-    to a prompt that had none yet is kept as such.
+    Both sides answer a prompt one right after the other, and who begins changes. So a busy moment of the machine meets
+    both. Earlier times are taken from `times`, unless other programs kept the machine busy then. An answer to a prompt
+    that had none yet is kept.
     """
     known = _known_times(times)
     before = cpu_seconds()
@@ -231,7 +243,7 @@ def time_in_turns(
 
 
 def others_share_of(times: Path) -> float | None:
-    """Of the newest sitting in which prompts were timed: the share of the machine that other programs used."""
+    """Return the share of the machine that other programs used in the newest sitting with timed prompts."""
     sittings = [entry["others_share"] for entry in read_journal(times) if entry["event"] == "sitting"]
     return sittings[-1] if sittings else None
 
@@ -247,7 +259,7 @@ def _known_times(times: Path) -> dict[str, list[Any]]:
 
 
 def cpu_seconds() -> tuple[float, float, float]:
-    """(seconds that pass, processor seconds of the machine, those of this process and its children)."""
+    """Return (wall-clock seconds, processor seconds of the machine, those of this process and its children)."""
     times = psutil.cpu_times()
     used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
     own = 0.0
@@ -258,7 +270,7 @@ def cpu_seconds() -> tuple[float, float, float]:
 
 
 def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """Share of all cores that neither this process nor its children used between two `cpu_seconds`."""
+    """Return the share of all cores that other programs used between two calls to `cpu_seconds`."""
     passed, used, own = (late - early for early, late in zip(before, after, strict=True))
     cores = psutil.cpu_count() or 1
     return round(min(1.0, max(0.0, used - own) / (cores * passed)), 3) if passed > 0 else 0.0
@@ -285,7 +297,7 @@ def _time_one(
 
 
 def _unfinished(kept: KeptAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
-    """The same error, with how far the side came."""
+    """Return the same error with a hint that says how far the side came."""
     keys = {prompt.key for prompt in prompts}
     done = len(keys & kept.answers.keys())
     hint = f"{done} of {len(keys)} answers are kept; run the same command again to go on"
@@ -295,7 +307,7 @@ def _unfinished(kept: KeptAnswers, prompts: Iterable[Prompt], error: HivetuneErr
 def with_times(
     answers: Mapping[str, PromptAnswer], times: Mapping[str, tuple[float, float | None]]
 ) -> dict[str, PromptAnswer]:
-    """The answers, with the times of those that were timed."""
+    """Return the answers, with times where the prompt was timed."""
     found: dict[str, PromptAnswer] = {}
     for key, answer in answers.items():
         seconds, first_token_s = times.get(key, (None, None))

@@ -1,4 +1,4 @@
-"""From the name of a side to what is asked: files for llama.cpp, a server's URL, or figures that were recorded."""
+"""From the name of a side to what answers: files for llama.cpp, a server's URL, or recorded figures."""
 
 import contextlib
 import hashlib
@@ -62,9 +62,10 @@ class Artefact:
 
 
 def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
-    """What `text` names. `run` has the rows, and the base that `base` and an adapter's file alone belong to.
+    """Return the artefact that `text` names.
 
-    Raises UsageError for what is not there, is damaged or does not belong to its base, and what exporting raises.
+    `run` owns the rows, and the base of `base` and of a single adapter file. Raises UsageError for a file that is
+    missing, damaged or not of its base, and what exporting raises.
     """
     side = parse_side(text)
     if side.kind == "endpoint":
@@ -88,7 +89,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
 
 @contextlib.contextmanager
 def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tuple[Asked, float | None]]:
-    """What answers, and the seconds until it could: None for a server that was there before."""
+    """Yield a server that answers, and its start in seconds; None for one that was running before."""
     if artefact.endpoint is not None:
         yield artefact.endpoint, None
         return
@@ -104,7 +105,7 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
 
 
 def check_memory(artefacts: Sequence[Artefact]) -> None:
-    """Raises DoesNotFit when two models do not fit into the free memory at once, as they are asked in turns.
+    """Raise DoesNotFit when two models do not fit into the free memory together, since they are asked in turns.
 
     A file that both have, such as a base, is mapped once.
     """
@@ -169,8 +170,10 @@ def _release(reference: str, quant: str) -> Artefact:
 
 
 def _trained(release: Release) -> tuple[Path, Path | None] | None:
-    """The prepared base that a release's own record names, if it is still here: an upgraded one in the same folder is
-    another model, and what the adapter makes of that says nothing about the release."""
+    """Return the prepared base that a release's own record names, if it is still here.
+
+    An upgraded base in the same folder is another model, and says nothing about the release.
+    """
     folder = Path(read_json(release.folder / RECORD).get("model", ""))
     if not (folder / MANIFEST).is_file() or not (release.folder / ADAPTER).is_file():
         return None
@@ -195,7 +198,10 @@ def _figures(path: Path) -> dict[str, float]:
 
 
 def _check_template(run: Path, backend: Backend) -> None:
-    """Nothing is judged that is asked otherwise than it was trained. A run whose data are gone is taken as it is."""
+    """Raise UsageError for a side whose prompts differ from those it was trained on.
+
+    A run whose data are gone is taken as it is.
+    """
     try:
         check_prompts(run, backend)
     except UsageError:

@@ -1,6 +1,6 @@
-"""Two sides on the same prompts, as one document of the form of eval.json: the first is `base`, the second `tuned`.
+"""The station `compare`: two sides answer the same prompts, and one document of eval.json's form says how they did.
 
-Pure: which prompts, what their answers are worth, and what each side cost. The answers come from `answers`.
+The first side is `base` in the document, the second `tuned`. The answers come from answers.py.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
 
 
-FEWEST_TIMED_TOKENS = 8
+MIN_TIMED_TOKENS = 8
 
 
 COSTS = ("peak_memory_bytes", "cold_start_s")
@@ -55,7 +55,7 @@ COSTS = ("peak_memory_bytes", "cold_start_s")
 
 @dataclass(frozen=True)
 class SideAnswers:
-    """One side: its answers by the key of the prompt, what it cost, and the figures that were recorded elsewhere."""
+    """One side of a comparison: its answers by the key of the prompt, its costs, and its recorded figures."""
 
     label: str
     kind: str
@@ -66,7 +66,7 @@ class SideAnswers:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured, and the folder below the home that is its own."""
+    """The document of a comparison, and the folder below the home that belongs to it."""
 
     document: dict[str, Any]
     folder: Path
@@ -82,7 +82,8 @@ def compare_pair(
     quant: str = SERVED_QUANT,
     progress: Progress = silent,
 ) -> Comparison:
-    """Both sides on the held-out rows of `run`, or on `rows`. The first is `base` in the document, the other `tuned`.
+    """Compare both sides on the held-out rows of `run`, or on `rows`. The first is `base` in the document, the other
+    `tuned`.
 
     Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
     answers are kept and not asked again.
@@ -117,12 +118,12 @@ def compare_pair(
 
 
 def num_answers(run: Run, settings: EvalConfig, first: str, second: str) -> int:
-    """How many answers `compare_pair` counts for two sides that both have to be asked."""
+    """Return how many answers `compare_pair` counts for two sides that it has to ask."""
     return _num_answers(prompts_of_run(run, settings) + frozen_prompts(settings, (first, second)), settings, 2)
 
 
 def _num_answers(prompts: Sequence[Prompt], settings: EvalConfig, num_sides: int) -> int:
-    """Those that are timed count too, those of all sides as one."""
+    """Count the answers; a prompt that is timed counts once for all sides."""
     timed = len(_timed(prompts, settings))
     return timed + num_sides * (len({prompt.key for prompt in prompts}) - timed)
 
@@ -139,7 +140,7 @@ def _answer(
     folder: Path,
     progress: Progress,
 ) -> list[SideAnswers]:
-    """Times first, in turns, since those answers count too; then what is left of each side, many at once."""
+    """Take the times first, in turns, since those answers count too; then ask each side for the rest, many at once."""
     asked_sides = [side for side in sides if side.figures is None]
     check_memory(asked_sides)
     timed = _timed(prompts, settings)
@@ -182,7 +183,7 @@ def _hash(value: Any) -> str:
 
 
 def _context_tokens(run: Run | None, settings: EvalConfig) -> int:
-    """Per slot: the longest row and the longest answer."""
+    """Return the tokens of a slot: the longest row and the longest answer."""
     return max(CONTEXT_TOKENS, run.config.max_length + settings.new_tokens if run else 0)
 
 
@@ -193,9 +194,9 @@ def comparison_document(
     losses: Sequence[Mapping[str, Any]] | str,
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The document of compare.json, and with a run as the second side of eval.json (docs/formats.md).
+    """Return the document of compare.json, and with a run as the second side that of eval.json (docs/formats.md).
 
-    `losses`: the rows of eval.json, or why these two sides have no loss that can be compared.
+    `losses`: the rows of eval.json, or why the losses of these two sides can't be compared.
     """
     problems: list[dict[str, Any]] = []
     checking = Checking()
@@ -216,7 +217,9 @@ def comparison_document(
 
 
 def _not_compared(sides: Mapping[str, SideAnswers], losses: Sequence[Mapping[str, Any]] | str) -> dict[str, str]:
-    """Metrics that one side can't have, and why; what was merely not measured is not among them."""
+    """Return the metrics that one side can't have, each with its reason; a metric that was only not measured is not
+    listed.
+    """
     missing = {"loss": losses} if isinstance(losses, str) else {}
     for side in sides.values():
         if side.kind == "endpoint":
@@ -276,23 +279,23 @@ def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]])
 
 
 def tokens_per_second(answers: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Of the answers that were timed, one at a time; both sides in turns, in one sitting."""
+    """Return the rate over the timed answers, which both sides gave in turns, in one sitting."""
     timed = [answer[name] for answer in answers if answer[name]["seconds"] and answer[name]["new_tokens"] is not None]
     seconds = math.fsum(each["seconds"] for each in timed)
     return sum(each["new_tokens"] for each in timed) / seconds if seconds else None
 
 
 def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Equal work in the order of time: seconds for a token of each answer that was timed, each side by its own median.
+    """Return seconds for a token of each timed answer, in the order of time, each side divided by its own median.
 
-    The first token is left out: it pays for the prompt. So are answers of less than `FEWEST_TIMED_TOKENS`.
+    The first token is left out, since it pays for the prompt. So are answers of less than `MIN_TIMED_TOKENS`.
     """
     found: dict[str, list[float]] = {}
     for name in SIDES:
         timed = [answer[name] for answer in answers if answer[name]["first_token_s"] and answer[name]["seconds"]]
         times = [
             (each["seconds"] - each["first_token_s"]) / (each["new_tokens"] - 1)
-            if (each["new_tokens"] or 0) >= FEWEST_TIMED_TOKENS
+            if (each["new_tokens"] or 0) >= MIN_TIMED_TOKENS
             else None
             for each in timed
         ]
@@ -304,5 +307,5 @@ def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of all does not exceed."""
+    """Return the smallest value that at least this share of all values does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

@@ -14,7 +14,7 @@ from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
 from hivetune.judge.findings import Finding, FindingOutcome, counted_units, said_name
 from hivetune.judge.held_out import SIDES
-from hivetune.judge.statistics import FEWEST_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
+from hivetune.judge.statistics import MIN_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
 from hivetune.records import Metric
 
 # How assistants begin to refuse, in the languages of most rows; looked for in the first words, where a refusal stands.
@@ -39,12 +39,15 @@ class _Pairs:
 
 
 def is_refusal(answer: str) -> bool:
-    """Whether an answer begins as refusals do. A heuristic: its errors are the same on both sides of a comparison."""
+    """Return whether an answer begins as refusals do.
+
+    A heuristic: its errors are the same on both sides of a comparison.
+    """
     return bool(_REFUSAL.search(answer[:LOOKED_AT_CHARS]))
 
 
 def drift_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
-    """`length` (characters an answer), `loops` and `refusals` (shares of answers), where both sides answered."""
+    """Return `length` (characters an answer), `loops` and `refusals` (shares of answers), where both sides answered."""
     both = _pairs(evaluation["answers"])
     if not both.base:
         return []
@@ -62,7 +65,7 @@ def _pairs(answers: Sequence[Mapping[str, Any]]) -> _Pairs:
 
 
 def _length(both: _Pairs, limit: float | None, tolerance: float) -> Finding:
-    """The threshold is on the ratio of all characters, tuned / base, in either direction."""
+    """Judge the ratio of all characters, tuned / base, which may leave its threshold in neither direction."""
     lengths = [[float(len(text)) for text in texts] for texts in (both.base, both.tuned)]
     columns = by_group([*lengths, [1.0] * len(both.base)], both.groups)
     n, sums, named = len(both.base), [math.fsum(column) for column in columns], said_name("length")
@@ -88,7 +91,7 @@ def _length(both: _Pairs, limit: float | None, tolerance: float) -> Finding:
 
 
 def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | None, tolerance: float) -> Finding:
-    """The threshold is on how much larger the tuned model's share may be."""
+    """Judge how much larger the tuned model's share is."""
     base, tuned = ([test(text) for text in texts] for texts in (both.base, both.tuned))
     n, found = len(base), paired_proportions(base, tuned, both.groups)
     metric = Metric(name, sum(base) / n, sum(tuned) / n, found.value, found.ci95, n, limit, None, limit is not None)
@@ -110,7 +113,7 @@ def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | 
 
 
 def _open(metric: Metric, estimate: Estimate, effect: float, said: str, allowed: str) -> Finding:
-    needed, there = rows_needed(estimate, effect) or FEWEST_UNITS, counted_units(estimate, metric.n)
+    needed, there = rows_needed(estimate, effect) or MIN_UNITS, counted_units(estimate, metric.n)
     if estimate.units < needed:
         return _told(metric, "undecided", f"{said}: {allowed} is open; {there}, about {needed} needed to decide")
     return _told(metric, "missed", f"{said}: {allowed} is not shown, although {there} are enough")

@@ -1,4 +1,4 @@
-"""The station after training: base and tuned model on the held-out rows."""
+"""The station `eval`: base and tuned model answer the held-out rows, and eval.json says how they did."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ from hivetune.train.open import Run
 
 
 def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
-    """Baseline and tuned model on the held-out test rows: `eval.json` and its page.
+    """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` and its page.
 
     Raises UsageError when nothing was trained. Both answer as they are served, by llama.cpp. Where it is not installed
     or can't serve this model, the base is the baseline and the engine answers; `answered_by` says which, and why.
@@ -48,7 +48,9 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
 
 
 def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """By llama.cpp where it can, else by the engine, which needs one model in memory and no GGUF."""
+    """Evaluate by llama.cpp where it can serve the model, else by the engine, which needs one model in memory and no
+    GGUF.
+    """
     why = dry_export(run).problem
     if not why:
         try:
@@ -59,7 +61,7 @@ def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[st
 
 
 def _not_asked(settings: EvalConfig) -> str:
-    """What only served sides are asked."""
+    """Name the settings that only served sides can follow."""
     found = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
     return f"; {' and '.join(found)}: not asked, since that needs llama.cpp" if found else ""
 
@@ -80,7 +82,7 @@ def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str,
 
 
 def _make_files(run: Run) -> None:
-    """What the comparison would make first."""
+    """Make the files that the comparison needs first."""
     for side in (run.config.eval.baseline, str(run.folder)):
         find_artefact(side, run, SERVED_QUANT)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.config import GateConfig
-from hivetune.judge.statistics import FEWEST_UNITS, Estimate, Interval, by_group, jackknife, proportion, rows_needed
+from hivetune.judge.statistics import MIN_UNITS, Estimate, Interval, by_group, jackknife, proportion, rows_needed
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
@@ -34,7 +34,7 @@ SHARES_OF_ANSWERS = ("success", "ended", "least_success", "kept", "kept_general"
 
 
 # An abort for "no useful gain" needs as many units; and a loss is a sum in float32, which is no finer than that.
-FEWEST_TO_ABORT, RESOLUTION = 20, 1e-6
+MIN_TO_ABORT, RESOLUTION = 20, 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Finding:
 
 
 def refuse_loss(finding: Finding, tolerance: float) -> Finding:
-    """The finding, missed where its metric is only reported and significantly worse, unless by less than `tolerance`.
+    """Return the finding, as missed where its metric is only reported and significantly worse by more than `tolerance`.
 
-    What no threshold asks for may not be lost unseen: a setting for the metric says which loss of it is acceptable.
+    A loss that no threshold asks for may not go unseen. A setting for the metric says which loss is acceptable.
     """
     if finding.outcome != "reported" or finding.gain95 is None:
         return finding
@@ -63,7 +63,7 @@ def refuse_loss(finding: Finding, tolerance: float) -> Finding:
 
 
 def described(finding: Finding) -> str:
-    """The reason of a finding; of a metric that is only reported its values and interval."""
+    """Return the reason of a finding; for a reported metric its values and interval."""
     metric = finding.metric
     if finding.reason:
         return finding.reason
@@ -77,17 +77,20 @@ def described(finding: Finding) -> str:
 
 
 def metric_name(name: str) -> str:
-    """As a row of a table begins: with its unit."""
+    """Return the name that begins a row of a table, with its unit."""
     return METRIC_NAMES.get(name, name)
 
 
 def said_name(name: str) -> str:
-    """As a reason begins: without its unit."""
+    """Return the name that begins a reason, without its unit."""
     return metric_name(name).partition(" (")[0]
 
 
 def said_of_passed(metric: Mapping[str, Any]) -> str:
-    """`passed` of a metric of gate.json in a word. One that more rows would decide has not failed: it is open."""
+    """Return `passed` of a metric of gate.json in a word.
+
+    A metric that more rows would decide has not failed: it is open.
+    """
     if metric["passed"] is None:
         return "reported"
     return "yes" if metric["passed"] else "no" if metric.get("needed") is None else "open"
@@ -100,11 +103,14 @@ def gain_finding(
     threshold: float | None,
     tolerance: float,
 ) -> Finding:
-    """Loss, success and preference. `estimate`: tuned - base; `deciding`: what is gained, positive when the tuned
-    model is better, at the level of the gate's look. That a gain is too small is read off the plain interval, since
-    what few units can't exclude is no evidence against a model."""
+    """Judge a gain: loss, success or preference.
+
+    `estimate`: tuned - base. `deciding`: the gain, positive when the tuned model is better, at the level of the gate's
+    look. A gain that is too small is read off the plain interval, since what few units can't exclude is no evidence
+    against a model.
+    """
     name, gain = said_name(metric.name), deciding.value
-    needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or FEWEST_UNITS
+    needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or MIN_UNITS
     if deciding.plain is not None and deciding.plain[0] > (threshold or 0.0):  # only their number speaks against it
         needed = max(needed, estimate.units + 1)
     make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
@@ -123,7 +129,7 @@ def gain_finding(
         return make("abort", f"{seen}: worse by more than the tolerance {tolerance:g}")
     if plain_high <= threshold + RESOLUTION and plain_low > RESOLUTION:
         return make("missed", f"{plainly}: better, but less than the required {threshold:g}")
-    if plain_high <= threshold + RESOLUTION and estimate.units >= FEWEST_TO_ABORT:
+    if plain_high <= threshold + RESOLUTION and estimate.units >= MIN_TO_ABORT:
         return make("abort", f"{plainly}: leaves no useful gain (required: more than {threshold:g})")
     if estimate.units < needed:
         return make("undecided", f"{seen} straddles {threshold:g}; {there}, about {needed} needed to decide")
@@ -131,16 +137,19 @@ def gain_finding(
 
 
 def counted_units(estimate: Estimate, n: int) -> str:
-    """The pieces of evidence in words: rows, or sessions where some of the `n` rows share one."""
+    """Return the number of units in words: rows, or sessions where some of the `n` rows share one."""
     return f"{estimate.units} {'rows' if estimate.units == n else 'sessions'}"
 
 
 def ratio_finding(
     metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float, busy: str = ""
 ) -> Finding:
-    """Latency and memory: the tuned model may cost at most `limit` times the base. `busy`: why the machine was no place
-    to measure time, in words; then an interval that straddles the limit is undecided, whatever n is."""
-    needed = rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or FEWEST_UNITS
+    """Judge a cost, latency or memory: the tuned model may cost at most `limit` times the base.
+
+    `busy`: why the machine was no place to measure time, in words. Then an interval that straddles the limit is
+    undecided, whatever n is.
+    """
+    needed = rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or MIN_UNITS
     answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
     make = _outcomes(metric, shown_ci, limit, answers_needed)
     if limit is None:
@@ -167,7 +176,10 @@ def ratio_finding(
 def _outcomes(
     metric: Metric, ci95: Interval | None, threshold: float | None, needed: int
 ) -> Callable[[FindingOutcome, str], Finding]:
-    """Makes the findings of one metric, which differ in outcome and reason only. `needed`: rows that would decide."""
+    """Return a function that makes the findings of one metric, which differ in outcome and reason only.
+
+    `needed`: rows that would decide.
+    """
 
     def make(outcome: FindingOutcome, reason: str) -> Finding:
         passed = None if outcome == "reported" else outcome == "passed"
@@ -178,7 +190,9 @@ def _outcomes(
 
 
 def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
-    """One for each of `gate.least_success`, `gate.most_latency_s` and `gate.most_memory_gb` that is set."""
+    """Return a finding for each of `gate.least_success`, `gate.most_latency_s` and `gate.most_memory_gb` that is
+    set.
+    """
     found = []
     if config.least_success is not None:
         share = alone_share(evaluation)
@@ -198,7 +212,7 @@ def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Fi
 
 
 def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
-    """The share of the tuned model's answers that succeed. None without a checker."""
+    """Return the share of the tuned model's answers that succeed; None without a checker. None without a checker."""
     values = _values(evaluation, "success")
     if not values:
         return None
@@ -206,7 +220,7 @@ def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
 
 
 def alone_mean(evaluation: Mapping[str, Any], key: str) -> Estimate | None:
-    """The mean over the tuned model's answers, with an interval over whole groups."""
+    """Return the mean over the tuned model's answers, with an interval over whole groups."""
     values = _values(evaluation, key)
     if not values:
         return None
@@ -215,7 +229,7 @@ def alone_mean(evaluation: Mapping[str, Any], key: str) -> Estimate | None:
 
 
 def against(estimate: Estimate, *, minus: float = 0.0, times: float = 1.0) -> Estimate:
-    """The estimate of `value * times - minus`: a difference to, or a ratio with, a figure that was recorded."""
+    """Return the estimate of `value * times - minus`: a difference to a recorded figure, or a ratio with one."""
     interval = estimate.ci95
     shifted = None if interval is None else (interval[0] * times - minus, interval[1] * times - minus)
     return Estimate(estimate.value * times - minus, shifted, estimate.units, estimate.unit_sd * times)
@@ -257,7 +271,7 @@ def _most(name: str, estimate: Estimate | None, n: int, limit: float, tolerance:
 
 
 def _straddling(name: str, estimate: Estimate, n: int, limit: float, effect: float) -> Finding:
-    needed = rows_needed(estimate, max(effect, abs(estimate.value - limit))) or FEWEST_UNITS
+    needed = rows_needed(estimate, max(effect, abs(estimate.value - limit))) or MIN_UNITS
     there = counted_units(estimate, n)
     if estimate.units < needed:
         return _finding(name, estimate, n, limit, "undecided", f"is open; {there}, about {needed} needed to decide")
@@ -282,6 +296,6 @@ def _unknown(name: str, n: int, limit: float, why: str) -> Finding:
 
 
 def not_compared(finding: Finding, why: str) -> Finding:
-    """A metric that these two sides can't have: reported as such, and not required."""
+    """Return the finding as reported and not required, for a metric that these two sides can't have."""
     metric = replace(finding.metric, threshold=None, passed=None, required=False)
     return Finding(metric, "reported", f"{said_name(finding.metric.name)} is not compared: {why}")

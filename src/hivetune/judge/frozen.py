@@ -1,4 +1,8 @@
-"""Frozen questions around the walk: asked with the held-out rows, and made of what a new champion answers rightly."""
+"""Forgetting: what a release answered rightly before, its successors must answer too.
+
+The questions are a fixed list and the answers greedy, so nothing is sampled. The share that is kept is exact, and its
+interval only says how far it would carry to other questions of the kind.
+"""
 
 import hashlib
 from collections import defaultdict
@@ -23,7 +27,7 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import UsageError
 from hivetune.judge.answers import Prompt, last_said
 from hivetune.judge.findings import Finding, said_name
-from hivetune.judge.statistics import FEWEST_UNITS, Interval, paired_proportions, proportion
+from hivetune.judge.statistics import MIN_UNITS, Interval, paired_proportions, proportion
 from hivetune.models.sides import parse_side
 from hivetune.records import Metric
 from hivetune.release.registry import Release
@@ -37,13 +41,13 @@ from hivetune.run.record import read_record
 # interval only says how far it would carry to other questions of the kind.
 
 WINS_PER_RELEASE = 20
-MOST_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s
+MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class KeptQuestions:
-    """Of the questions that must be kept (`n`), how many the tuned model answers rightly, and which it lost."""
+    """How many of the questions that must be kept (`n`) the tuned model answers rightly, and which it lost."""
 
     n: int
     kept: int
@@ -56,9 +60,10 @@ class KeptQuestions:
 
 
 def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
-    """What the tuned model of an evaluation keeps of its frozen questions of these origins (win, own, general).
+    """Return what the tuned model of an evaluation keeps of its frozen questions of these origins (win, own, general).
 
-    A past win must be kept whatever the baseline says today; of the others, what the baseline answers rightly.
+    A past win must be kept whatever the baseline answers today. Of the others, what the baseline answers rightly must
+    be kept.
     """
     rows = [row for row in evaluation.get("frozen") or () if row["origin"] in origins]
     required = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
@@ -68,7 +73,7 @@ def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQues
 
 
 def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
-    """`kept` (past wins and the user's own) and `kept_general`, where there are such questions."""
+    """Return `kept` (past wins and the user's own) and `kept_general`, where such questions exist."""
     return [
         replace(_finding(name, found, limit), gain95=_gain(evaluation, origins))
         for name, origins, limit in (
@@ -80,7 +85,7 @@ def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[F
 
 
 def _gain(evaluation: Mapping[str, Any], origins: Collection[str]) -> Interval | None:
-    """Of all questions of these origins that both sides answered: lost ones count, and so do those that were won."""
+    """Return the interval over all questions of these origins that both sides answered; lost and won ones count."""
     pairs = [
         (bool(row["base"]["success"]), bool(row["tuned"]["success"]))
         for row in evaluation.get("frozen") or ()
@@ -91,7 +96,7 @@ def _gain(evaluation: Mapping[str, Any], origins: Collection[str]) -> Interval |
 
 def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
     interval = None if found.share is None else proportion([True] * found.kept + [False] * len(found.lost)).ci95
-    required = limit is not None and found.n >= FEWEST_UNITS
+    required = limit is not None and found.n >= MIN_UNITS
     passed = found.share is not None and limit is not None and found.share >= limit
     metric = Metric(name, None, found.share, None, interval, found.n, limit, passed if required else None, required)
     said = f"{said_name(name)}: {found.kept} of {found.n} frozen questions that were answered rightly still are"
@@ -108,10 +113,10 @@ def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
 
 
 def choose_wins(answers: Sequence[Mapping[str, Any]], kept_already: int) -> list[Mapping[str, Any]]:
-    """Which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
+    """Choose which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
 
-    Those that the tuned model answers rightly by a checker; what the baseline got wrong first, since that is what
-    training won. Agents and categories take turns. At most WINS_PER_RELEASE, and MOST_WINS with those `kept_already`.
+    Only answers that a checker calls right are chosen, first those that the baseline got wrong: training won them.
+    Agents and categories take turns. The limits are WINS_PER_RELEASE, and MAX_WINS with those `kept_already`.
     """
     strata: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers:
@@ -122,7 +127,7 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], kept_already: int) -> list
         for turn, row in enumerate(sorted(rows, key=_first)):
             places.append((turn, stratum, row))
     places.sort(key=lambda place: place[:2])
-    return [row for _, _, row in places][: max(0, min(WINS_PER_RELEASE, MOST_WINS - kept_already))]
+    return [row for _, _, row in places][: max(0, min(WINS_PER_RELEASE, MAX_WINS - kept_already))]
 
 
 def _first(answer: Mapping[str, Any]) -> tuple[bool, bytes]:
@@ -130,10 +135,11 @@ def _first(answer: Mapping[str, Any]) -> tuple[bool, bytes]:
 
 
 def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
-    """What is asked beside the held-out rows: past wins of the releases among the sides, the user's own, general ones.
+    """Return the prompts beside the held-out rows: past wins of the releases among the sides, the user's own, general
+    ones.
 
-    Numbered from -1 downwards, as they are no rows of a snapshot. Raises DataRefused for a file that can't be used,
-    UsageError for a damaged set.
+    Their numbers go from -1 downwards, as they are no rows of a snapshot. Raises DataRefused for a file that can't be
+    used, UsageError for a damaged set.
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
     names |= {entry for entry in settings.frozen if is_name(entry)}
@@ -145,9 +151,10 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
 
 
 def freeze_wins(release: Release) -> int:
-    """What this release answers rightly becomes a past win of its name; how many questions are new.
+    """Make past wins of what this release answers rightly; return how many questions are new.
 
-    Nothing where it was not evaluated, or before its adapter changed, nothing was checked, or its snapshot is gone.
+    Nothing is frozen where the release was not evaluated, its adapter changed since, nothing was checked, or its
+    snapshot is gone.
     """
     path = release.folder / EVALUATION
     if not path.is_file():
@@ -172,7 +179,10 @@ def _snapshot_of(release: Release) -> Path:
 
 
 def _prompt(number: int, one: FrozenQuestion, settings: EvalConfig) -> Prompt:
-    """A function is taken from the config alone: the set in the home must not name code to run."""
+    """Return a frozen question as a prompt.
+
+    A function is taken from the config alone: the set in the home must not name code to run.
+    """
     is_function = (one.checker or {}).get("name") == "function"
     return Prompt(
         row=number,

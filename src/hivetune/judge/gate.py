@@ -1,9 +1,11 @@
-"""From an evaluation and the config's thresholds to a verdict. Pure: the same two dictionaries give the same verdict.
+"""The decision to deploy: from eval.json and the config's thresholds to the verdict in gate.json.
 
-abort                a required metric is worse beyond tolerance, is not finite, or its interval leaves no useful gain
-iterate              else, a required metric is known to miss its threshold
-not-enough-evidence  else, an interval straddles its threshold and n is below the n that would decide
-deploy               else: the 95 % bound of each required metric is on the right side
+`judge` is pure: the same two documents give the same verdict.
+
+    abort                a required metric is worse beyond tolerance, is not finite, or its interval leaves no useful gain
+    iterate              else, a required metric misses its threshold
+    not-enough-evidence  else, an interval straddles its threshold and n is below the n that would decide
+    deploy               else: the 95 % bound of each required metric is on the right side
 """
 
 import math
@@ -66,7 +68,7 @@ JUDGED_ALONE = (
 
 
 def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
-    """The verdict on an evaluation as `judge.evaluate.evaluation_document` makes it (docs/formats.md, eval.json)."""
+    """Return the verdict on an evaluation as `held_out.evaluation_document` makes it (docs/formats.md, eval.json)."""
     refuse_not_finite(evaluation)
     findings = [
         _loss(evaluation, config),
@@ -105,7 +107,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
 
 
 def _verdict_of(findings: Sequence[Finding], required: bool) -> tuple[VerdictName, tuple[FindingOutcome, ...]]:
-    """The verdict, and the outcomes of the findings that made it."""
+    """Return the verdict, and the outcomes of the findings that made it."""
     outcomes = {finding.outcome for finding in findings}
     if "abort" in outcomes:
         return "abort", ("abort", "missed")
@@ -117,9 +119,9 @@ def _verdict_of(findings: Sequence[Finding], required: bool) -> tuple[VerdictNam
 
 
 def refuse_not_finite(evaluation: Evaluation) -> None:
-    """Raises HivetuneError for a NaN or an infinity among the numbers that are judged, naming its field.
+    """Raise HivetuneError for a NaN or an infinity among the judged numbers, naming its field.
 
-    A loss that was not finite is written as "not finite"; so such a number was never measured.
+    A loss that was not finite is written as "not finite", so such a number was never measured.
     """
     for key in ("rows", "answers", "frozen", "preferences", "base", "tuned", "noise", "repeat_noise"):
         field = _not_finite_field(evaluation.get(key), key)
@@ -128,7 +130,7 @@ def refuse_not_finite(evaluation: Evaluation) -> None:
 
 
 def _not_finite_field(value: Any, field: str) -> str:
-    """Where the first number below `value` is that is not finite; empty when all are."""
+    """Return where the first number below `value` is that is not finite; empty when all are finite."""
     if isinstance(value, float):
         return "" if math.isfinite(value) else field
     inner: Iterable[tuple[str, Any]] = ()
@@ -140,8 +142,9 @@ def _not_finite_field(value: Any, field: str) -> str:
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
-    """What a `deploy` does not rest on: a lower loss alone does not say that a single answer is right, and what was
-    nearly trained is no evidence.
+    """Return what a `deploy` does not rest on.
+
+    A lower loss alone does not say that a single answer is right, and rows that were nearly trained are no evidence.
     """
     reasons: list[str] = []
     if not _answer_pairs(evaluation, "success"):
@@ -157,7 +160,7 @@ def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
-    """Nats per trained token: sum over tokens of all held-out rows, then one division."""
+    """Judge nats per trained token: the sum over the tokens of all held-out rows, then one division."""
     required = config.loss_gain is not None
     columns = loss_columns(evaluation)
     if isinstance(columns, str):
@@ -175,7 +178,7 @@ def _alpha(config: GateConfig) -> float:
 
 
 def _perplexity(evaluation: Evaluation) -> Finding:
-    """exp(loss), for people who think in it; reported, since loss decides."""
+    """Report exp(loss), for people who think in it; the loss decides."""
     columns = loss_columns(evaluation)
     n = len(evaluation["rows"])
     if isinstance(columns, str):
@@ -186,7 +189,9 @@ def _perplexity(evaluation: Evaluation) -> Finding:
 
 
 def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
-    """Share of answers that pass their checker. Rows without one count in loss only."""
+    """Judge the share of answers that pass their checker; rows without one count in the loss only. Rows without one
+    count in loss only.
+    """
     pairs = _answer_pairs(evaluation, "success")
     threshold, required = config.success_gain, config.success_gain is not None
     figure, alone = _recorded(evaluation, "success"), alone_share(evaluation)
@@ -210,7 +215,7 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
 
 
 def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
-    """What a judge model prefers: share of pairs won by the tuned model less those won by the base."""
+    """Judge what a judge model prefers: the share of pairs won by the tuned model less the share won by the base."""
     threshold, found = config.preferred_gain, evaluation.get("preferences")
     if found is None:
         return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold, True)]
@@ -229,13 +234,15 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
 
 
 def _judged_alone(findings: Sequence[Finding]) -> bool:
-    """Whether a model's opinion is all that says that the tuned model is better."""
+    """Return whether a model's opinion is all that says that the tuned model is better."""
     passed = {finding.metric.name for finding in findings if finding.outcome == "passed"}
     return "preferred" in passed and not passed & {"loss", "success", "least_success"}
 
 
 def _ended(evaluation: Evaluation) -> Finding:
-    """Share of answers that the model ended by itself. A model that never stops is not usable, whatever its loss."""
+    """Report the share of answers that the model ended by itself; a model that never stops is of no use. A model that
+    never stops is not usable, whatever its loss.
+    """
     pairs = _answer_pairs(evaluation, "ended")
     if not pairs:
         return _failed("ended", "no answers", 0, None, False)
@@ -247,9 +254,9 @@ def _ended(evaluation: Evaluation) -> Finding:
 
 
 def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
-    """Seconds per answer; the threshold is on tuned / base.
+    """Judge seconds per answer; the threshold is on tuned / base.
 
-    The units are the blocks that both models answered one right after the other, or sessions where those are fewer: a
+    The units are blocks that both models answered one right after the other, or sessions where those are fewer. A
     moment in which the machine was busy is one piece of evidence, however many answers fell into it.
     """
     pairs = [pair for pair in _answer_pairs(evaluation, "seconds") if pair[0] and pair[1]]
@@ -276,7 +283,7 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
 
 
 def _busy(evaluation: Evaluation) -> str:
-    """What says that something else ran while answers were timed, in words; empty on a quiet machine."""
+    """Return in words what shows that something else ran while answers were timed; empty on a quiet machine."""
     noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
     share = evaluation.get("others_share")
     if is_busy(share):
@@ -287,7 +294,7 @@ def _busy(evaluation: Evaluation) -> str:
 
 
 def _latency_groups(evaluation: Evaluation) -> list[list[Hashable]]:
-    """Two ways to see which answers with both times belong together: their sessions, and when they were written."""
+    """Return two groupings of the answers with both times: by session, and by the block in which they were written."""
     return _groups_of_timed([a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]])
 
 
@@ -298,13 +305,15 @@ def _groups_of_timed(timed: Sequence[Mapping[str, Any]]) -> list[list[Hashable]]
 
 
 def _recorded(evaluation: Evaluation, name: str) -> float | None:
-    """The baseline's figure where it was measured elsewhere: it is taken as exact."""
+    """Return the baseline's figure where it was measured elsewhere: it is taken as exact."""
     return evaluation["base"].get(name) if evaluation["base"].get("recorded") else None
 
 
 def _speed(evaluation: Evaluation) -> Finding:
-    """Tokens per second of both, measured in turns in one sitting. The answers of served sides say it, one at a time;
-    an older document's own figure of a served side may be of another day."""
+    """Report tokens per second of both sides, measured in turns in one sitting.
+
+    Served sides are timed by their answers, one at a time: a figure in an older document may be of another day.
+    """
     base, tuned = (_positive(evaluation[side].get("tokens_per_second")) for side in ("base", "tuned"))
     timed = [a for a in evaluation["answers"] if all(_was_timed(a[side]) for side in ("base", "tuned"))]
     if "kind" not in evaluation["tuned"] or _recorded(evaluation, "tokens_per_second") is not None:
@@ -339,7 +348,7 @@ def _measured(name: str, base: float, tuned: float, n: int) -> Metric:
 
 
 def _failed(name: str, why: str, n: int, threshold: float | None, required: bool) -> Finding:
-    """A metric that is missing or not finite: never 0, and never passed."""
+    """Return the finding of a metric that is missing or not finite: never 0, and never passed."""
     metric = Metric(name, None, None, None, None, n, threshold, False if required else None, required)
     if not required:
         return Finding(metric, "reported")
@@ -356,7 +365,7 @@ def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: 
 
 
 def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
-    """[base nll, tuned nll, tokens] per group, or why there is no loss."""
+    """Return [base nll, tuned nll, tokens] per group, or why there is no loss."""
     rows: Sequence[Mapping[str, Any]] = evaluation["rows"]
     not_finite = [
         f"{row['source']} ({side})" for row in rows for side in ("base", "tuned") if row[side] == "not finite"
@@ -377,7 +386,7 @@ def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
 
 
 def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]]:
-    """(base, tuned, group) of each row that both models have `key` for."""
+    """Return (base, tuned, group) of each row for which both models have `key`."""
     return [
         (answer["base"][key], answer["tuned"][key], answer["group"])
         for answer in evaluation["answers"]
@@ -401,7 +410,10 @@ def _all_finite(values: Any) -> bool:
 
 
 def judge_run(run: Run) -> Verdict:
-    """The verdict on `eval.json` by the config's thresholds: `gate.json`. Raises UsageError without an evaluation."""
+    """Judge `eval.json` by the config's thresholds and write `gate.json`.
+
+    Raises UsageError without an evaluation.
+    """
     path = run.folder / EVALUATION
     evaluation = read_evaluation(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
@@ -417,8 +429,9 @@ def judge_run(run: Run) -> Verdict:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """An eval.json or a comparison of its form. Raises UsageError for a file that is missing or damaged, HivetuneError
-    naming file and field for a number that is not finite."""
+    """Read an eval.json or a comparison of its form. Raises UsageError for a file that is missing or damaged,
+    HivetuneError naming file and field for a number that is not finite.
+    """
     evaluation = read_sealed(path)
     try:
         refuse_not_finite(evaluation)
@@ -428,7 +441,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
-    """The JSON of `gate --json` and gate.json."""
+    """Return the JSON of `gate --json` and gate.json."""
     return {
         "schema": 1,
         "verdict": verdict.verdict,

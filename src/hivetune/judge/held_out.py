@@ -1,7 +1,7 @@
-"""What is scored and what the scores say: rows chosen before, one eval.json after. Scoring itself is judge/worker.
+"""Held-out rows: which of them are scored and answered, and eval.json from what the engine found.
 
-All held-out test rows count for the loss; a stratified choice of them is answered by base and tuned model. Both models
-are scored in one task on the same rows, so that every comparison is paired.
+All test rows count for the loss; a stratified choice of them is answered by base and tuned model. Both models get the
+same rows, so every comparison is paired.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class HeldOut(Protocol):
 
 
 def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
-    """The rows whose loss is computed, and those that are answered.
+    """Return the rows whose loss is computed, and those that are answered.
 
     Raises UsageError for a broken checker in the config, before anything is loaded.
     """
@@ -75,8 +75,10 @@ def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, .
 
 
 def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
-    """At most `count` row numbers, ascending: shares as in `rows` per agent and category, each of them at least once
-    where there is room. Depends on the rows' contents only, so that runs on the same snapshot answer the same prompts.
+    """Choose at most `count` row numbers, ascending, with the shares of agents and categories in `rows`.
+
+    Each of them comes at least once where there is room. The choice depends on the rows' contents only, so that runs on
+    the same snapshot answer the same prompts.
     """
     strata: dict[tuple[str, str], list[HeldOutRow]] = defaultdict(list)
     for row in rows:
@@ -89,7 +91,7 @@ def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
 
 
 def evidence_groups(rows: Sequence[HeldOutRow]) -> dict[int, str]:
-    """Row number -> group: rows of one session, and rows that say nearly the same, are one piece of evidence.
+    """Return row number -> group: rows of one session, and near-duplicates, are one piece of evidence.
 
     A group has the name of the session, or else of the row, that comes first.
     """
@@ -111,7 +113,7 @@ def evaluation_document(
     outcome: Mapping[str, Any],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The document of eval.json (docs/formats.md) from the lines of scores.jsonl and the task's outcome.
+    """Return the document of eval.json (docs/formats.md) from the lines of scores.jsonl and the task's outcome.
 
     A row that the task did not score stays in the document with null, one that is not finite with "not finite": the
     gate counts both as failures. `about` (model, run, versions) is kept beside the numbers. Problems with a row's own
@@ -142,24 +144,28 @@ def evaluation_document(
 
 
 def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
-    """`noise` and `repeat_noise` of eval.json, from the times of equal work in their order."""
+    """Return `noise` and `repeat_noise` of eval.json, from the times of equal work in their order."""
     found = noise_of(seconds)
     return dict(zip(("noise", "repeat_noise"), found or (None, None), strict=True))
 
 
 def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A line of eval.json's `rows` for each held-out test row. `found`: (side, "nll", row) -> {"nll", "tokens"}."""
+    """Return a line of eval.json's `rows` for each held-out test row.
+
+    `found`: (side, "nll", row) -> {"nll", "tokens"}.
+    """
     infos = [snapshot.info(row) for row in snapshot.rows("test")]
     groups = evidence_groups(infos)
     return [_loss_row(info, groups[info.row], found) for info in infos]
 
 
 def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
-    """Loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ..., "p_holm"}].
+    """Return loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ...,
+    "p_holm"}].
 
-    `part`: agent, category or group; a group of one row, which has no session, is left out. `p_holm`: of no difference
-    in its loss, adjusted for their number, so that the one that happens to look best or worst of many is not taken for
-    a finding; 1 where there are too few independent rows.
+    `part`: agent, category or group; a group of one row, which has no session, is left out. `p_holm` is the p value of
+    no difference in its loss, adjusted for the number of parts. So the part that happens to look best or worst of many
+    is not taken for a finding. It is 1 where there are too few independent rows.
     """
     rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -185,7 +191,9 @@ def _summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, A
 
 
 def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Two-sided p of "no difference in loss" on these rows, whole sessions together; 1 where a loss is missing."""
+    """Return the two-sided p of "no difference in loss" on these rows, whole sessions together; 1 where a loss is
+    missing.
+    """
     if not rows or not all(isinstance(row[side], float) for row in rows for side in SIDES):
         return 1.0
     columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])

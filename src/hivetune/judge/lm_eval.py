@@ -1,7 +1,7 @@
-"""The station beside `compare`: standard tasks by lm-evaluation-harness (the extra `lm-eval`), in a process of its own.
+"""Standard tasks by lm-evaluation-harness: one or two models measured, their figures paired, and one document.
 
-A base, run or release is loaded by the harness through transformers and PEFT, so every kind of task can be asked; an
-endpoint is asked over HTTP, so only tasks that are answered in words. What was measured is kept by what it depends on.
+The harness writes `results_*.json` with the figures of each task and `samples_TASK_*.jsonl` with those of each row. Two
+models answered the same rows, so their difference has a paired interval wherever a figure is the mean of its rows.
 """
 
 import contextlib
@@ -60,10 +60,11 @@ def measure_tasks(
     limit: int | None = None,
     download: bool = False,
 ) -> dict[str, Any]:
-    """One or two sides on these tasks. `folder`: of tasks of one's own, in the harness's YAML, whose relative paths are
-    relative to it. Without `download` nothing is fetched: the tasks' data are those that are here.
+    """Measure one or two sides on these tasks.
 
-    Raises UsageError for sides that the harness can't ask and for unknown tasks, MachineNotFit without the harness.
+    `folder`: the user's own tasks in the harness's YAML, whose relative paths are relative to it. Without `download`
+    nothing is fetched, and the tasks' data must be here. Raises UsageError for sides that the harness can't ask and for
+    unknown tasks, MachineNotFit without the harness.
     """
     command = _harness()
     if folder is not None and not folder.is_dir():
@@ -97,7 +98,7 @@ def _harness() -> list[str]:
 
 
 def _model_of(side: Artefact) -> dict[str, Any]:
-    """How the harness is told of a side."""
+    """Return the harness's arguments for a side."""
     if side.endpoint is not None:
         url = f"{side.endpoint.url.removesuffix('/chat/completions')}/chat/completions"
         return {"model": "local-chat-completions", "model_args": {"model": side.endpoint.model, "base_url": url}}
@@ -165,7 +166,7 @@ def _figures(kept: Path) -> list[TaskFigure]:
 
 
 def _contents(folder: Path | None) -> list[list[str]]:
-    """Names and hashes of a folder of tasks: a task that was changed is another one."""
+    """Return names and hashes of a folder of tasks, so that a changed task counts as another one."""
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder is not None else []
     return [[str(path.relative_to(folder)), sha256_file(path)] for path in files if folder is not None]
 
@@ -190,8 +191,10 @@ _CLOSE = 1e-6  # a mean that was added up in another order
 
 
 def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[TaskFigure]:
-    """`results`: the document of the harness; `samples`: the rows of each task. Raises KeyError, TypeError, ValueError
-    for documents of another form."""
+    """Read the figures from the harness's `results` and the rows of each task in `samples`.
+
+    Raises KeyError, TypeError, ValueError for documents of another form.
+    """
     found = []
     for task, figures in results["results"].items():
         better = results.get("higher_is_better", {}).get(task, {})
@@ -228,7 +231,7 @@ def _means_to(value: float, rows: dict[int, float]) -> dict[int, float]:
 
 
 def lm_eval_document(sides: Sequence[tuple[str, Sequence[TaskFigure]]], about: Mapping[str, Any]) -> dict[str, Any]:
-    """One or two models, each with its label: with two, differences are second - first."""
+    """Return the document of one or two models, each with its label; differences are second - first."""
     if len(sides) == 1:
         label, figures = sides[0]
         rows = [{**_named(figure), "n": len(figure.rows) or None, "base": _side(figure)} for figure in figures]
@@ -265,7 +268,7 @@ def _side(figure: TaskFigure) -> dict[str, float | None]:
 
 
 def _difference(one: TaskFigure, other: TaskFigure) -> Estimate | None:
-    """Of the means, on the rows of both; None where the harness did not average the same rows."""
+    """Return the difference of the means, on the rows of both; None where the harness did not average the same rows."""
     if not one.rows or one.rows.keys() != other.rows.keys():
         return None
     before, after = ([figure.rows[row] for row in sorted(one.rows)] for figure in (one, other))

@@ -23,9 +23,10 @@ WHOLE = "whole.json"  # written last: without it a folder of scores is begun aga
 
 
 def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progress) -> list[dict[str, Any]] | str:
-    """The `rows` of eval.json, or why these two can't be compared by their loss.
+    """Return the `rows` of eval.json, or why these two can't be compared by their loss.
 
-    llama.cpp's server and the chat API do not say how likely a given text is, so a GGUF file and an endpoint have none.
+    llama.cpp's server and the chat API do not say how likely a given text is, so a GGUF file and an endpoint have no
+    loss.
     """
     if run is None:
         return "rows that are given as a file are not tokenized; name a run with --run for the loss"
@@ -55,10 +56,10 @@ def scored(
     progress: Progress,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Mapping[str, Any]]:
-    """scores.jsonl of the base and, where there is one, the adapter, with the task's result: found, or made.
+    """Return scores.jsonl of the base and, where there is one, the adapter, with the task's result: found, or made.
 
-    It lies below the home by what it depends on, so a task that failed half-way goes on where it was, and the losses of
-    a base are computed once for all adapters that were trained alike. `meanwhile` is done beside the task, if there is
+    It lies below the home by what it depends on. So a task that failed half-way goes on where it was, and the losses of
+    a base are computed once for all adapters that were trained alike. `meanwhile` runs beside the task, if there is
     one.
     """
     choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
@@ -96,7 +97,7 @@ def scored(
 
 
 def num_losses(run: Run) -> int:
-    """What `scored` counts of a base and its adapter, where nothing is answered."""
+    """Return how many rows `scored` counts for a base and its adapter, where nothing is answered."""
     return 2 * len(run.snapshot.rows("test"))
 
 
@@ -109,7 +110,7 @@ def _is_damaged(scores: Path) -> bool:
 
 
 def _copy_losses(source: Path, target: Path) -> None:
-    """The lines of the base that `target` does not have yet."""
+    """Copy the lines of the base that `target` does not have yet."""
     lines = [line for line in read_journal(source) if line["event"] == "loss" and line["model"] == "base"]
     known = {line["row"] for line in read_journal(target) if line["event"] == "loss" and line["model"] == "base"}
     missing = [line for line in lines if line["row"] not in known]

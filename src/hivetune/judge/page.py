@@ -1,6 +1,6 @@
 """An evaluation or a comparison as one HTML page that needs nothing else: no script, no font, no network.
 
-Every text is escaped: answers and rows are other people's. Pure but for reading its own style sheet.
+Every text is escaped: answers and rows are other people's.
 """
 
 import math
@@ -23,7 +23,10 @@ EVALUATION_PAGE = "eval.html"
 
 
 def write_evaluation_page(run: Path, evaluation: Mapping[str, Any], judged: Mapping[str, Any]) -> Path:
-    """`RUN/eval.html`. `judged`: metrics and, after the gate, the verdict."""
+    """Write `RUN/eval.html`.
+
+    `judged`: metrics and, after the gate, the verdict.
+    """
     base, tuned = evaluation["base"], evaluation["tuned"]
     model = spoken_name(evaluation["model"]) if "model" in evaluation else "the model"  # of an older version
     tuned = {**tuned, "label": f"{model} tuned in {run.name}"}
@@ -33,13 +36,13 @@ def write_evaluation_page(run: Path, evaluation: Mapping[str, Any], judged: Mapp
 
 
 def write_comparison_page(folder: Path, document: Mapping[str, Any], run: Path | None) -> Path:
-    """`RUN/compare-HASH.html` where the rows are a run's, else `compare.html` in the comparison's own folder."""
+    """Write `RUN/compare-HASH.html` where the rows are a run's, else `compare.html` in the comparison's own folder."""
     path = folder / "compare.html" if run is None else run / f"compare-{folder.name[:8]}.html"
     return _write(path, document, document)
 
 
 def newest_page(run: Path) -> Path:
-    """Raises UsageError for a run without a page."""
+    """Return the newest page of a run. Raises UsageError for a run without one."""
     pages = sorted(run.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
     if not pages:
         raise UsageError(f"{run} has no page yet", hint=f"measure it first: hivetune eval {run.name}")
@@ -53,7 +56,7 @@ def _write(path: Path, document: Mapping[str, Any], judged: Mapping[str, Any]) -
 
 MOST_SESSIONS = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
-MOST_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
+MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred", "kept", "kept_general")
 NEITHER_IS_BETTER = ("length",)  # shorter answers may be terse, longer ones padded
 _STYLE = Path(__file__).with_name("page.css")
@@ -62,8 +65,11 @@ _COLOURS = {"yes": "better", "no": "worse"}
 
 
 def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
-    """The whole page. `document`: eval.json or compare.json; `judged`: its metrics and, where it was judged, `verdict`
-    and `reasons`, as in gate.json."""
+    """Return the whole page.
+
+    `document`: eval.json or compare.json. `judged`: its metrics and, where it was judged, `verdict` and `reasons`, as
+    in gate.json.
+    """
     labels = [str(document[side].get("label") or side) for side in SIDES]
     title = f"{labels[1]} against {labels[0]}"
     verdict = judged.get("verdict")
@@ -77,7 +83,7 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
 
 
 def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
-    """All of the page below its title, for whoever has a frame and page.css of their own."""
+    """Return the page below its title, for pages with a frame and page.css of their own."""
     labels = [str(document[side].get("label") or side) for side in SIDES]
     sections = (
         _section("Why", _reasons(judged.get("reasons") or ())),
@@ -114,7 +120,7 @@ def _reasons(reasons: Sequence[str]) -> str:
 
 
 def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """One line a metric: values, the difference with its interval as numbers and as a bar around zero."""
+    """Return one line a metric: values, and the difference with its interval as numbers and as a bar around zero."""
     rows = ""
     for metric in metrics:
         name = metric["name"]
@@ -184,7 +190,7 @@ def _loss_differences(document: Mapping[str, Any]) -> str:
 
 
 def _sorted_bars(differences: Sequence[float]) -> str:
-    """One bar a row, from the best to the worst, around zero; less is better."""
+    """Draw one bar a row, from the best to the worst, around zero; less is better."""
     if len(differences) < 2:
         return ""
     ordered = sorted(differences)
@@ -218,7 +224,7 @@ def _sorted_bars(differences: Sequence[float]) -> str:
 
 
 def _parts(document: Mapping[str, Any], part: str) -> str:
-    """Loss and success of each agent, category or session, as numbers and as two bars."""
+    """Return loss and success of each agent, category or session, as numbers and as two bars."""
     lines = by_part(document, part)
     if len(lines) < 2 and (not lines or lines[0][part] is None):
         return ""
@@ -275,7 +281,7 @@ def _costs(document: Mapping[str, Any]) -> str:
 def _answers(document: Mapping[str, Any]) -> str:
     ordered = sorted(document["answers"], key=_rank)
     body = ""
-    for number, answer in enumerate(ordered[:MOST_ANSWERS]):
+    for number, answer in enumerate(ordered[:MAX_ANSWERS]):
         place = " ".join(str(part) for part in (answer["source"], answer["agent"]) if part)
         reference = answer["reference"]
         shown = f'<p class="tag">reference</p><div class="text">{shown_text(reference)}</div>' if reference else ""
@@ -295,9 +301,7 @@ def _answers(document: Mapping[str, Any]) -> str:
 
 def _answers_note(document: Mapping[str, Any]) -> str:
     total = len(document["answers"])
-    more = f" The first {MOST_ANSWERS} of {total} are shown; the file beside this page has all." * (
-        total > MOST_ANSWERS
-    )
+    more = f" The first {MAX_ANSWERS} of {total} are shown; the file beside this page has all." * (total > MAX_ANSWERS)
     return f"Those that only A answers rightly come first, then those that only B does.{more}"
 
 
@@ -348,19 +352,19 @@ def _number(value: float | None) -> str:
 # Every text is escaped: questions, answers and places are other people's.
 
 LONGEST_TEXT = 3000
-MOST_LOST = 50
+MAX_LOST = 50
 ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
 
 
 def shown_text(text: str | None, longest: int = LONGEST_TEXT) -> str:
-    """A text of somebody else's, escaped and cut."""
+    """Return somebody else's text, escaped and cut."""
     if text is None:
         return '<span class="soft">none</span>'
     return escape(text if len(text) <= longest else text[:longest] + " ...")
 
 
 def advice_list(advice: Sequence[Mapping[str, Any]]) -> str:
-    """Each advice with the rows that show it."""
+    """Return each advice with the rows that show it."""
     lines = ""
     for one in advice:
         rows = "".join(f"<li>{escape(row)}</li>" for row in one["rows"])
@@ -381,7 +385,7 @@ def curve_plot(curve: Mapping[str, Any]) -> str:
 
 
 def frozen_table(document: Mapping[str, Any]) -> str:
-    """How many of each kind both sides answer rightly, and those that only A does."""
+    """Return how many of each kind both sides answer rightly, and the questions that only A does."""
     rows = document.get("frozen") or ()
     if not rows:
         return ""
@@ -404,13 +408,13 @@ def frozen_table(document: Mapping[str, Any]) -> str:
             for name, side in zip("AB", SIDES, strict=True)
         )
         + "</div></details>"
-        for row in lost[:MOST_LOST]
+        for row in lost[:MAX_LOST]
     )
     return f'<div class="wide" tabindex="0"><table>{head}{lines}</table></div>{shown}'
 
 
 def judge_note(document: Mapping[str, Any]) -> str:
-    """What a judge model preferred, and how often it contradicted itself."""
+    """Say what a judge model preferred, and how often it contradicted itself."""
     found = document.get("preferences")
     if not found:
         return ""

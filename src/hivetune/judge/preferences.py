@@ -1,4 +1,4 @@
-"""A judge model is asked which of two answers is better; its replies are kept like any side's answers."""
+"""A judge model says which of two answers is better; each pair is asked twice, with the answers in both places."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ JUDGE_CONTEXT_TOKENS = max(CONTEXT_TOKENS, 8192)  # a request, a reference and t
 def judged(
     document: Mapping[str, Any], settings: EvalConfig, run: Run | None, quant: str, progress: Progress
 ) -> dict[str, Any]:
-    """`preferences` of compare.json (docs/formats.md); nothing without `eval.judge`.
+    """Return `preferences` of compare.json (docs/formats.md); nothing without `eval.judge`.
 
     Raises UsageError for a judge that is not there or can't be asked, HivetuneError when it fails half-way: its replies
     are kept and not asked again.
@@ -101,7 +101,9 @@ class Judging:
 
 
 def judgings(answers: Sequence[Mapping[str, Any]]) -> list[Judging]:
-    """Of the answers of compare.json that both sides gave; equal ones are a tie and need no judge."""
+    """Return the pairs to judge: answers of compare.json that both sides gave; equal ones are a tie and need no
+    judge.
+    """
     found = []
     for row in answers:
         base, tuned = row["base"]["answer"], row["tuned"]["answer"]
@@ -111,7 +113,7 @@ def judgings(answers: Sequence[Mapping[str, Any]]) -> list[Judging]:
 
 
 def read_choice(reply: str) -> PreferredPlace | None:
-    """Which answer a reply names; None where it names none."""
+    """Return which answer a reply names; None where it names none."""
     reply = reply.strip()
     found = _LETTER.match(reply) or _NAMED.search(reply)
     if found is None:
@@ -123,8 +125,11 @@ def read_choice(reply: str) -> PreferredPlace | None:
 def preference_rows(
     answers: Sequence[Mapping[str, Any]], judged: Sequence[tuple[Judging, str, str]]
 ) -> list[dict[str, Any]]:
-    """`preferences` of compare.json: row, source, group, `orders` (what was said of base first and of tuned first, as
-    base, tuned or tie; null where the reply was none) and `preferred`: base, tuned or tie; null without two replies."""
+    """Return `preferences` of compare.json: row, source, group, `orders` and `preferred` of each pair.
+
+    `orders`: what the reply said with base first and with tuned first (base, tuned, tie or null). `preferred`: base,
+    tuned or tie; null without two replies.
+    """
     said = {judging.row["row"]: (read_choice(one), read_choice(other)) for judging, one, other in judged}
     rows = []
     for row in answers:
@@ -147,20 +152,22 @@ def preference_rows(
 
 
 def contradictions(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """(pairs of which the judge said the opposite when they changed places, pairs that it was asked and answered)."""
+    """Return (pairs on which the judge changed its mind with the order, pairs that it was asked and answered)."""
     asked = [row["orders"] for row in rows if row["asked"] and None not in row["orders"]]
     return sum(set(orders) == {"base", "tuned"} for orders in asked), len(asked)
 
 
 def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = ALPHA) -> Estimate:
-    """Share of pairs in which the tuned model is preferred less that in which the base is; ties count as neither."""
+    """Return the share of pairs in which the tuned model is preferred less that of the base; ties count as neither."""
     known = [row for row in rows if row["preferred"] is not None]
     base, tuned = ([row["preferred"] == side for row in known] for side in ("base", "tuned"))
     return paired_proportions(base, tuned, [row["group"] for row in known], alpha=alpha)
 
 
 def _preferred(orders: Sequence[str | None]) -> str | None:
-    """One win and one tie is a win; one win each is a tie: the judge went by the place."""
+    """Decide a pair from its two orders. One win and one tie is a win; one win each is a tie: the judge went by the
+    place.
+    """
     if None in orders:
         return None
     wins = {order for order in orders if order != "tie"}

@@ -21,7 +21,7 @@ from hivetune.train.open import Run, check_eval
 
 
 def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
-    """The held-out rows that `hivetune eval` answers. Raises DataRefused when nothing is held out."""
+    """Return the held-out rows that `hivetune eval` answers. Raises DataRefused when nothing is held out."""
     _, generate = plan_evaluation(run.snapshot, config)
     if not generate.rows:
         raise DataRefused(f"{run.folder} holds out no rows", hint="give rows of your own: --rows FILE")
@@ -30,10 +30,10 @@ def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
 
 
 def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prompt], dict[str, int]]:
-    """At most `config.prompts` of the rows in files, and how many rows could not be read, by reason.
+    """Return at most `config.prompts` of the rows in files, and how many rows could not be read, by reason.
 
-    A row needs an answer of its own only for people to see; one that ends with the user is asked as it is.
-    Raises DataRefused when no row is left, UsageError for files that are not there.
+    A row needs an answer of its own only for people to see; one that ends with the user is asked as it is. Raises
+    DataRefused when no row is left, UsageError for files that are not there.
     """
     check_eval(config)
     rows: list[RowInfo] = []
@@ -51,12 +51,12 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
 
 
 def prompts_hash(prompts: Iterable[Prompt]) -> str:
-    """Changes with what is asked and in which order."""
+    """Return a hash that changes with the prompts and their order."""
     return hashlib.sha256("".join(prompt.key for prompt in prompts).encode()).hexdigest()
 
 
 def timed_first(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """`count` of the prompts, spread over all of them: neighbours are often of one file or agent."""
+    """Return `count` of the prompts, spread over all of them: neighbours are often of one file or agent."""
     if count >= len(prompts):
         return list(prompts)
     return [prompts[number * len(prompts) // count] for number in range(count)]

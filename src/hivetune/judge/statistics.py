@@ -13,18 +13,18 @@ from statistics import NormalDist
 Interval = tuple[float, float]
 Columns = Sequence[Sequence[float]]
 
-FEWEST_UNITS = 5  # below, an interval would be an invention
-FEWEST_SEQUENTIAL = 20
+MIN_UNITS = 5  # below, an interval would be an invention
+MIN_SEQUENTIAL = 20
 # What a row that was not drawn may lose: nats per token, or spreads of the rows that were drawn. These and SKEW_FACTOR
 # are chosen by simulation (docs/evaluate.md); a sample of 40 shows a third of a log-normal skewness.
 UNSEEN_NATS, UNSEEN_SPREADS, SKEW_FACTOR = 1.75, 5.0, 4.0
 # Fewer units than FEW_UNITS can miss one row in twenty (0.95^72 = 2.5 %). Such a row may lose FEW_UNSEEN_NATS: a model
 # that guesses among 50,000 tokens needs 10.8 nats a token, a base model about 3. No row can gain as much.
 FEW_UNITS, FEW_UNSEEN_NATS = 72, 8.0
-FEWEST_DEGREES = 4.0  # below, `t_quantile` is off by more than 0.5 %
+MIN_DEGREES = 4.0  # below, `t_quantile` is off by more than 0.5 %
 ALPHA = 0.05
-FEWEST_TIMES = 4
-LEAST_NOISE, BEYOND_REPEATS = 1.1, 1.75
+MIN_TIMES = 4
+MIN_NOISE, BEYOND_REPEATS = 1.1, 1.75
 BUSY_SHARE = 0.25  # of all cores that other programs use: one of the two of a small machine for half of the time
 
 
@@ -45,7 +45,7 @@ class Estimate:
     unseen: float = 0.0
 
     def reversed(self) -> "Estimate":
-        """Of the opposite sign: what is gained where less is better. Zero stays 0, not -0."""
+        """Return the estimate with the opposite sign, a gain where less is better. Zero stays 0, not -0."""
         ci95, plain = (None if one is None else (0.0 - one[1], 0.0 - one[0]) for one in (self.ci95, self.plain))
         return replace(self, value=0.0 - self.value, ci95=ci95, plain=plain)
 
@@ -62,7 +62,7 @@ class _Spread:
 
 
 def by_group(columns: Columns, groups: Sequence[Hashable]) -> list[list[float]]:
-    """The columns summed within each group, groups in order of first appearance."""
+    """Return the columns summed within each group, groups in order of first appearance."""
     order: dict[Hashable, int] = {}
     for group in groups:
         order.setdefault(group, len(order))
@@ -74,7 +74,7 @@ def by_group(columns: Columns, groups: Sequence[Hashable]) -> list[list[float]]:
 
 
 def merge_groups(groups: Sequence[str], keys: Sequence[Hashable]) -> list[str]:
-    """The group of each row, where rows with an equal key that is not None have one group too: the first of them."""
+    """Return the group of each row, where rows with an equal key that is not None share the first one's group."""
     first: dict[Hashable, str] = {}
     leads: dict[str, str] = {}
 
@@ -97,16 +97,17 @@ def jackknife(
     positive: bool = False,
     alpha: float = ALPHA,
 ) -> Estimate:
-    """The statistic of the columns' sums, with an interval at level 1 - `alpha` from leaving out one unit at a time.
+    """Return the statistic of the columns' sums, with an interval at level 1 - `alpha` from leaving out one unit at a
+    time.
 
     columns: one sequence per quantity, all of the same length n (one entry per unit); `statistic` gets their sums, so
     that a ratio of sums (nats per token) is weighted as the whole is. Tukey's variance (1958) and Student's t, its
     degrees by `_degrees`. `positive`: of a ratio or a mean of times, whose error is a factor, the interval is made on
     the logarithm. Measured coverage: docs/proof/judge.json; percentiles of resamples held the truth in 91 to 94 % of
-    cases at n = 10. With fewer than FEWEST_UNITS units, or where the statistic rests on one, the interval is None.
+    cases at n = 10. With fewer than MIN_UNITS units, or where the statistic rests on one, the interval is None.
     """
     n = len(columns[0])
-    spread = _spread(columns, statistic, positive) if n >= FEWEST_UNITS else None
+    spread = _spread(columns, statistic, positive) if n >= MIN_UNITS else None
     if spread is None:
         return Estimate(statistic([math.fsum(column) for column in columns]), None, n, math.nan)
     return _student(spread, n, alpha)
@@ -121,7 +122,7 @@ def _student(spread: _Spread, n: int, alpha: float) -> Estimate:
 
 
 def _spread(columns: Columns, statistic: Callable[[Sequence[float]], float], positive: bool = False) -> _Spread | None:
-    """By leaving out one unit at a time; None where the statistic rests on one unit or is not finite."""
+    """Leave out one unit at a time; return None where the statistic rests on one unit or is not finite."""
     n = len(columns[0])
     sums = [math.fsum(column) for column in columns]
     value = statistic(sums)
@@ -143,12 +144,12 @@ def _spread(columns: Columns, statistic: Callable[[Sequence[float]], float], pos
 
 
 def loss_difference(sums: Sequence[float]) -> float:
-    """Nats per token, tuned - base, of the sums of [base nll, tuned nll, tokens]."""
+    """Return nats per token, tuned - base, from the sums of [base nll, tuned nll, tokens]."""
     return (sums[1] - sums[0]) / sums[2]
 
 
 def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
-    """`loss_difference` of [base nll, tuned nll, tokens] per unit, with an interval that holds for few or skewed units.
+    """Return `loss_difference` of [base nll, tuned nll, tokens] per unit, with an interval for few or skewed units.
 
     Either bound is the further of two. One is the jackknife's, whose t is raised by SKEW_FACTOR times the first term of
     Edgeworth's expansion for skewness (Hall 1992). The other allows for rows that were not drawn: n rows exclude no
@@ -157,7 +158,7 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
     twenty. `plain` is the jackknife's interval.
     """
     n = len(columns[0])
-    spread = _spread(columns, loss_difference) if n >= FEWEST_UNITS else None
+    spread = _spread(columns, loss_difference) if n >= MIN_UNITS else None
     if spread is None:
         return jackknife(columns, loss_difference, alpha=alpha)
     plain, z = _student(spread, n, alpha), NormalDist().inv_cdf(1 - ALPHA / 2)
@@ -171,7 +172,7 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
 
 
 def _degrees(squares: Sequence[float]) -> float:
-    """Degrees of freedom of a variance from n squared deviations: fewer where a few of them make most of it.
+    """Return degrees of freedom of a variance from n squared deviations: fewer where a few of them make most of it.
 
     Satterthwaite's (1946), by the sample's kurtosis; at most n - 2, since a ratio is known by two sums. With n - 1 the
     intervals of skewed times held the truth in 92 to 93 % of cases at n = 10, with these in 93 to 94 %.
@@ -180,13 +181,14 @@ def _degrees(squares: Sequence[float]) -> float:
     if total == 0:
         return float(n - 1)
     kurtosis = n * math.fsum(one * one for one in squares) / (total * total)
-    return max(FEWEST_DEGREES, min(n - 2, 2 * n / max(kurtosis - (n - 3) / (n - 1), 2 * n / (n - 1))))
+    return max(MIN_DEGREES, min(n - 2, 2 * n / max(kurtosis - (n - 3) / (n - 1), 2 * n / (n - 1))))
 
 
 def paired_proportions(
     base: Sequence[bool], tuned: Sequence[bool], groups: Sequence[Hashable] | None = None, *, alpha: float = ALPHA
 ) -> Estimate:
-    """Share that succeeds, tuned - base, on the same rows; Bonett and Price's adjusted Wald interval (2012).
+    """Return the share that succeeds, tuned - base, on the same rows, with Bonett and Price's adjusted Wald interval
+    (2012).
 
     It keeps its coverage for small n and for rows on which both models always agree, where the rows alone would say 0.
     `groups`: rows of one session are not independent; n is then what as many independent rows would say (`_effective`).
@@ -203,7 +205,7 @@ def paired_proportions(
     sd = math.sqrt(up + down - (up - down) ** 2)
     half = z * sd / math.sqrt(rows + 2)
     value, unit_sd = (gained - lost) / n, sd * math.sqrt(units / rows)
-    if units < FEWEST_UNITS:
+    if units < MIN_UNITS:
         return Estimate(value, None, units, unit_sd)
     plain = (max(up - down - half, -1.0), min(up - down + half, 1.0))
     (nets,) = by_group([differences], range(n) if groups is None else groups)
@@ -214,12 +216,14 @@ def paired_proportions(
 
 
 def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None) -> Estimate:
-    """A share, with Wilson's interval (1927): it does not collapse at 0 and 1. `groups` as in `paired_proportions`."""
+    """Return a share with Wilson's interval (1927), which does not collapse at 0 and 1. `groups` as in
+    `paired_proportions`.
+    """
     if not values:
         return Estimate(math.nan, None, 0, math.nan)
     share = sum(values) / len(values)
     units, rows, z = _effective([float(value) for value in values], groups, ALPHA)
-    if units < FEWEST_UNITS:
+    if units < MIN_UNITS:
         return Estimate(share, None, units, math.nan)
     middle = (share + z * z / (2 * rows)) / (1 + z * z / rows)
     half = z / (1 + z * z / rows) * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows**2))
@@ -228,7 +232,7 @@ def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None)
 
 
 def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha: float) -> tuple[int, float, float]:
-    """(groups, independent rows that would say as much, quantile) of rows that come in groups.
+    """Return (groups, independent rows that would say as much, quantile) of rows that come in groups.
 
     Kish's design effect: the variance of the mean with whole groups as units, by that with single rows, at least 1/2;
     where all values are equal it can't be seen, and each group counts as one row. The quantile is Student's then, since
@@ -240,7 +244,7 @@ def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha
     mean = math.fsum(values) / n
     (sums,) = by_group([[value - mean for value in values]], groups)
     units = len(sums)
-    if units < FEWEST_UNITS:
+    if units < MIN_UNITS:
         return units, float(units), math.nan
     single = math.fsum((value - mean) ** 2 for value in values) / n
     whole = math.fsum(total * total for total in sums) / n * units / (units - 1)
@@ -249,20 +253,22 @@ def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha
 
 
 def discordant(base: Sequence[bool], tuned: Sequence[bool]) -> tuple[int, int]:
-    """(rows only the tuned model answers, rows only the base answers)."""
+    """Return (rows only the tuned model answers, rows only the base answers)."""
     pairs = list(zip(base, tuned, strict=True))
     return sum(t and not b for b, t in pairs), sum(b and not t for b, t in pairs)
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
-    """Exact two-sided p of McNemar's test: were as many rows gained as lost by chance?"""
+    """Return the exact two-sided p of McNemar's test: were as many rows gained as lost by chance?"""
     n, k = gained + lost, min(gained, lost)
     tail: int = sum(math.comb(n, i) for i in range(k + 1))
     return min(1.0, 2 * tail / (1 << n))
 
 
 def rows_needed(estimate: Estimate, effect: float) -> int | None:
-    """Units at which an effect of this size would be seen with 80 % power at 95 %; None without a measured spread."""
+    """Return the units at which an effect of this size is seen with 80 % power at 95 %; None without a measured
+    spread.
+    """
     if effect <= 0 or not math.isfinite(estimate.unit_sd):
         return None
     z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
@@ -271,11 +277,13 @@ def rows_needed(estimate: Estimate, effect: float) -> int | None:
     if estimate.unseen and needed < FEW_UNITS:
         allowance = max(estimate.unseen, math.log(2 / ALPHA) * FEW_UNSEEN_NATS)
         needed = min(FEW_UNITS, math.ceil(for_spread + allowance / effect))
-    return max(FEWEST_UNITS, needed)
+    return max(MIN_UNITS, needed)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values adjusted for their number, in their order (Holm 1979): each may be read against alpha by itself."""
+    """Return the p values adjusted for their number, in their order (Holm 1979): each may be compared with alpha
+    alone.
+    """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
@@ -284,7 +292,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def alpha_of_look(look: int, alpha: float = ALPHA) -> float:
-    """What the `look`-th judgement of one champion may spend, counted from 1: alpha / (look (look + 1)).
+    """Return what the `look`-th judgement of one champion may spend, counted from 1: alpha / (look (look + 1)).
 
     The shares of all looks to come add up to alpha, so that an equal model takes the champion's place with at most
     alpha however often one looks. 95 % intervals every night do so with 53 % within 30 nights, tested one-sided. The
@@ -294,14 +302,14 @@ def alpha_of_look(look: int, alpha: float = ALPHA) -> float:
 
 
 def anytime_interval(estimate: Estimate, expected_units: int, alpha: float = ALPHA) -> Interval | None:
-    """An interval that holds at every n at once, so that one pair of models may be looked at as its rows come in.
+    """Return an interval that holds at every n at once, so that one pair may be looked at as its rows come in.
 
     The asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024, Annals of Statistics
     52, theorem 2.2), tightest near `expected_units`; there it is about 1.5 times as wide as one for that n alone. None
-    with fewer than `FEWEST_SEQUENTIAL` units: it rests on a variance that is known well.
+    with fewer than `MIN_SEQUENTIAL` units: it rests on a variance that is known well.
     """
     n = estimate.units
-    if n < FEWEST_SEQUENTIAL or not math.isfinite(estimate.unit_sd):
+    if n < MIN_SEQUENTIAL or not math.isfinite(estimate.unit_sd):
         return None
     rho2 = (-2 * math.log(alpha) + math.log(-2 * math.log(alpha)) + 1) / expected_units
     grown = n * rho2 + 1
@@ -310,8 +318,8 @@ def anytime_interval(estimate: Estimate, expected_units: int, alpha: float = ALP
 
 
 def p_value(estimate: Estimate) -> float:
-    """Two-sided p of "no difference", by Student's t of the estimate's standard error; 1 where nothing is known."""
-    if estimate.units < FEWEST_UNITS or not estimate.unit_sd > 0:
+    """Return the two-sided p of "no difference", by Student's t of the standard error; 1 where nothing is known."""
+    if estimate.units < MIN_UNITS or not estimate.unit_sd > 0:
         return 1.0
     t, degrees = abs(estimate.value) * math.sqrt(estimate.units) / estimate.unit_sd, estimate.units - 1
     # Student's t as a normal score (Wallace 1959); within 1.5 % of the tables from 4 degrees on.
@@ -320,7 +328,7 @@ def p_value(estimate: Estimate) -> float:
 
 
 def t_quantile(share: float, degrees: float) -> float:
-    """Quantile of Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5).
+    """Return a quantile of Student's t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5).
 
     Within 0.5 % of the tables: at 97.5 % from 4 degrees on, at 99.95 % from 5.
     """
@@ -335,13 +343,14 @@ def t_quantile(share: float, degrees: float) -> float:
 
 
 def noise_of(seconds: Sequence[float]) -> tuple[float, float] | None:
-    """(noise, repeats) of equal work that was timed again and again, in the order of time; None below four times.
+    """Return (noise, repeats) of equal work that was timed again and again, in the order of time; None below four
+    times.
 
     noise: how many times as long it took at slow moments as at fast ones (90th / 10th percentile). repeats: the same,
     as the differences between one time and the next alone would make it. A machine that merely jitters has both alike,
     whatever it is; a load that comes and stays moves the first and not the second.
     """
-    if len(seconds) < FEWEST_TIMES or not all(math.isfinite(each) and each > 0 for each in seconds):
+    if len(seconds) < MIN_TIMES or not all(math.isfinite(each) and each > 0 for each in seconds):
         return None
     ordered = sorted(math.log(each) for each in seconds)
     steps = sorted(abs(math.log(after / before)) for before, after in itertools.pairwise(seconds))
@@ -351,22 +360,23 @@ def noise_of(seconds: Sequence[float]) -> tuple[float, float] | None:
 
 
 def was_busy(noise: float, repeats: float) -> bool:
-    """Whether something else ran on the machine for a part of the time: its noise is more than its jitter explains.
+    """Return whether something else ran on the machine for a part of the time: its noise is more than its jitter
+    explains.
 
     Of 2,000 simulated quiet machines at most 2.2 % are named so, with 13, 26 or 50 times, jitter of 2 to 30 % and rare
     outliers; a load of 1.5 times that comes half-way is seen in 98.9 % and more at 5 % jitter. A fixed limit of 1.3
     named every second quiet machine of a shared cloud. Below a tenth nothing is named: no threshold is that fine.
     """
-    return noise > max(LEAST_NOISE, math.pow(repeats, BEYOND_REPEATS))
+    return noise > max(MIN_NOISE, math.pow(repeats, BEYOND_REPEATS))
 
 
 def is_busy(others_share: float | None) -> bool:
-    """Whether other programs used so much of the machine that times taken beside them decide nothing."""
+    """Return whether other programs used so much of the machine that times taken beside them decide nothing."""
     return others_share is not None and others_share >= BUSY_SHARE
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours, as numpy's default."""
+    """Interpolate linearly between neighbours, as numpy does by default."""
     position = share * (len(ordered) - 1)
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)

@@ -1,6 +1,8 @@
 """The station `learn`: stage 1, stage 2 from its adapter, stage 1 with as many more steps, and which of them ships.
 
 Each stage is a run folder of its own, below one folder: it is resumed, judged, exported and registered like any other.
+Stage 2 ships only if its answers succeed more often than those of both rivals. The second rival shows what more
+training alone would have done.
 """
 
 import hashlib
@@ -40,9 +42,10 @@ def learn(
     preparing: Progress = silent,
     comparing: Progress = silent,
 ) -> dict[str, Any]:
-    """All stages to their ends; the document of `learn --json`, which is `learn.json` too. What is done is found again.
+    """Bring all stages to their ends; return the document of `learn --json`, which is `learn.json` too.
 
-    `train`: trains one run to its end. Raises UsageError for a config that is a stage itself, and what training does.
+    A finished stage is found again. `train`: trains one run to its end. Raises UsageError for a config that is a stage
+    itself, and what training does.
     """
     if config.learn.stage != 1:
         raise UsageError("learn.stage is 2: this config is a stage itself", hint="hivetune train CONFIG runs it")
@@ -76,13 +79,13 @@ def learn(
     for rival, evaluation in evaluations.items():
         (root / AGAINST / rival).mkdir(parents=True, exist_ok=True)
         write_json(root / AGAINST / rival / EVALUATION, evaluation)
-    ships, verdicts, reasons = choose_stage(evaluations, config.gate, first.snapshot.good_rows("test", LEAST_HELD_OUT))
+    ships, verdicts, reasons = choose_stage(evaluations, config.gate, first.snapshot.good_rows("test", MIN_HELD_OUT))
     document["against"] = {rival: verdict_document(verdict) for rival, verdict in verdicts.items()}
     return _shipped(root, document, STAGE2 if ships else STAGE1, reasons)
 
 
 def stages_folder(config: RunConfig, name: str) -> Path:
-    """Where the stages of this config lie."""
+    """Return the folder of this config's stages."""
     if config.output:
         return real_path(config.output)
     digest = hashlib.sha256(json.dumps(settings_of(config), sort_keys=True).encode()).hexdigest()
@@ -102,7 +105,7 @@ def stage2_config(config: RunConfig, first: Path, folder: Path) -> RunConfig:
 
 
 def longer_config(config: RunConfig, first: Run, folder: Path, steps: int) -> RunConfig:
-    """Stage 1 from where it ended, for `steps` more at the rate of stage 2; nothing ends it earlier."""
+    """Return the config of stage 1 from where it ended, for `steps` more at stage 2's rate; nothing ends it earlier."""
     rows = len(first.snapshot.rows("train"))
     return config.model_copy(
         update={
@@ -118,8 +121,10 @@ def longer_config(config: RunConfig, first: Run, folder: Path, steps: int) -> Ru
 
 
 def beside(run: Run, rival: Run, progress: Progress = silent) -> dict[str, Any]:
-    """The document of an evaluation of `run` with `rival` as its baseline: the engine answers for both, so that nothing
-    but their adapters differs."""
+    """Return the evaluation of `run` with `rival` as its baseline.
+
+    The engine answers for both, so that nothing but their adapters differs.
+    """
     _, generate = plan_evaluation(run.snapshot, run.config.eval)
     lines: list[Mapping[str, Any]] = []
     outcome: dict[str, Any] = {}
@@ -144,22 +149,27 @@ def _shipped(root: Path, document: Mapping[str, Any], stage: str, reasons: list[
 # bad answers.
 
 # By how much, compared with stage 1: nats per token of held-out rows; share of answers; ratio of characters.
-MOST_WORSE_LOSS = 0.02
-MOST_FEWER_ENDED = 0.02
+MAX_WORSE_LOSS = 0.02
+MAX_FEWER_ENDED = 0.02
 # With fewer held-out rows that were called good, the loss of all of them counts.
-LEAST_HELD_OUT = 20
+MIN_HELD_OUT = 20
 LENGTH_RATIOS = (0.8, 1.25)
 
 
 def preference_gate(gate: GateConfig) -> GateConfig:
-    """What stage 2 has to show: that more answers succeed. Its loss, its lengths and its ends are safeguards."""
+    """Return the gate for stage 2: more answers succeed.
+
+    Its loss, its lengths and its ends are safeguards.
+    """
     return GateConfig(success_gain=max(0.0, gate.success_gain or 0.0), loss_gain=None, latency_ratio=None,
                       memory_ratio=None, least_kept=None, tolerance=gate.tolerance)  # fmt: skip
 
 
 def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> list[str]:
-    """What stage 2 broke, in words: on the held-out rows, against the baseline of this evaluation. `good`: the rows
-    whose loss counts; None: all of them."""
+    """Return in words what stage 2 broke on the held-out rows, against the baseline of this evaluation.
+
+    `good`: the rows whose loss counts; None: all of them.
+    """
     broken = []
     held_out = [row for row in evaluation["rows"] if good is None or row["row"] in good]
     rows = [row for row in held_out if all(isinstance(row[side], float) for side in SIDES)]
@@ -168,12 +178,12 @@ def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> l
         broken.append("the loss of held-out rows is not known for both")
     else:
         base, tuned = (math.fsum(row[side] for row in rows) / tokens for side in SIDES)
-        if tuned > base + MOST_WORSE_LOSS:
+        if tuned > base + MAX_WORSE_LOSS:
             broken.append(f"the loss of held-out rows rose from {base:.4f} to {tuned:.4f}")
     both = [answer for answer in evaluation["answers"] if all(answer[side]["answer"] is not None for side in SIDES)]
     if both:
         base, tuned = (sum(bool(answer[side]["ended"]) for answer in both) / len(both) for side in SIDES)
-        if tuned < base - MOST_FEWER_ENDED:
+        if tuned < base - MAX_FEWER_ENDED:
             broken.append(f"{tuned:.0%} of the answers end by themselves, {base:.0%} did")
         base, tuned = (sum(len(answer[side]["answer"]) for answer in both) for side in SIDES)
         if not base or not LENGTH_RATIOS[0] <= tuned / base <= LENGTH_RATIOS[1]:
@@ -185,8 +195,11 @@ def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> l
 def choose_stage(
     evaluations: Mapping[str, Evaluation], gate: GateConfig, good: Collection[int] | None = None
 ) -> tuple[bool, dict[str, Verdict], list[str]]:
-    """(whether stage 2 ships, the verdict against each rival, why). `evaluations`: rival -> stage 2 beside it; the
-    first one is stage 1, against which the safeguards hold; `good` as there."""
+    """Return (whether stage 2 ships, the verdict against each rival, why).
+
+    `evaluations`: rival -> stage 2 beside it. The first one is stage 1, against which the safeguards hold. `good`: as
+    in `safeguards`.
+    """
     verdicts = {rival: judge(evaluation, preference_gate(gate)) for rival, evaluation in evaluations.items()}
     broken = safeguards(next(iter(evaluations.values())), good)
     reasons = [f"against {rival}: {reason}" for rival, verdict in verdicts.items() for reason in verdict.reasons[:1]]
@@ -195,7 +208,7 @@ def choose_stage(
 
 
 def why_no_stage2(bad_rows: int, least: int, validation_rows: Sequence[int], use: Sequence[str]) -> str:
-    """Why there is nothing that a stage 2 could learn or be guarded by; empty: there is."""
+    """Return why there is nothing that a stage 2 could learn or be guarded by; empty where there is."""
     if not {"pairs", "failures"} & set(use):
         return "learn names neither pairs nor failures; with them: learn: [sft, corrections, pairs, failures]"
     if bad_rows < least:

@@ -1,6 +1,9 @@
-"""Who answers a request for a family: a named expert, else that of a declared key, else by text, else the shared one.
+"""Who answers a request for a family: a named specialist, else that of a declared key, else by text, else the shared
+one.
 
-Pure: the same request in the same state gets the same answer, with the reason that its header tells.
+The choice is pure: the same request in the same state gets the same answer, with the reason that its header tells. What
+the gateway knows of a family lies in one sealed file, `experts/NAME/router.json` below the home. Whoever trains
+specialists writes it, whole or not at all.
 """
 
 import functools
@@ -15,7 +18,7 @@ from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.errors import UsageError
 from hivetune.routing.domains import KEY_KINDS, NAMED_KINDS, declared_keys, one_key, own_keys
 from hivetune.routing.steps import champion_domains
-from hivetune.routing.text_router import TextExpert, TextRouter, route_text
+from hivetune.routing.text_router import TextRouter, TextSpecialist, route_text
 
 # What the gateway knows of a family: its experts, the keys that find them, the router of texts. One sealed file.
 #
@@ -25,38 +28,41 @@ _FILE = "router.json"
 
 
 @dataclass(frozen=True)
-class ExpertTable:
-    """`keys`: kind -> value that a training row declared -> expert, "" where its domain has none, None where several
-    domains share it. A value without an expert decides nothing."""
+class SpecialistTable:
+    """The specialists of a shared release and how requests find them.
+
+    `keys`: kind -> value that a training row declared -> specialist, "" where its domain has none, None where several
+    domains share it. A value without a specialist decides nothing.
+    """
 
     shared: str
-    experts: tuple[str, ...] = ()
+    specialists: tuple[str, ...] = ()
     keys: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     router: TextRouter = field(default_factory=TextRouter)
 
 
-def experts_folder(shared: str) -> Path:
-    """What looking for experts of a release leaves."""
+def specialists_folder(shared: str) -> Path:
+    """Return the folder below the home for all that looking for specialists of a release leaves."""
     return home() / "experts" / shared
 
 
-def write_table(table: ExpertTable) -> None:
-    """Raises OSError."""
+def write_table(table: SpecialistTable) -> None:
+    """Write the table as a sealed file. Raises OSError."""
     document = {
         "schema": 1,
         "shared": table.shared,
-        "experts": list(table.experts),
+        "experts": list(table.specialists),
         "keys": {kind: dict(values) for kind, values in table.keys.items()},
         "router": _router_document(table.router),
     }
-    path = experts_folder(table.shared) / _FILE
+    path = specialists_folder(table.shared) / _FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(path, document)
 
 
-def read_table(shared: str) -> ExpertTable | None:
-    """None where the release has no experts. Raises UsageError for a file that is damaged."""
-    path = experts_folder(shared) / _FILE
+def read_table(shared: str) -> SpecialistTable | None:
+    """Read the table of a release; None where it has no specialists. Raises UsageError for a file that is damaged."""
+    path = specialists_folder(shared) / _FILE
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -64,10 +70,13 @@ def read_table(shared: str) -> ExpertTable | None:
     return _read(path, status.st_mtime_ns, status.st_size)
 
 
-def served_table(database: sqlite3.Connection, shared: str) -> ExpertTable:
-    """The table as written, with the keys of every expert that is a champion now: they belong to the adapter, and not
-    to the rows that the table was made of. Raises UsageError for a file that is damaged."""
-    table = read_table(shared) or ExpertTable(shared)
+def served_table(database: sqlite3.Connection, shared: str) -> SpecialistTable:
+    """Return the table as written, with the keys of every specialist that is a champion now.
+
+    Keys belong to the adapter, and not to the rows that the table was made of. Raises UsageError for a file that is
+    damaged.
+    """
+    table = read_table(shared) or SpecialistTable(shared)
     keys: dict[str, dict[str, str | None]] = {kind: dict(values) for kind, values in table.keys.items()}
     for kind, values in own_keys(champion_domains(database, shared)).items():
         keys.setdefault(kind, {}).update(values)
@@ -75,47 +84,50 @@ def served_table(database: sqlite3.Connection, shared: str) -> ExpertTable:
 
 
 @functools.lru_cache(maxsize=32)
-def _read(path: Path, _changed_ns: int, _size_bytes: int) -> ExpertTable:
-    """Kept while the file is the same: the gateway asks four times a second."""
+def _read(path: Path, _changed_ns: int, _size_bytes: int) -> SpecialistTable:
+    """Read the file, and keep it while it is the same: the gateway asks four times a second."""
     document = read_sealed(path)
     try:
         keys = {
-            kind: {one_key(kind, value): expert for value, expert in values.items()}
+            kind: {one_key(kind, value): specialist for value, specialist in values.items()}
             for kind, values in document["keys"].items()
         }
-        return ExpertTable(document["shared"], tuple(document["experts"]), keys, _router(document["router"]))
+        return SpecialistTable(document["shared"], tuple(document["experts"]), keys, _router(document["router"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path} is damaged: {error}", hint="hivetune experts CONFIG --train makes it anew") from None
 
 
 def _router_document(router: TextRouter) -> dict[str, Any]:
-    experts = [
+    specialists = [
         {
-            "name": expert.name,
-            "weights": {str(number): weight for number, weight in sorted(expert.weights.items())},
-            "line": [expert.bias, expert.slope, expert.offset],
-            "threshold": expert.threshold,
-            "why_not": expert.why_not,
+            "name": specialist.name,
+            "weights": {str(number): weight for number, weight in sorted(specialist.weights.items())},
+            "line": [specialist.bias, specialist.slope, specialist.offset],
+            "threshold": specialist.threshold,
+            "why_not": specialist.why_not,
         }
-        for expert in router.experts
+        for specialist in router.specialists
     ]
     words = sorted(router.words)
-    return {"experts": experts, "words": words, "least_known": router.least_known, "longest": router.longest}
+    return {"experts": specialists, "words": words, "least_known": router.least_known, "longest": router.longest}
 
 
 def _router(document: Mapping[str, Any]) -> TextRouter:
-    experts = []
+    specialists = []
     for said in document["experts"]:
         weights = {int(number): float(weight) for number, weight in said["weights"].items()}
         bias, slope, offset = said["line"]
-        experts.append(TextExpert(said["name"], weights, bias, slope, offset, said["threshold"], said["why_not"]))
-    return TextRouter(tuple(experts), frozenset(document["words"]), document["least_known"], document["longest"])
+        specialists.append(
+            TextSpecialist(said["name"], weights, bias, slope, offset, said["threshold"], said["why_not"])
+        )
+    return TextRouter(tuple(specialists), frozenset(document["words"]), document["least_known"], document["longest"])
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What a request says of itself. `model`: as it stands there; `keys` as `declared_keys` gives; `text`: of its last
-    user turn."""
+    """What a request says about itself: its `model`, `keys` as `declared_keys` returns them, and `text`, its last user
+    turn.
+    """
 
     model: str
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +136,7 @@ class Asking:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The name to answer with, as the rest of the gateway understands it, and why."""
+    """The name that answers, as the rest of the gateway understands it, and why."""
 
     model: str
     by: Literal["named", "declared", "session", "text", "shared"]
@@ -132,8 +144,10 @@ class Chosen:
 
 
 def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
-    """Of an OpenAI request; `agent`: of the header X-Hivetune-Agent. What has another form than the API's says
-    nothing."""
+    """Read what an OpenAI request says about itself; `agent`: the header X-Hivetune-Agent.
+
+    Fields of another form than the API's are ignored.
+    """
     metadata = body.get("metadata")
     said = metadata if isinstance(metadata, dict) else {}
     messages = body.get("messages")
@@ -148,14 +162,17 @@ def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
 
 
 def choose(
-    tables: Mapping[str, ExpertTable],
+    tables: Mapping[str, SpecialistTable],
     family: Mapping[str, str],
     question: Asking,
     servable: Collection[str],
     remembered: str | None = None,
 ) -> Chosen:
-    """`family`: each name that is or was an expert's, and its shared release; `servable`: names and labels that are
-    loaded; `remembered`: who answered this session before."""
+    """Choose who answers a request.
+
+    `family`: each name that is or was a specialist's, and its shared release. `servable`: names and labels that are
+    loaded. `remembered`: who answered this session before.
+    """
     shared = family.get(question.model.partition("@")[0])
     if shared is not None and question.model not in servable:
         return _shared(shared, f"{question.model} can't be served now")
@@ -169,8 +186,8 @@ def choose(
     return replace(choice, reason="; ".join((choice.reason, *without)))
 
 
-def _declared(table: ExpertTable, question: Asking) -> tuple[Chosen | None, list[str]]:
-    """The expert of the first key that has one; and in words the names of agents and categories that have none.
+def _declared(table: SpecialistTable, question: Asking) -> tuple[Chosen | None, list[str]]:
+    """Return the specialist of the first key that has one, and in words the agents and categories that have none.
 
     Such a name decides nothing, so that a request with it is never answered worse than the same one without it.
     """
@@ -179,29 +196,29 @@ def _declared(table: ExpertTable, question: Asking) -> tuple[Chosen | None, list
         value, known = question.keys.get(kind), table.keys.get(kind)
         if value is None or known is None:
             continue
-        expert = known.get(value)
-        if expert:
-            return Chosen(expert, "declared", f"declared: {_named(kind, value)}"), without
+        specialist = known.get(value)
+        if specialist:
+            return Chosen(specialist, "declared", f"declared: {_named(kind, value)}"), without
         if kind in NAMED_KINDS:
             unseen = f"no training row had the {kind} {value[:80]!r}"
             without.append(f"{_named(kind, value)} has no expert" if value in known else unseen)
     return None, without
 
 
-def _undeclared(table: ExpertTable, text: str, servable: Collection[str], remembered: str | None) -> Chosen:
+def _undeclared(table: SpecialistTable, text: str, servable: Collection[str], remembered: str | None) -> Chosen:
     if remembered is not None and (remembered in servable or remembered == table.shared):
         return Chosen(remembered, "session", "as before in this session")
     found = route_text(table.router, text)
-    if found.expert is None:
+    if found.specialist is None:
         return _shared(table.shared, found.reason)
-    return _if_servable(table, Chosen(found.expert, "text", found.reason), servable)
+    return _if_servable(table, Chosen(found.specialist, "text", found.reason), servable)
 
 
 def _named(kind: str, value: str) -> str:
     return f"{kind}={value}" if kind in NAMED_KINDS else f"its {kind}"
 
 
-def _if_servable(table: ExpertTable, choice: Chosen, servable: Collection[str]) -> Chosen:
+def _if_servable(table: SpecialistTable, choice: Chosen, servable: Collection[str]) -> Chosen:
     if choice.model in servable or choice.model == table.shared:
         return choice
     return _shared(table.shared, f"{choice.model} can't be served now ({choice.reason})")
@@ -212,7 +229,7 @@ def _shared(shared: str, why: str) -> Chosen:
 
 
 def _text(turn: Mapping[str, Any]) -> str:
-    """The words of a turn, whose content is a text or a list of parts."""
+    """Return the words of a turn, whose content is a text or a list of parts."""
     content = turn.get("content")
     if isinstance(content, str):
         return content
@@ -221,5 +238,5 @@ def _text(turn: Mapping[str, Any]) -> str:
 
 
 def plain_text(value: object) -> str | None:
-    """A text that is not empty."""
+    """Return the value if it is a text that is not empty."""
     return value if isinstance(value, str) and value else None

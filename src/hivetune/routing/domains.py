@@ -1,6 +1,6 @@
-"""Domains of rows: by what was declared of them (agent, category, system prompt, tools), never by a guess.
+"""Domains of rows by what was declared of them (agent, category, system prompt, tools), never by a guess.
 
-A cluster of texts looks like a domain and may be none; what somebody declared of a row can be asked for by a request.
+A cluster of texts looks like a domain and may be none. A request can ask for what somebody declared of a row.
 """
 
 from collections import Counter
@@ -9,23 +9,26 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, get_args
 
-from hivetune.judge.statistics import FEWEST_SEQUENTIAL
+from hivetune.judge.statistics import MIN_SEQUENTIAL
 from hivetune.records import Split
 
 KeyKind = Literal["agent", "category", "system", "tools"]
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 NAMED_KINDS = ("agent", "category")  # people write these values themselves
-LEAST_ROWS = 200
+MIN_ROWS = 200
 # Held-out sessions before a fork is worth its minutes: they see 0.05 nats a token where sessions differ by 0.08.
-LEAST_SESSIONS = FEWEST_SEQUENTIAL
-LONGEST_SLUG = 24
+MIN_SESSIONS = MIN_SEQUENTIAL
+MAX_SLUG = 24
 _SHOWN_CHARS = 48
 
 
 @dataclass(frozen=True)
-class ExpertRow:
-    """One row of the input. `numbers`: its rows in the snapshot; `group`: its session, or itself; `keys`: what was
-    declared of it; `text`: its last question."""
+class KeyedRow:
+    """One row of the input with what was declared of it.
+
+    `numbers`: its rows in the snapshot. `group`: its session, or itself. `keys`: its declarations. `text`: its last
+    question.
+    """
 
     id: str
     split: Split
@@ -37,7 +40,10 @@ class ExpertRow:
 
 @dataclass(frozen=True)
 class RowDomain:
-    """Rows with one of these values under one kind of key. `title` says a value that is a hash in words."""
+    """The rows with one of these values under one kind of key.
+
+    `title`: words for a value that is a hash.
+    """
 
     kind: KeyKind
     values: tuple[str, ...]
@@ -49,19 +55,24 @@ class RowDomain:
 
     @property
     def slug(self) -> str:
-        """For the name of a release: letters and digits of the title, with a hash where they are not all of it."""
+        """Return the part of a release's name: letters and digits of the title, with a hash where they are not all of
+        it.
+        """
         words = self.title or "-".join(self.values)
         plain = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words.lower()).split())
-        if plain and plain == words and len(plain) <= LONGEST_SLUG:
+        if plain and plain == words and len(plain) <= MAX_SLUG:
             return plain
-        return f"{plain[:LONGEST_SLUG].strip('-')}-{_hash(self.kind + chr(0) + chr(0).join(self.values), 3)}".strip("-")
+        return f"{plain[:MAX_SLUG].strip('-')}-{_hash(self.kind + chr(0) + chr(0).join(self.values), 3)}".strip("-")
 
     def has(self, keys: Mapping[str, str]) -> bool:
         return keys.get(self.kind) in self.values
 
 
 def declared_keys(agent: str | None, category: str | None, system: str | None, tools: Iterable[str]) -> dict[str, str]:
-    """What a row or a request declares. A system prompt and a set of tools count as their hashes: texts are long."""
+    """Return what a row or a request declares.
+
+    A system prompt and a set of tools count as their hashes, since texts are long.
+    """
     names = sorted(set(tools))
     given = {
         "agent": one_key("agent", agent or ""),
@@ -73,21 +84,25 @@ def declared_keys(agent: str | None, category: str | None, system: str | None, t
 
 
 def one_key(kind: str, value: str) -> str:
-    """A value as all are compared: the name of an agent or a category without regard to case and spaces around it."""
+    """Return a value as all are compared: names of agents and categories without regard to case and spaces around
+    them.
+    """
     return " ".join(value.split()).casefold() if kind in NAMED_KINDS else value
 
 
-def own_keys(experts: Mapping[str, RowDomain]) -> dict[str, dict[str, str]]:
-    """kind -> value -> the expert whose domain has that value, whatever rows there are today. Where two experts have
-    the value, the one with fewer values has it."""
+def own_keys(specialists: Mapping[str, RowDomain]) -> dict[str, dict[str, str]]:
+    """Return kind -> value -> the specialist whose domain has that value, whatever rows there are today.
+
+    Where two specialists have the value, the one with fewer values gets it.
+    """
     found: dict[str, dict[str, str]] = {}
-    for name, domain in sorted(experts.items(), key=lambda pair: -len(pair[1].values)):
+    for name, domain in sorted(specialists.items(), key=lambda pair: -len(pair[1].values)):
         found.setdefault(domain.kind, {}).update({one_key(domain.kind, value): name for value in domain.values})
     return found
 
 
 def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:
-    """Words for a key that is a hash; empty for the others."""
+    """Return words for a key that is a hash; empty for other keys."""
     if kind == "system":
         words = " ".join((system or "").split())
     elif kind == "tools":
@@ -97,28 +112,31 @@ def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:
     return words if len(words) <= _SHOWN_CHARS else f"{words[: _SHOWN_CHARS - 4]} ..."
 
 
-def choose_kind(rows: Sequence[ExpertRow], by: str) -> KeyKind | None:
-    """`by`, or for "auto" the first kind that divides the rows: that has two values at least."""
+def choose_kind(rows: Sequence[KeyedRow], by: str) -> KeyKind | None:
+    """Return `by`, or for "auto" the first kind with at least two values among the rows."""
     for kind in KEY_KINDS:
         if by == kind or (by == "auto" and len({row.keys.get(kind) for row in rows} - {None}) > 1):
             return kind
     return None
 
 
-def domains_of(rows: Sequence[ExpertRow], kind: KeyKind, titles: Mapping[str, str]) -> list[RowDomain]:
-    """One for each value, the largest first. `titles`: value -> words, for values that are hashes."""
+def domains_of(rows: Sequence[KeyedRow], kind: KeyKind, titles: Mapping[str, str]) -> list[RowDomain]:
+    """Return one domain for each value, the largest first.
+
+    `titles`: value -> words, for values that are hashes.
+    """
     counts = Counter(row.keys[kind] for row in rows if kind in row.keys)
     ordered = sorted(counts, key=lambda value: (-counts[value], value))
     return [RowDomain(kind, (value,), titles.get(value, "")) for value in ordered]
 
 
-def too_small(rows: Sequence[ExpertRow]) -> str:
-    """Why these rows of a domain can't show that it needs an adapter of its own; empty when they can."""
-    if len(rows) < LEAST_ROWS:
-        return f"{len(rows)} of {LEAST_ROWS} rows"
+def too_small(rows: Sequence[KeyedRow]) -> str:
+    """Return why these rows of a domain can't show that it needs an adapter of its own; empty when they can."""
+    if len(rows) < MIN_ROWS:
+        return f"{len(rows)} of {MIN_ROWS} rows"
     sessions = len({row.group for row in rows if row.split == "validation"})
-    if sessions < LEAST_SESSIONS:
-        return f"{sessions} of {LEAST_SESSIONS} independent sessions in validation"
+    if sessions < MIN_SESSIONS:
+        return f"{sessions} of {MIN_SESSIONS} independent sessions in validation"
     return ""
 
 

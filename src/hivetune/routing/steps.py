@@ -1,7 +1,7 @@
-"""The experts of a shared release in `hive.db`: what became of each domain, step by step, with its reason.
+"""The specialists of a shared release in `hive.db`: what became of each domain, step by step, with its reason.
 
-A step is a line that is never edited. Whether an expert is served is not said here: it is, when its release is a
-champion (registry.py).
+A step is a line that is never edited. A specialist is served when its release is a champion (registry.py), which is not
+said here.
 """
 
 import json
@@ -19,37 +19,39 @@ from hivetune.routing.domains import RowDomain, one_key
 # too-small, nothing-left, not-born, not-enough-evidence: no expert now; another shared adapter or more rows ask anew.
 # born: a fork showed that it is worth it. refused: its own gate said no. serving: it is a champion. merged, retired:
 # it is none any more.
-ExpertStepName = Literal[
+SpecialistStepName = Literal[
     "too-small", "nothing-left", "not-born", "not-enough-evidence", "born", "refused", "serving", "merged", "retired"
 ]
 
 
 @dataclass(frozen=True)
-class ExpertStep:
-    """One line. `parent`: SHA-256 of the shared adapter at that time; `details`: numbers behind the reason."""
+class SpecialistStep:
+    """One step of a domain. `parent`: SHA-256 of the shared adapter at that time. `details`: the numbers behind the
+    reason.
+    """
 
     shared: str
     domain: RowDomain
-    step: ExpertStepName
+    step: SpecialistStepName
     reason: str
-    expert: str
+    specialist: str
     parent: str
     details: Mapping[str, Any] = field(default_factory=dict)
     time: float = 0.0
 
 
-def expert_name(shared: str, domain: RowDomain) -> str:
-    """NAME-DOMAIN, as a release is called. Raises UsageError where that is no name."""
+def specialist_name(shared: str, domain: RowDomain) -> str:
+    """Return NAME-DOMAIN, as a release is called. Raises UsageError where that is no name."""
     room = MAX_NAME_LENGTH - len(domain.slug) - 1
     return check_release_name(f"{shared[:room]}-{domain.slug}")
 
 
-def add_steps(database: sqlite3.Connection, *steps: ExpertStep) -> None:
-    """All of them or none."""
+def add_steps(database: sqlite3.Connection, *steps: SpecialistStep) -> None:
+    """Add all of these steps or none."""
     with transaction(database):
         for step in steps:
             domain = {"kind": step.domain.kind, "values": list(step.domain.values), "title": step.domain.title}
-            values = (step.shared, json.dumps(domain), step.step, step.reason, step.expert, step.parent)
+            values = (step.shared, json.dumps(domain), step.step, step.reason, step.specialist, step.parent)
             database.execute(
                 "INSERT INTO expert_steps (shared, domain, step, reason, expert, parent, details, time)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -57,38 +59,38 @@ def add_steps(database: sqlite3.Connection, *steps: ExpertStep) -> None:
             )
 
 
-def expert_steps(database: sqlite3.Connection, shared: str) -> list[ExpertStep]:
-    """All steps of a shared release, oldest first."""
+def specialist_steps(database: sqlite3.Connection, shared: str) -> list[SpecialistStep]:
+    """Return all steps of a shared release, oldest first."""
     rows = database.execute(
         "SELECT domain, step, reason, expert, parent, details, time FROM expert_steps WHERE shared = ? ORDER BY number",
         (shared,),
     )
     found = []
-    for domain, step, reason, expert, parent, details, moment in rows:
+    for domain, step, reason, specialist, parent, details, moment in rows:
         said = json.loads(domain)
         values = tuple(dict.fromkeys(one_key(said["kind"], value) for value in said["values"]))
         known = RowDomain(said["kind"], values, said["title"])
-        found.append(ExpertStep(shared, known, step, reason, expert, parent, json.loads(details), moment))
+        found.append(SpecialistStep(shared, known, step, reason, specialist, parent, json.loads(details), moment))
     return found
 
 
-def newest_steps(database: sqlite3.Connection, shared: str) -> dict[str, ExpertStep]:
-    """The newest step of each expert, by its name."""
-    return {step.expert: step for step in expert_steps(database, shared)}
+def newest_steps(database: sqlite3.Connection, shared: str) -> dict[str, SpecialistStep]:
+    """Return the newest step of each specialist, by its name."""
+    return {step.specialist: step for step in specialist_steps(database, shared)}
 
 
 def families(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """Shared release -> names of all that were ever its experts."""
+    """Return shared release -> names of all that were ever its specialists."""
     found: dict[str, list[str]] = {}
-    for shared, expert in database.execute(
+    for shared, specialist in database.execute(
         "SELECT DISTINCT shared, expert FROM expert_steps WHERE step = 'serving' ORDER BY shared, expert"
     ):
-        found.setdefault(shared, []).append(expert)
+        found.setdefault(shared, []).append(specialist)
     return found
 
 
 def champion_domains(database: sqlite3.Connection, shared: str) -> dict[str, RowDomain]:
-    """The domain of each expert of a shared release that is a champion now, also of one that a person promoted."""
+    """Return the domain of each specialist that is a champion now, also of one that a person promoted."""
     steps, champions = newest_steps(database, shared), desired(database)
     return {name: steps[name].domain for name in families(database).get(shared, ()) if name in champions}
 
@@ -101,8 +103,8 @@ def retire_release(database: sqlite3.Connection, reference: str, *, by: str, rea
     champion = find(database, reference)
     if "champion" not in champion.aliases:
         raise UsageError(f"{champion.label} is not the champion", hint="see who is: hivetune registry")
-    for shared, experts in families(database).items():
-        if champion.name in experts:
+    for shared, specialists in families(database).items():
+        if champion.name in specialists:
             # First: an expert whose step says that it serves, and that has no champion, would stay so after a kill.
             step = newest_steps(database, shared)[champion.name]
             add_steps(database, replace(step, step="retired", reason=reason, details={"release": champion.label}))

@@ -1,7 +1,11 @@
-"""The router of texts is trained: on which adapter scored a row better by a margin, not on the name of its domain.
+"""The router of texts: which specialist answers a text better than the shared adapter, or that it does not know.
 
-So texts that two domains answer differently without a cue are labelled both ways, no line parts them, and the router
-says that it does not know.
+It is trained on which adapter scored a row better by a margin, not on the name of the row's domain. So texts that two
+domains answer differently without a cue are labelled both ways, no line parts them, and the router says that it does
+not know. For each specialist it is a line through hashed words, a calibration and a threshold.
+
+It reads the words of a text and its runs of four characters as hashes, so any text in any script has features. The
+loops run in C, since a request waits for them: 0.2 ms for 1,000 characters.
 """
 
 import math
@@ -32,7 +36,7 @@ _WORD = re.compile(r"\w+")
 
 
 def read_part(text: str) -> str:
-    """What of a text counts: its beginning and its end, in lower case, white space as one space."""
+    """Return the part of a text that counts: its beginning and end, in lower case, white space as one space."""
     if len(text) > 2 * READ_CHARS:
         text = f"{text[:READ_CHARS]} {text[-READ_CHARS:]}"
     return " ".join(text.lower().split())
@@ -43,12 +47,12 @@ def distinct_words(text: str) -> set[str]:
 
 
 def word_numbers(text: str) -> set[int]:
-    """Numbers of the words of `read_part`, 32 bits each."""
+    """Return the hashes of the words of `read_part`, 32 bits each."""
     return {zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in _WORD.findall(text)}
 
 
 def features_of(text: str) -> list[int]:
-    """Numbers of words and of runs of four characters in `read_part`, each once, below 2 * 2^BITS."""
+    """Return the numbers of words and of runs of four characters in `read_part`, each once, below 2 * 2^BITS."""
     raw = f" {text} ".encode("utf-16-le", "surrogatepass")
     found: set[int] = set()
     for start in range(0, 8, 2):
@@ -60,9 +64,12 @@ def features_of(text: str) -> list[int]:
 
 
 @dataclass(frozen=True)
-class TextExpert:
-    """`weights` by number of feature; `slope` and `offset` make a probability of the score (Platt 1999). `threshold`
-    None: no text is routed to it, `why_not` says why."""
+class TextSpecialist:
+    """One specialist in the router. `weights`: by number of feature. `slope`, `offset`: a probability from the score
+    (Platt 1999).
+
+    `threshold` is None where no text is routed to it; `why_not` says why.
+    """
 
     name: str
     weights: Mapping[int, float]
@@ -78,17 +85,20 @@ class TextExpert:
         return self.bias + math.fsum(map(self.weights.get, features, repeat(0.0))) / math.sqrt(len(features))
 
     def probability(self, features: Sequence[int]) -> float:
-        """That it answers better than the shared adapter by a margin."""
+        """Return the probability that it answers better than the shared adapter by a margin."""
         z = self.slope * self.score(features) + self.offset
         return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
 
 
 @dataclass(frozen=True)
 class TextRouter:
-    """`words`: those of the rows that it learned from; a text with a smaller share of them than `least_known`, or
-    longer than `longest` characters, is of another kind, and no line through such rows says anything of it."""
+    """The specialists and what the router learned from.
 
-    experts: tuple[TextExpert, ...] = ()
+    `words`: of the rows that it learned from. A text with a smaller share of them than `least_known`, or longer than
+    `longest` characters, is of another kind, and no line through such rows says anything about it.
+    """
+
+    specialists: tuple[TextSpecialist, ...] = ()
     words: frozenset[int] = frozenset()
     least_known: float = 0.0
     longest: int = 0
@@ -96,16 +106,16 @@ class TextRouter:
 
 @dataclass(frozen=True)
 class TextChoice:
-    """`expert` None: the shared adapter. `probability`: of the likeliest expert."""
+    """The router's answer. `specialist` is None for the shared adapter. `probability`: of the likeliest specialist."""
 
-    expert: str | None
+    specialist: str | None
     probability: float
     reason: str
 
 
 def route_text(router: TextRouter, text: str) -> TextChoice:
-    """Which expert answers `text`, and why."""
-    if not router.experts:
+    """Return which specialist answers `text`, and why."""
+    if not router.specialists:
         return TextChoice(None, 0.0, "no expert is found by text")
     if len(text) > router.longest:
         return TextChoice(
@@ -118,27 +128,33 @@ def route_text(router: TextRouter, text: str) -> TextChoice:
     if share < router.least_known:
         return TextChoice(None, 0.0, f"{share:.0%} of its words are known, {router.least_known:.0%} are needed")
     features = features_of(part)
-    scored = [(expert.probability(features), expert) for expert in router.experts]
-    sure = [(p, expert) for p, expert in scored if expert.threshold is not None and p >= expert.threshold]
+    scored = [(specialist.probability(features), specialist) for specialist in router.specialists]
+    sure = [
+        (p, specialist) for p, specialist in scored if specialist.threshold is not None and p >= specialist.threshold
+    ]
     if sure:
-        probability, expert = max(sure, key=lambda pair: pair[0])
-        return TextChoice(expert.name, probability, f"text: {probability:.2f} that {expert.name} answers better")
-    probability, expert = max(scored, key=lambda pair: pair[0])
-    needed = "is never chosen by text" if expert.threshold is None else f"needs {expert.threshold:.2f}"
-    return TextChoice(None, probability, f"unsure: {probability:.2f} that {expert.name} answers better, it {needed}")
+        probability, specialist = max(sure, key=lambda pair: pair[0])
+        return TextChoice(
+            specialist.name, probability, f"text: {probability:.2f} that {specialist.name} answers better"
+        )
+    probability, specialist = max(scored, key=lambda pair: pair[0])
+    needed = "is never chosen by text" if specialist.threshold is None else f"needs {specialist.threshold:.2f}"
+    return TextChoice(
+        None, probability, f"unsure: {probability:.2f} that {specialist.name} answers better, it {needed}"
+    )
 
 
 def known_share(part: str, words: frozenset[int]) -> float:
-    """Share of the different words of `read_part` that are among `words`; 0 for a text without any."""
+    """Return the share of the different words of `read_part` that are among `words`; 0 for a text without words."""
     found = word_numbers(part)
     return len(found & words) / len(found) if found else 0.0
 
 
 BETTER_BY = 0.02  # nats a token: a smaller difference is nobody's better answer
-MOST_HARM = 0.05  # of the texts that are routed to an expert: the 95 % upper bound of those that it answers worse
+MAX_HARM = 0.05  # of the texts that are routed to an expert: the 95 % upper bound of those that it answers worse
 THRESHOLDS = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
-FEWEST_CERTIFIED = 59  # with no harm at all the bound is 0.05 from 59 on: 1 - 0.05 ** (1 / 59)
-MOST_LEARNED = 6000  # rows: more cost minutes and move no line
+MIN_CERTIFIED = 59  # with no harm at all the bound is 0.05 from 59 on: 1 - 0.05 ** (1 / 59)
+MAX_LEARNED = 6000  # rows: more cost minutes and move no line
 EPOCHS, RATE, DECAY = 12, 0.5, 1e-4
 # Texts that know fewer of their words than 98 of 100 rows of the validation are of another kind.
 UNKNOWN_SHARE = 0.02
@@ -147,28 +163,33 @@ LONGER = 4  # times the longest text that it learned from
 
 @dataclass(frozen=True)
 class RoutedText:
-    """A text and, for each expert, how many nats a token it is better than the shared adapter. `held_out`: no adapter
-    was trained on it, so it can certify a threshold."""
+    """A text and, for each specialist, how many nats a token it is better than the shared adapter.
+
+    `held_out`: no adapter was trained on it, so it can certify a threshold.
+    """
 
     text: str
     gains: Mapping[str, float]
     held_out: bool
 
 
-def learn_router(rows: Sequence[RoutedText], experts: Sequence[str], outside: Sequence[str] = ()) -> TextRouter:
-    """The router of `experts`. `outside`: texts of no domain, which every expert learns to leave alone."""
+def learn_router(rows: Sequence[RoutedText], specialists: Sequence[str], outside: Sequence[str] = ()) -> TextRouter:
+    """Train the router of `specialists`.
+
+    `outside`: texts of no domain, which every specialist learns to leave alone.
+    """
     held_out = [row for row in rows if row.held_out]
     learned = _sample([row for row in rows if not row.held_out])
-    nothing = dict.fromkeys(experts, 0.0)
+    nothing = dict.fromkeys(specialists, 0.0)
     learned += [RoutedText(text, nothing, held_out=False) for text in outside]
     inputs = [features_of(read_part(row.text)) for row in learned]
     checks = [features_of(read_part(row.text)) for row in held_out]
     words = frozenset[int]().union(*(word_numbers(read_part(row.text)) for row in learned))
     made = []
-    for name in experts:
-        expert = _fit(name, inputs, [row.gains[name] > BETTER_BY for row in learned])
-        expert = _calibrate(expert, checks, [row.gains[name] > BETTER_BY for row in held_out])
-        made.append(_with_threshold(expert, checks, [row.gains[name] < -BETTER_BY for row in held_out], held_out))
+    for name in specialists:
+        specialist = _fit(name, inputs, [row.gains[name] > BETTER_BY for row in learned])
+        specialist = _calibrate(specialist, checks, [row.gains[name] > BETTER_BY for row in held_out])
+        made.append(_with_threshold(specialist, checks, [row.gains[name] < -BETTER_BY for row in held_out], held_out))
     shares = sorted(known_share(read_part(row.text), words) for row in held_out)
     least = shares[int(UNKNOWN_SHARE * len(shares))] if shares else 1.0
     longest = LONGER * max((len(row.text) for row in rows), default=0)
@@ -176,8 +197,10 @@ def learn_router(rows: Sequence[RoutedText], experts: Sequence[str], outside: Se
 
 
 def harm_bound(harmful: int, routed: int) -> float:
-    """The exact 95 % upper bound of a share (Clopper and Pearson 1934): the largest that leaves `harmful` or fewer of
-    `routed` a probability of 5 %."""
+    """Return the exact 95 % upper bound of a share (Clopper and Pearson 1934).
+
+    It is the largest share under which `harmful` or fewer of `routed` have a probability of 5 %.
+    """
     if routed == 0 or harmful >= routed:
         return 1.0
     low, high = 0.0, 1.0
@@ -194,13 +217,13 @@ def _binomial(n: int, k: int, share: float) -> float:
 
 
 def _sample(rows: Sequence[RoutedText]) -> list[RoutedText]:
-    if len(rows) <= MOST_LEARNED:
+    if len(rows) <= MAX_LEARNED:
         return list(rows)
-    return random.Random(0).sample(list(rows), MOST_LEARNED)
+    return random.Random(0).sample(list(rows), MAX_LEARNED)
 
 
-def _fit(name: str, inputs: Sequence[Sequence[int]], labels: Sequence[bool]) -> TextExpert:
-    """Logistic regression by AdaGrad (Duchi, Hazan and Singer 2011), rows in an order that the seed gives."""
+def _fit(name: str, inputs: Sequence[Sequence[int]], labels: Sequence[bool]) -> TextSpecialist:
+    """Fit a logistic regression by AdaGrad (Duchi, Hazan and Singer 2011), rows in an order that the seed gives."""
     weights: dict[int, float] = {}
     squares: dict[int, float] = {}
     bias, bias_square = 0.0, 1e-8
@@ -221,16 +244,18 @@ def _fit(name: str, inputs: Sequence[Sequence[int]], labels: Sequence[bool]) -> 
                 slope = error * size + DECAY * weight
                 squares[feature] = square = squares.get(feature, 1e-8) + slope * slope
                 weights[feature] = weight - RATE * slope / math.sqrt(square)
-    return TextExpert(name, {feature: round(weight, 5) for feature, weight in weights.items()}, bias)
+    return TextSpecialist(name, {feature: round(weight, 5) for feature, weight in weights.items()}, bias)
 
 
-def _calibrate(expert: TextExpert, inputs: Sequence[Sequence[int]], labels: Sequence[bool]) -> TextExpert:
-    """Platt's slope and offset on held-out rows, by Newton's method; his smoothed targets keep both finite."""
+def _calibrate(specialist: TextSpecialist, inputs: Sequence[Sequence[int]], labels: Sequence[bool]) -> TextSpecialist:
+    """Fit Platt's slope and offset on held-out rows by Newton's method; his smoothed targets keep both finite."""
     positives = sum(labels)
     if not positives or positives == len(labels):
-        return expert
+        return specialist
     high, low = (positives + 1) / (positives + 2), 1 / (len(labels) - positives + 2)
-    points = [(expert.score(features), high if label else low) for features, label in zip(inputs, labels, strict=True)]
+    points = [
+        (specialist.score(features), high if label else low) for features, label in zip(inputs, labels, strict=True)
+    ]
     slope, offset = 1.0, 0.0
     for _ in range(30):
         g1 = g2 = 0.0
@@ -247,31 +272,34 @@ def _calibrate(expert: TextExpert, inputs: Sequence[Sequence[int]], labels: Sequ
         slope -= (h22 * g1 - h12 * g2) / determinant
         offset -= (h11 * g2 - h12 * g1) / determinant
     if not (math.isfinite(slope) and math.isfinite(offset) and slope > 0):
-        return expert
-    return replace(expert, slope=slope, offset=offset)
+        return specialist
+    return replace(specialist, slope=slope, offset=offset)
 
 
 def _with_threshold(
-    expert: TextExpert, inputs: Sequence[Sequence[int]], harmful: Sequence[bool], rows: Sequence[RoutedText]
-) -> TextExpert:
-    """The lowest threshold whose harm is bounded. From the strictest one that routes enough rows downwards, up to the
-    first that fails: so the bound holds for the one that is taken, however many are tried (fixed sequence testing)."""
-    probabilities = [expert.probability(features) for features in inputs]
-    chosen, why_not = None, f"fewer than {FEWEST_CERTIFIED} held-out rows are like its own"
+    specialist: TextSpecialist, inputs: Sequence[Sequence[int]], harmful: Sequence[bool], rows: Sequence[RoutedText]
+) -> TextSpecialist:
+    """Choose the lowest threshold whose harm is bounded.
+
+    The search goes from the strictest threshold that routes enough rows downwards, up to the first that fails. So the
+    bound holds for the chosen one, however many are tried (fixed sequence testing).
+    """
+    probabilities = [specialist.probability(features) for features in inputs]
+    chosen, why_not = None, f"fewer than {MIN_CERTIFIED} held-out rows are like its own"
     for threshold in THRESHOLDS:
         routed = [index for index, p in enumerate(probabilities) if p >= threshold]
-        if len(routed) < FEWEST_CERTIFIED:
+        if len(routed) < MIN_CERTIFIED:
             continue
         bound = harm_bound(sum(harmful[index] for index in routed), len(routed))
-        if bound > MOST_HARM:
+        if bound > MAX_HARM:
             why_not = f"up to {bound:.0%} of the texts that would be routed to it are answered worse"
             break
         # Routing must be worth it too: on average over what is routed the expert is better by the margin.
-        if math.fsum(rows[index].gains[expert.name] for index in routed) / len(routed) <= BETTER_BY:
+        if math.fsum(rows[index].gains[specialist.name] for index in routed) / len(routed) <= BETTER_BY:
             why_not = "what would be routed to it is answered no better"
             break
         chosen = threshold
-    return replace(expert, threshold=chosen, why_not="" if chosen is not None else why_not)
+    return replace(specialist, threshold=chosen, why_not="" if chosen is not None else why_not)
 
 
 def _sigmoid(z: float) -> float:

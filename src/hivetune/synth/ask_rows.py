@@ -35,7 +35,7 @@ from hivetune.synth.sources.page import DocPage, NotUnderstood
 from hivetune.synth.sources.places import DocSource, Places, read_source
 
 SLOTS = 4
-_MOST_FAILURES = 5  # in a row: the endpoint is gone, and what came so far is kept
+_MAX_FAILURES = 5  # in a row: the endpoint is gone, and what came so far is kept
 CACHED_PAGES = 32
 
 
@@ -62,7 +62,7 @@ class _Passage:
 def ask_rows(
     packs: Sequence[Pack], places: Places, out: Path, settings: AskSettings, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Writes `out`, or leaves what was there; the report.
+    """Write `out` with rows that a model words, or leave what was there; return the report.
 
     Raises UsageError for a model that can't be asked, HivetuneError when it fails again and again (replies are kept),
     DataRefused when no reply could be used.
@@ -147,7 +147,7 @@ class _Asking:
         return self.counts[category].kept < self.counts[category].asked
 
     def _passages(self, pack: Pack, places: Places) -> list[_Passage]:
-        """Every passage of a fitting length, pages in turns."""
+        """Return every passage of a fitting length, pages in turns."""
         tally = self.counts[pack.category] = CategoryCounts()
         by_page = []
         draw = random.Random(f"{self._settings.seed} {pack.category} asked")
@@ -166,7 +166,7 @@ class _Asking:
         return [one for turn in turns for one in turn if one is not None]
 
     def _take(self, batch: Sequence[_Passage], pool: ThreadPoolExecutor) -> None:
-        """One batch: replies come in any order, and are taken in the order of the passages."""
+        """Ask for one batch; replies come in any order, and are taken in the order of the passages."""
         prompts = [self._prompt(one) for one in batch]
         self.asked_now += sum(prompt.key not in self._kept.answers for prompt in prompts)
         for one, prompt, reply in zip(batch, prompts, pool.map(self._reply, prompts), strict=True):
@@ -192,7 +192,9 @@ class _Asking:
         return next(itertools.islice(passages_of(page), one.number, None))
 
     def _reply(self, prompt: Prompt) -> tuple[str, int] | HivetuneError:
-        """The reply and its tokens, or how the endpoint failed on this passage. Called by several threads."""
+        """Return the reply and its tokens, or how the endpoint failed on this passage; several threads call it. Called
+        by several threads.
+        """
         found = self._kept.answers.get(prompt.key)
         if found is None:
             try:
@@ -208,9 +210,9 @@ class _Asking:
     def _skip(self, error: HivetuneError) -> None:
         self.unanswered += 1
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= _MOST_FAILURES:
+        if self._failed_in_a_row >= _MAX_FAILURES:
             raise HivetuneError(
-                f"{error.message}; so did the {_MOST_FAILURES - 1} passages before it",
+                f"{error.message}; so did the {_MAX_FAILURES - 1} passages before it",
                 hint="replies are kept; the same command goes on",
             )
 
@@ -235,7 +237,7 @@ class _Asking:
 
 # What a model is asked: to make a question and its answer of a passage. And how its reply is read. Pure.
 
-SHORTEST_PASSAGE_CHARS, LONGEST_PASSAGE_CHARS = 80, 1500
+MIN_PASSAGE_CHARS, MAX_PASSAGE_CHARS = 80, 1500
 PAIR_TOKENS = 320
 CHARS_PER_TOKEN = 4  # of English prose, to count what a prompt costs where nobody tells
 ASKED_KIND = "asked"
@@ -262,7 +264,7 @@ _CODE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
 def passages_of(page: DocPage) -> Iterator[tuple[str, str]]:
-    """(section, text) of each stretch of the page that one question can be made of."""
+    """Yield (section, text) of each stretch of the page that one question can be made of."""
     for entry in page.entries:
         yield entry.section, f"{entry.usage}\n{entry.text}"
     for example in page.examples:
@@ -272,18 +274,21 @@ def passages_of(page: DocPage) -> Iterator[tuple[str, str]]:
 
 
 def fits(text: str) -> bool:
-    return SHORTEST_PASSAGE_CHARS <= len(text) <= LONGEST_PASSAGE_CHARS
+    return MIN_PASSAGE_CHARS <= len(text) <= MAX_PASSAGE_CHARS
 
 
 def request(page: DocPage, section: str, passage: str, draw: random.Random) -> tuple[dict[str, str], ...]:
-    """The messages; what is wished for varies, so that the questions do."""
+    """Return the messages; the wish in them varies, so that the questions do."""
     command = f" It documents the command `{page.command}`." if page.command else ""
     asked = f"From {page.label}, section {section}.{command}\n\nPASSAGE\n{passage}\n\n{draw.choice(_WISHES)}"
     return {"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}
 
 
 def read_reply(text: str) -> tuple[str, str] | str:
-    """(question, answer), or the reason why there is none. JSON, also with text around it, or lines with labels."""
+    """Return (question, answer), or the reason why there is none.
+
+    Reads JSON, also with text around it, and lines with labels.
+    """
     start = text.find("{")
     found: Any = None
     if start >= 0:
@@ -305,7 +310,7 @@ def read_reply(text: str) -> tuple[str, str] | str:
 
 
 def draft_of(pair: tuple[str, str], section: str, passage: str) -> Draft:
-    """The pair as a draft; code in its answer is parsed like any other."""
+    """Return the pair as a draft; code in its answer is parsed like any other."""
     blocks = [(language, code.strip("\n")) for language, code in _CODE.findall(pair[1])]
     shell = tuple(code for language, code in blocks if language in ("", "bash", "sh", "shell", "console"))
     python = tuple(code for language, code in blocks if language in ("python", "py"))

@@ -13,13 +13,13 @@ from hivetune.synth.make.draft import Draft
 from hivetune.synth.sources.page import DocPage, options_in, words_in
 from hivetune.synth.words import word_list
 
-SHORTEST_QUESTION_CHARS, MOST_QUESTION_CHARS = 6, 700
-SHORTEST_ANSWER_CHARS, MOST_ANSWER_CHARS = 2, 1600
+MIN_QUESTION_CHARS, MAX_QUESTION_CHARS = 6, 700
+MIN_ANSWER_CHARS, MAX_ANSWER_CHARS = 2, 1600
 # Share of an answer's words that must stand in the source or in the question; the rest is the answer's own frame
 # ("Run this:"). For text of a model, which has no frame of ours.
 SUPPORTED_SHARE = 0.85
 # Share of function words in prose: 0.25 to 0.5 in manuals, 0.1 in terse ones, near 0 in other languages.
-LEAST_ENGLISH = 0.05
+MIN_ENGLISH = 0.05
 PROSE_WORDS = 30  # in a shorter text the share says nothing
 _PATH = re.compile(r"(?<![\w.<~/-])(?:~|\$\w+)?/(?:[\w.+@-]+/)*[\w.+@-]+")
 _UNIT = re.compile(r"\b[\w@.-]+\.(?:service|socket|target|timer|mount|path|slice|scope|swap|automount|device)\b")
@@ -75,7 +75,10 @@ class Cited:
 
 
 def check_draft(draft: Draft, source: Cited, parses: Callable[[str, str], bool], *, strict: bool) -> str | None:
-    """The first reason against it. `parses(code, language)` asks the parsers. `strict`: text of a model."""
+    """Return the first reason against a draft, or None.
+
+    `strict`: the text is a model's.
+    """
     questions, answers = [q for q, _ in draft.turns], [a for _, a in draft.turns]
     return (
         _length(questions, answers)
@@ -89,8 +92,8 @@ def check_draft(draft: Draft, source: Cited, parses: Callable[[str, str], bool],
 
 def _length(questions: Iterable[str], answers: Iterable[str]) -> str | None:
     for texts, least, most in (
-        (questions, SHORTEST_QUESTION_CHARS, MOST_QUESTION_CHARS),
-        (answers, SHORTEST_ANSWER_CHARS, MOST_ANSWER_CHARS),
+        (questions, MIN_QUESTION_CHARS, MAX_QUESTION_CHARS),
+        (answers, MIN_ANSWER_CHARS, MAX_ANSWER_CHARS),
     ):
         for text in texts:
             if len(text.strip()) < least:
@@ -103,20 +106,20 @@ def _length(questions: Iterable[str], answers: Iterable[str]) -> str | None:
 
 
 def _language(draft: Draft) -> str | None:
-    """English prose: few letters of other scripts, and as many function words as prose has."""
+    """Check for English prose: few letters of other scripts, and as many function words as prose has."""
     text = " ".join([*(part for turn in draft.turns for part in turn), draft.passage[:2000]])
     letters = sum(character.isalpha() for character in text)
     ascii_letters = sum(character.isascii() and character.isalpha() for character in text)
     words = re.findall(r"[a-z]+", text.lower())
     if letters and ascii_letters < 0.95 * letters:
         return "other-language"
-    if len(words) >= PROSE_WORDS and sum(word in word_list("english") for word in words) < LEAST_ENGLISH * len(words):
+    if len(words) >= PROSE_WORDS and sum(word in word_list("english") for word in words) < MIN_ENGLISH * len(words):
         return "other-language"
     return None
 
 
 def _options(draft: Draft, source: Cited, answers: list[str]) -> str | None:
-    """Each option of an answer is in the source, each of a question too unless it is there to be missing."""
+    """Check that each option of an answer is in the source, and each of a question unless it is there to be missing."""
     known = source.options
     if any(option in known for option in draft.absent):
         return "invented-exists"
@@ -127,7 +130,7 @@ def _options(draft: Draft, source: Cited, answers: list[str]) -> str | None:
 
 
 def _named(source: Cited, draft: Draft, answers: list[str]) -> str | None:
-    """Paths and units of the answers are in the source or in a question."""
+    """Check that paths and units of the answers are in the source or in a question."""
     asked = "\n".join(question for question, _ in draft.turns)
     for answer in answers:
         if any(path not in source.text and path not in asked for path in _paths(answer)):
@@ -142,9 +145,10 @@ def _paths(text: str) -> list[str]:
 
 
 def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
-    """Numbers of an answer stand in the source or the questions; so do its words, but for a frame.
+    """Check that numbers of an answer stand in the source or the questions, and its words too, apart from a frame.
 
-    `strict`: in the passage and not anywhere on the page, and names all of them, since a model may bring what it knows.
+    `strict`: they stand in the passage, not only on the page, and so do all names, since a model may bring what it
+    knows.
     """
     asked = "\n".join(question for question, _ in draft.turns)
     said = f"{draft.passage}\n{asked}\n{source.about}"
@@ -168,7 +172,7 @@ def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
 
 
 def _is_name(word: str, text: str) -> bool:
-    """Written as a name: in code, in capitals, or with a digit."""
+    """Return whether a word is written as a name: in code, in capitals, or with a digit."""
     return any(character.isdigit() for character in word) or f"`{word}`" in text or word.upper() in text.split()
 
 
@@ -210,7 +214,10 @@ _RESERVED = frozenset(
 
 @lru_cache(_CACHED)
 def parses(code: str, language: str) -> bool:
-    """`language`: sh or python. Raises MachineNotFit without bash."""
+    """Return whether code parses: shell by bash's grammar, Python by its own; nothing is run.
+
+    `language`: sh or python. Raises MachineNotFit without bash.
+    """
     if language == "sh" and all(is_plain_command(line) for line in code.splitlines()):
         return bool(code.strip())
     fenced = f"```{'bash' if language == 'sh' else language}\n{code}\n```"
@@ -218,5 +225,5 @@ def parses(code: str, language: str) -> bool:
 
 
 def is_plain_command(line: str) -> bool:
-    """A simple command by bash's grammar, whatever its words mean: no quote, no operator, no reserved word in front."""
+    """Return whether a line is a simple command by bash's grammar: no quote, no operator, no reserved word in front."""
     return _PLAIN_LINE.fullmatch(line) is not None and line.split(" ", 1)[0] not in _RESERVED

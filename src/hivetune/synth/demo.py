@@ -1,4 +1,10 @@
-"""What the demo trains on and asks: its rows and config, and three held-out prompts at the end."""
+"""The demo: its interactions, its config, and a few questions at the end.
+
+The interactions are made on the spot from Python's own documentation strings: real text, on every machine. Three agents
+answer questions about the standard library, as a team's log would show: what something does, how it is called, and what
+can go wrong. A few percent of the rows are failed or broken, so that the report has something to report. The sources
+are parsed, never imported.
+"""
 
 import ast
 import builtins
@@ -22,7 +28,7 @@ NUM_PROMPTS = 3
 
 
 def write_inputs(folder: Path) -> Path:
-    """Rows and config below `folder`, where they are not there yet; returns the config's path."""
+    """Write rows and config below `folder`, where they are not there yet; return the config's path."""
     data = folder / "interactions.jsonl"
     if not data.exists():
         write_demo_data(data)
@@ -46,7 +52,7 @@ def write_inputs(folder: Path) -> Path:
 
 
 def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[dict[str, str]]:
-    """The same held-out prompts answered by the base (in the evaluation) and by the exported file."""
+    """Return the same held-out prompts answered by the base (from the evaluation) and by the exported file."""
     chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
     found = []
     for row in chosen:
@@ -126,7 +132,7 @@ class Documented:
 
 
 def write_demo_data(path: Path, num_rows: int = NUM_ROWS) -> Path:
-    """JSONL of about `num_rows` agent interactions, the same on every call with the same Python."""
+    """Write JSONL of about `num_rows` agent interactions, the same on every call with the same Python."""
     shuffled = sorted(_interactions(), key=lambda row: hashlib.sha256(row["task"].encode()).digest())
     rows = [row for agent in SYSTEM_PROMPTS for row in [r for r in shuffled if r["agent"] == agent][: num_rows // 3]]
     rows.sort(key=lambda row: hashlib.sha256(row["output"].encode()).digest())
@@ -166,7 +172,7 @@ def _interactions() -> Iterator[dict[str, Any]]:
 
 
 def _documented() -> Iterator[Documented]:
-    """Public documented functions and classes of the standard library, in the order of the files."""
+    """Yield the public documented functions and classes of the standard library, in the order of the files."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -191,7 +197,7 @@ def _described(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
 
 
 def _opening(text: str) -> str | None:
-    """The first paragraph of prose on one line."""
+    """Return the first paragraph of prose on one line."""
     paragraph = " ".join(text.split("\n\n")[0].split())
     return paragraph if paragraph.endswith((".", "!", "?")) else None
 
@@ -205,21 +211,21 @@ def _call(item: Documented) -> str | None:
 
 
 def _warning(text: str) -> str | None:
-    """The one or two sentences that name an exception."""
+    """Return the one or two sentences that name an exception."""
     sentences = re.split(r"(?<=[.!?])\s+", " ".join(text.split()))
     named = [s for s in sentences if EXCEPTIONS & set(re.findall(r"\w+", s)) and s.endswith(".")]
     return " ".join(named[:2]) or None
 
 
 def _facts(item: Documented, answer: str) -> list[str]:
-    """Exceptions, parameters and types of the documentation that the answer names: a good answer names one of them."""
+    """Return exceptions, parameters and types that the answer names: a good answer names one of them."""
     words = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
     asked = set(re.findall(r"\w+", item.name))
     return sorted((words & (EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2})) - asked)
 
 
 def _damaged(kind: int, row: dict[str, Any]) -> list[str]:
-    """What real logs hold besides good rows: a failure, a repeat, and one of five kinds of broken line."""
+    """Return what real logs hold besides good rows: a failure, a repeat, and one of five kinds of broken line."""
     failed = {**row, "task": f"{row['task']} (again)", "success": False, "output": "Error: the tool timed out."}
     whole = json.dumps(row, ensure_ascii=False)
     broken = (

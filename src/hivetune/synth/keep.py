@@ -1,4 +1,8 @@
-"""The rows that are kept: new, not frozen, and written as lines of the file; the same for every maker."""
+"""The rows that are kept: new, not frozen, and written as lines of the file; the same for every maker.
+
+A row is there already when it is equal in its words, or nearly so: Jaccard similarity of the word triples of question
+and answer at least 0.8.
+"""
 
 import hashlib
 import json
@@ -31,7 +35,7 @@ class KeptRows:
         self.number_kept = 0
 
     def remember(self, against: Iterator[tuple[str, str]]) -> None:
-        """Rows of the user as (source, text): none is made again."""
+        """Remember rows of the user as (source, text), so that none is made again."""
         for source, text in against:
             _, keys = self._seen.look(text)
             if keys:
@@ -40,7 +44,7 @@ class KeptRows:
                 self._number += 1
 
     def keep(self, category: str, page: str, path: str, draft: Draft) -> str | None:
-        """The reason why a draft can't be kept; None when it is."""
+        """Keep a draft; return the reason why it can't be kept, or None."""
         text = "\n".join(part for turn in draft.turns for part in turn)
         reason, keys = self._seen.look(text)
         if reason is None and self._is_frozen(draft):
@@ -61,7 +65,10 @@ class KeptRows:
 
 
 def _row(category: str, page: str, path: str, draft: Draft, *, maker: str, seed: int) -> dict[str, Any]:
-    """One line of the file. `session` is the page, so that a split keeps all questions on one page together."""
+    """Return one line of the file.
+
+    `session` is the page, so that a split keeps all questions on one page together.
+    """
     messages = []
     for asked, answered in draft.turns:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
@@ -100,7 +107,7 @@ class SeenRows:
         self._exact, self._bands = Table(), Table()
 
     def look(self, text: str) -> tuple[str | None, list[int]]:
-        """(reason or None, keys to give to `add`)."""
+        """Return (reason or None, keys to give to `add`)."""
         words = words_in(text)
         exact = int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest())
         if self._exact.get(exact) is not None:
@@ -144,7 +151,7 @@ class Against:
         self.rows = self.unreadable = 0
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        """(place, question and answer). Raises UsageError for a file that is not there."""
+        """Yield (place, question and answer). Raises UsageError for a file that is not there."""
         if not self._sources:
             return
         for raw in rows_of_files(self._sources):

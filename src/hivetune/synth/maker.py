@@ -22,7 +22,7 @@ from hivetune.synth.sources.places import DocSource, Places, read_source
 
 TEMPLATES = "templates"  # the maker that is no model
 SPARE = 6  # drafts that are kept to choose from, for each row that is asked for
-LEAST_SPARE = 4  # of each kind of a page
+MIN_SPARE = 4  # of each kind of a page
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CategoryCounts:
 
 
 def sources_of(pack: Pack, places: Places) -> list[DocSource]:
-    """The pages of a pack that are on this machine, each once."""
+    """Return the pages of a pack that are on this machine, each once."""
     found: dict[tuple[str, Path, str], DocSource] = {}
     for names, find in (
         (pack.pages, places.find_manuals),
@@ -72,9 +72,10 @@ def make_rows(
     write: Callable[[str], object],
     progress: Progress = silent,
 ) -> dict[str, CategoryCounts]:
-    """Writes the lines with `write(line)`. `against`: (source, text) of rows that none may repeat.
+    """Make the rows and write each with `write(line)`.
 
-    Raises MachineNotFit without bash, whose grammar decides what parses.
+    `against`: (source, text) of rows that none may repeat. Raises MachineNotFit without bash, whose grammar decides
+    what parses.
     """
     with scratch_folder() as folder, closing(Pool(folder / "pool.db")) as pool:
         rows = KeptRows(pool, settings.frozen, TEMPLATES, settings.seed)
@@ -88,7 +89,7 @@ def make_rows(
 
 
 def _fill(settings: SynthSettings, pool: Pool, progress: Progress) -> dict[str, CategoryCounts]:
-    """Every page is read once; its drafts are checked while it is in memory."""
+    """Read every page once, and check its drafts while it is in memory."""
     found = {pack.category: sources_of(pack, settings.places) for pack in settings.packs}
     total, done = sum(map(len, found.values())), 0
     counts = {category: CategoryCounts(sources=len(sources)) for category, sources in found.items()}
@@ -96,7 +97,7 @@ def _fill(settings: SynthSettings, pool: Pool, progress: Progress) -> dict[str, 
     asked = share_out(settings.rows, weights)
     for pack in settings.packs:
         sources, tally = found[pack.category], counts[pack.category]
-        spare = max(LEAST_SPARE, -(-SPARE * asked.get(pack.category, 0) // max(1, len(sources))))
+        spare = max(MIN_SPARE, -(-SPARE * asked.get(pack.category, 0) // max(1, len(sources))))
         pages: dict[str, DocPage] = {}
         for source in sources:
             try:
@@ -144,7 +145,7 @@ def _offer(
 
 
 def _offer_facts(pool: Pool, tally: CategoryCounts, pack: Pack, pages: dict[str, DocPage], seed: int) -> None:
-    """Hand-written facts pass the same checks, against the page that they name."""
+    """Check hand-written facts like any draft, against the page that they name."""
     for fact in pack.facts:
         page = pages.get(fact.source)
         tally.made += 1
@@ -186,7 +187,10 @@ class _Chooser:
             wanted = {name: n for name, n in share_out(left, going).items() if n}
 
     def _fill_category(self, pack: Pack, left: dict[str, int], number: int) -> None:
-        """`left`: drafts of each kind that were not tried; the kind that lacks most is tried next."""
+        """Take drafts until the category has `number` more rows.
+
+        `left`: drafts of each kind that were not tried; the kind that lacks most is tried next.
+        """
         tally = self._counts[pack.category]
         aim = tally.kept + number
         while tally.kept < aim and any(left.values()):
@@ -214,7 +218,8 @@ class _Chooser:
 
 
 def share_out(total: int, weights: Mapping[str, float], most: Mapping[str, int] | None = None) -> dict[str, int]:
-    """`total` whole parts by weight (largest remainders), none above its `most`; what is cut is shared out again.
+    """Return `total` whole parts by weight (largest remainders), none above its `most`; what is cut is shared out
+    again.
 
     The sum is `total`, or the sum of `most` where that is less. Weights of 0 get nothing.
     """

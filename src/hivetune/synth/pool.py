@@ -24,7 +24,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def draw_key(seed: int, draft: Draft) -> int:
-    """A number for the order of a draft, the same for the same seed and text."""
+    """Return a number for the order of a draft, the same for the same seed and text."""
     said = json.dumps(draft.turns, ensure_ascii=False)
     digest = hashlib.blake2b(f"{seed}\0{said}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) & _LARGEST
@@ -47,7 +47,7 @@ class Pool:
         )
 
     def settle(self) -> None:
-        """All drafts are in: pages take turns, so that a long one does not fill its category."""
+        """Close the pool of drafts: from here on pages take turns, so that a long one does not fill its category."""
         self._database.executescript(
             "CREATE INDEX by_page ON drafts (category, kind, page, key);"
             "UPDATE drafts SET turn = place.turn FROM (SELECT rowid AS id, row_number() OVER"
@@ -58,14 +58,14 @@ class Pool:
         self._database.execute("BEGIN")
 
     def kinds(self, category: str) -> dict[str, int]:
-        """How many drafts of each kind there are."""
+        """Return how many drafts of each kind there are."""
         found = self._database.execute(
             "SELECT kind, count(*) FROM drafts WHERE category = ? GROUP BY kind ORDER BY kind", (category,)
         )
         return {str(kind): int(count) for kind, count in found}
 
     def drafts(self, category: str, kind: str) -> Iterator[tuple[str, str, Draft]]:
-        """(page, path, draft) in the order in which they are tried."""
+        """Yield (page, path, draft) in the order in which they are tried."""
         found = self._database.execute(
             "SELECT page, path, body FROM drafts WHERE category = ? AND kind = ? ORDER BY turn, key",
             (category, kind),
@@ -74,7 +74,7 @@ class Pool:
             yield page, path, _draft(kind, json.loads(body))
 
     def keep(self, number: int, key: int, category: str, kind: str, text: str, row: str | None) -> None:
-        """A row that is kept (`row`: its line), or one that others are compared with (None)."""
+        """Keep a row (`row`: its line), or a text that rows are compared with (None)."""
         self._database.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?)", (number, key, category, kind, text, row))
 
     def text(self, number: int) -> str:
@@ -82,7 +82,7 @@ class Pool:
         return str(text)
 
     def rows(self) -> Iterator[str]:
-        """The lines of the file, in an order that the seed draws."""
+        """Yield the lines of the file, in an order that the seed draws."""
         for (row,) in self._database.execute("SELECT row FROM kept WHERE row IS NOT NULL ORDER BY key, n"):
             yield row
 

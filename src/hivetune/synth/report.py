@@ -1,4 +1,4 @@
-"""The report of rows that were made: what became of the drafts of each category, diversity, rows to look at."""
+"""The report of rows that were made, as JSON and as a page: drafts of each category, diversity, rows to look at."""
 
 import json
 import random
@@ -16,13 +16,16 @@ from hivetune.synth.sources.page import words_in
 
 MEASURED_ROWS = 2000  # for the diversity: it falls with the number of words, so it is taken at a stated one
 MEASURED_WORDS = 20_000
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def synth_document(
     packs: Sequence[Pack], counts: Mapping[str, CategoryCounts], out: Path, *, rows: int, seed: int, maker: str
 ) -> dict[str, Any]:
-    """What `--json` prints. For each category: made = rejected + kept + not_needed."""
+    """Return what `--json` prints.
+
+    For each category: made = rejected + kept + not_needed.
+    """
     categories = [_category(pack, counts[pack.category]) for pack in packs]
     kept = sum(one["kept"] for one in categories)
     rejected: dict[str, int] = {}
@@ -72,7 +75,8 @@ def said_by(row: Mapping[str, Any], role: str) -> str:
 
 
 def diversity(path: Path) -> dict[str, Any]:
-    """Distinct-n of the questions and of the answers at a stated number of words; likeness of a row to its nearest.
+    """Return distinct-n of questions and answers at a stated number of words, and the similarity of rows to their
+    nearest.
 
     Distinct-n: different sequences of n words, divided by all (Li et al. 2016, arXiv 1510.03055).
     """
@@ -92,18 +96,18 @@ def diversity(path: Path) -> dict[str, Any]:
 
 
 def plain_words(text: str) -> list[str]:
-    """Words as they follow one another, without the marks of code."""
+    """Return words as they follow one another, without the marks of code."""
     return text.lower().replace("`", " ").split()
 
 
 def distinct(words: Sequence[str], n: int) -> float:
-    """Share of sequences of `n` words that are different, 0 to 1."""
+    """Return the share of sequences of `n` words that are different, 0 to 1."""
     every = list(zip(*(words[i:] for i in range(n)), strict=False))
     return round(len(set(every)) / len(every), 4) if every else 0.0
 
 
 def _self_similarity(texts: Sequence[str], most: int = 400) -> float:
-    """Mean likeness (Jaccard of words) of a row to the nearest other one, over at most `most` rows."""
+    """Return the mean Jaccard similarity of a row's words to the nearest other row, over at most `most` rows."""
     sets = [frozenset(words_in(text)) for text in texts[:most]]
     if len(sets) < 2:
         return 0.0
@@ -115,18 +119,18 @@ def _self_similarity(texts: Sequence[str], most: int = 400) -> float:
 
 
 def rows_to_look_at(path: Path, seed: int) -> list[dict[str, Any]]:
-    """Rows to look at, one of each kind first, then at random."""
+    """Return rows to look at, one of each kind first, then at random."""
     draw = random.Random(f"{seed} shown")
     first: dict[str, dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
     for number, row in enumerate(islice(read_lines(path), MEASURED_ROWS)):
         if row["synth"]["kind"] not in first:
             first[row["synth"]["kind"]] = row
-        elif len(others) < _MOST_SHOWN:
+        elif len(others) < _MAX_SHOWN:
             others.append(row)
-        elif (place := draw.randrange(number + 1)) < _MOST_SHOWN:
+        elif (place := draw.randrange(number + 1)) < _MAX_SHOWN:
             others[place] = row
-    return [*first.values(), *others][: max(_MOST_SHOWN, len(first))]
+    return [*first.values(), *others][: max(_MAX_SHOWN, len(first))]
 
 
 def reasons_of(rejected: Mapping[str, int]) -> Iterable[str]:
@@ -137,7 +141,7 @@ def reasons_of(rejected: Mapping[str, int]) -> Iterable[str]:
 
 
 def write_synth_page(path: Path, document: Mapping[str, Any]) -> None:
-    """Raises OSError when the page can't be written."""
+    """Write the page. Raises OSError when it can't be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(synth_page(document), encoding="utf-8", errors="replace")
 

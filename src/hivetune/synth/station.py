@@ -25,10 +25,10 @@ def synthesize(
     against: Sequence[str] = (),
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Writes `out`, or leaves what was there. Rows of `against` are not made again, frozen questions are not asked.
+    """Write `out`, or leave what was there.
 
-    Raises UsageError for a source that is not there, DataRefused when no row could be made, DoesNotFit for a full disk,
-    MachineNotFit without bash.
+    Rows of `against` are not made again, frozen questions are not asked. Raises UsageError for a source that is not
+    there, DataRefused when no row could be made, DoesNotFit for a full disk, MachineNotFit without bash.
     """
     compared = Against(against)
     settings = SynthSettings(tuple(packs), places, rows, seed, kept_out())
@@ -45,7 +45,7 @@ def synthesize(
 
 
 def _nothing(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
-    """Why there is no row: no page was found, none could be read, or no draft was right."""
+    """Return why there is no row: no page was found, none could be read, or no draft was right."""
     made, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
     why = [
         f"{reason} ({count:,})"

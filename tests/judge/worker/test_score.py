@@ -20,7 +20,7 @@ from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.judge.worker import score
 from hivetune.judge.worker.generate import Completion, answer_prompts, settle_module
-from hivetune.judge.worker.score import LONGEST_ROW, divergence_from_base, split_last_answer
+from hivetune.judge.worker.score import MAX_ROW, divergence_from_base, split_last_answer
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
@@ -308,7 +308,7 @@ def test_rows_that_are_too_long_and_too_many_are_left_out_of_the_divergence(tmp_
     model = load_model(
         write_model(tmp_path), LoraConfig(r=4), method="lora", dtype=torch.float32, device=torch.device("cpu")
     )
-    tokens, trained = torch.ones(LONGEST_ROW + 1, dtype=torch.int64), torch.ones(LONGEST_ROW + 1, dtype=torch.bool)
+    tokens, trained = torch.ones(MAX_ROW + 1, dtype=torch.int64), torch.ones(MAX_ROW + 1, dtype=torch.bool)
     assert divergence_from_base(model, [Document(0, tokens, trained)], Heartbeat(None)) is None
     short = Document(0, tokens[:3], torch.tensor([False, True, True]))
     found = divergence_from_base(model, [short] * 70, Heartbeat(None))

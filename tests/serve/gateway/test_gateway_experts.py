@@ -12,9 +12,9 @@ from serve.hive import Running, add_release, gateway, health, stored, wait_until
 
 from hivetune.base.database import open_database
 from hivetune.release.registry import retire
-from hivetune.routing.choose import ExpertTable, write_table
+from hivetune.routing.choose import SpecialistTable, write_table
 from hivetune.routing.domains import RowDomain
-from hivetune.routing.steps import ExpertStep, add_steps
+from hivetune.routing.steps import SpecialistStep, add_steps
 from hivetune.routing.text_router import RoutedText, learn_router
 from hivetune.serve.swap.wanted import wanted
 
@@ -30,13 +30,13 @@ def make_family(work: Path) -> None:
     with closing(open_database()) as database:
         for name in EXPERTS:
             domain = RowDomain("agent", (name.removeprefix("team-"),))
-            add_steps(database, ExpertStep("team", domain, "serving", "planted", name, "parent"))
+            add_steps(database, SpecialistStep("team", domain, "serving", "planted", name, "parent"))
     rows = []
     for own, other, cue in ((*EXPERTS, "code"), (*reversed(EXPERTS), "test")):
         gains = {own: 0.3, other: -0.3}
         rows += [RoutedText(f"{cue} question {n % 40} of {n % 7}", gains, held_out=n % 2 == 0) for n in range(160)]
     keys = {"agent": {"coder": "team-coder", "tester": "team-tester", "clerk": ""}}
-    write_table(ExpertTable("team", EXPERTS, keys, learn_router(rows, EXPERTS)))
+    write_table(SpecialistTable("team", EXPERTS, keys, learn_router(rows, EXPERTS)))
 
 
 def ask(running: Running, text: str, *, model: str = "team", agent: str = "", **headers: str) -> tuple[str, str, str]:

@@ -175,7 +175,7 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     found = list(Places(help_of=("combtool",)).find_help("combtool"))
     assert found == [DocSource("help", "combtool", program)]
     assert "--depth" in read_source(found[0]).options
-    monkeypatch.setattr("hivetune.synth.sources.places.MOST_HELP_BYTES", len(HELP) - 1)
+    monkeypatch.setattr("hivetune.synth.sources.places.MAX_HELP_BYTES", len(HELP) - 1)
     with pytest.raises(NotUnderstood, match="prints more than"):  # not with the last option's words cut
         read_source(found[0])
 
@@ -222,3 +222,9 @@ def test_pages_are_found_by_pattern_and_aliases_once(places: Places) -> None:
     assert [source.name for source in places.find_manuals("hive*(1)")] == ["hivectl(1)"]
     assert [source.name for source in places.find_manuals("hive*(*)")] == ["hive.unit(5)", "hivectl(1)"]
     assert list(places.find_manuals("nothing(1)")) == []
+
+
+def test_predefined_strings_of_mdoc_keep_their_signs() -> None:
+    """dash(1) writes `\\*(Gt` for >, which was lost."""
+    source = ".Dd May 1, 2026\n.Sh DESCRIPTION\nRedirect as in\n.Dl cmd \\*(Gt file \\*[Lt] other \\*(Ba sort\n"
+    assert "cmd > file < other | sort" in [block.text for block in blocks_in(source)]

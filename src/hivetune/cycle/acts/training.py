@@ -13,13 +13,13 @@ from hivetune.cycle.ledger import AGAINST_BEST, AGAINST_CHAMPION, GATE
 from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of
 from hivetune.cycle.pool import rows_behind
 from hivetune.errors import Stopped
-from hivetune.experts.station import train_experts
-from hivetune.experts.survey import Attended
 from hivetune.judge.compare import compare_pair
 from hivetune.judge.evaluate import evaluate_run
 from hivetune.judge.gate import read_evaluation, verdict_document
 from hivetune.run.adapter import adapter_hash
 from hivetune.run.folder import EVALUATION
+from hivetune.specialists.station import train_specialists
+from hivetune.specialists.survey import Attended
 from hivetune.train.probe import probe_run, proof_is_due, prove_again
 from hivetune.train.start import train_run
 
@@ -117,7 +117,7 @@ def look_for_experts(context: ActContext) -> str:
             raise SliceEnded(f"the window ended first: {allowed.reason}")
 
     try:
-        made = train_experts(context.config, Attended(context.progress, slice_.terms(), between, not slice_.yields))
+        made = train_specialists(context.config, Attended(context.progress, slice_.terms(), between, not slice_.yields))
     except Stopped as error:
         if error.signal_number is not None:
             raise

@@ -14,12 +14,12 @@ from hivetune.dashboard.pages.cycles import quality_charts
 from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
-from hivetune.experts.costs import known_costs
 from hivetune.judge.page import comparison_body
 from hivetune.release.registry import Release, find, forgotten_rows, history, releases, returns_to, snapshot_folder
 from hivetune.routing.steps import families
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.serve.register import explain_release
+from hivetune.specialists.costs import known_costs
 
 MAX_DIGITS = 9  # digits of a page's number
 

@@ -22,7 +22,9 @@ _BASE = "base"  # as the lines name the model without an adapter
 
 
 def main(task: ScoreAdapters, heartbeat: Heartbeat) -> dict[str, Any]:
-    """A line {"model", "row", "nll", "tokens"} for each model and row; nll in nats, null when it is not finite."""
+    """Write a line {"model", "row", "nll", "tokens"} for each model and row; nll in nats, null when it is not
+    finite.
+    """
     heartbeat.beat(Beat.PREPARING)
     first = next(iter(task.adapters.values()))
     choices = complete(task.device, task.dtype, choices_of(first))
@@ -54,7 +56,7 @@ def main(task: ScoreAdapters, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def _alike(adapters: Mapping[str, tuple[LoraConfig, Mapping[str, Tensor]]]) -> list[tuple[LoraConfig, list[str]]]:
-    """Adapters that one model can hold, by the settings that it is loaded with; the base goes with the first."""
+    """Group adapters that one model can hold, by the settings that it is loaded with."""
     found: dict[str, tuple[LoraConfig, list[str]]] = {}
     for name, (lora, _) in adapters.items():
         settings = lora.model_copy(update={"dropout": 0.0})

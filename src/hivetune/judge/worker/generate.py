@@ -119,13 +119,13 @@ class Slots:
         self.cache = joined
 
     def step(self) -> None:
-        """One more token in every slot."""
+        """Write one more token in every slot."""
         logits_SV = self.forward(torch.tensor([[answer.tokens[-1]] for answer in self.answers], device=self.device))
         for answer, token in zip(self.answers, logits_SV.argmax(-1).tolist(), strict=True):
             answer.tokens.append(token)
 
     def forward(self, tokens_S1: Tensor) -> Tensor:
-        """Logits [S, V] after one more token in every slot."""
+        """Return logits [S, V] after one more token in every slot."""
         columns_T = torch.arange(self.length + 1, device=self.device)
         output = self.module(
             input_ids=tokens_S1,
@@ -138,7 +138,7 @@ class Slots:
         return logits_SV
 
     def take_finished(self, ends: Collection[int], new_tokens: int) -> list[Completion]:
-        """The answers that ended or are long enough; their slots are given up."""
+        """Return the answers that ended or are long enough, and give up their slots."""
         now = time.perf_counter()
         kept, finished = [], []
         for slot, answer in enumerate(self.answers):
@@ -154,7 +154,7 @@ class Slots:
         return finished
 
     def _keep(self, kept: list[int]) -> None:
-        """Only these slots, without the columns that none of them sees."""
+        """Keep only these slots, without the columns that none of them sees."""
         self.answers = [self.answers[slot] for slot in kept]
         self.started = [self.started[slot] for slot in kept]
         index_S = torch.tensor(kept, dtype=torch.int64, device=self.device)
@@ -267,7 +267,7 @@ def grouped_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token of each slot, the H heads of a key-value group G as rows of one product.
+    """Compute attention of one new token of each slot, the H heads of a key-value group G as rows of one product.
 
     torch's SDPA takes 0.70 ms a layer for 8 queries over 90 bf16 keys on a CPU, two products 0.09 ms: a third of the
     time of a token of SmolLM2-135M. The signature is that of transformers' attention functions. Prompts go to SDPA.
@@ -288,5 +288,5 @@ def grouped_attention(
 
 
 def _pad_left(kept: Tensor, length: int) -> Tensor:
-    """[slots, heads, positions, width] with zeros before, up to `length` positions."""
+    """Return [slots, heads, positions, width] with zeros in front, up to `length` positions."""
     return F.pad(kept, (0, 0, length - kept.shape[2], 0))

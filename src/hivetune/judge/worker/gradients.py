@@ -1,7 +1,7 @@
 """Is there anything left to learn in a domain? The adapter's gradient on parts of its rows, part against part.
 
 One pass over a few rows and no step: minutes where a training would take hours. What the products say is decided by
-experts/decide.py.
+specialists/decide.py.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ from hivetune.train.worker.model.protocol import LoraModel, read_documents
 
 
 def main(task: Gradients, heartbeat: Heartbeat) -> dict[str, Any]:
-    """`products`: for each domain the inner products [parts, parts] of the mean gradients per trained token, or
-    null where one is not finite."""
+    """Return `products`: for each domain the inner products [parts, parts] of the mean gradients per trained token, or
+    null.
+    """
     heartbeat.beat(Beat.PREPARING)
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
     device, dtype = start_with(choices)
@@ -40,7 +41,7 @@ def main(task: Gradients, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def _mean_gradient(model: LoraModel, snapshot: Snapshot, rows: Sequence[int], heartbeat: Heartbeat) -> Tensor:
-    """Per trained token of `rows`, [N] in float64 on the CPU."""
+    """Return the gradient per trained token of `rows`, [N] in float64 on the CPU."""
     documents = read_documents(snapshot, rows)
     tokens = sum(int(document.trained_L.sum()) for document in documents)
     model.grad_N.zero_()

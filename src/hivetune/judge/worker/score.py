@@ -102,7 +102,7 @@ class Known:
 
 
 def in_turns(sides: Sequence[SideName], count: int) -> list[tuple[int, SideName]]:
-    """(block, model) in the order in which they are answered; a model stays for the first turn of the next block."""
+    """Return (block, model) in the order of answering; a model stays for the first turn of the next block."""
     turns: list[tuple[int, SideName]] = []
     for block in range(count):
         turns += [(block, side) for side in (sides if block % 2 == 0 else reversed(sides))]
@@ -148,7 +148,10 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
-    """What is there is added to `sides` and not computed again. A turn that broke off is; damaged lines are."""
+    """Add what earlier tasks found to `sides`, so that it is not computed again.
+
+    A turn that broke off and damaged lines are computed again.
+    """
     known = Known()
     answers: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for line in read_journal(scores) if scores.exists() else ():
@@ -169,8 +172,10 @@ def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
 
 
 def choices_of(adapter: Path | None) -> Choices:
-    """What the run that made the adapter measured, so that it is scored in the precision that it was trained in. Where
-    its kernels can't be had the plain ones score: only a training must not go on with others."""
+    """Return the choices of the run that made the adapter, so that it is scored in the precision of its training.
+
+    Where its kernels can't be had the plain ones score: only a training must not go on with others.
+    """
     if adapter is None or not (adapter / CONFIG).is_file():
         return Choices()
     choices = read_resolved(adapter)[1]
@@ -178,7 +183,7 @@ def choices_of(adapter: Path | None) -> Choices:
 
 
 def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:
-    """A line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
+    """Write a line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
 
     Returns the path of the model and the divergence of the tuned from the base model (divergence.py); None and None
     when every line was there before.
@@ -229,15 +234,16 @@ if __name__ == "__main__":
 # loss does (arXiv 2509.04259). It is reported, and decides nothing.
 
 # The mean over some thousand tokens is known to a few percent; logits of longer rows would take gigabytes.
-MOST_ROWS, LONGEST_ROW = 32, 512
+MOST_ROWS, MAX_ROW = 32, 512
 
 
 def divergence_from_base(
     model: LoraModel, documents: Sequence[Document], heartbeat: Heartbeat
 ) -> dict[str, Any] | None:
-    """{"nats_per_token", "tokens", "rows"} over the trained tokens of at most MOST_ROWS documents; None where none
-    of them can be used. `nats_per_token` is null when it is not finite."""
-    short = [one for one in documents if len(one.tokens_L) <= LONGEST_ROW and bool(one.trained_L.any())]
+    """Return {"nats_per_token", "tokens", "rows"} over the trained tokens of at most MAX_ROWS documents.
+    `nats_per_token` is null when it is not finite.
+    """
+    short = [one for one in documents if len(one.tokens_L) <= MAX_ROW and bool(one.trained_L.any())]
     chosen = short[:: max(1, -(-len(short) // MOST_ROWS))]
     if not chosen:
         return None
@@ -257,7 +263,7 @@ def divergence_from_base(
 
 
 def _logp(model: LoraModel, ids: Sequence[int], position_M: Tensor, adapter: bool) -> Tensor:
-    """[M, V] in fp32, of what follows each position."""
+    """Return log-probabilities [M, V] in fp32 of what follows each position."""
     return torch.log_softmax(model.logits(ids, adapter=adapter)[position_M.to(model.device)].float(), -1)
 
 
@@ -265,8 +271,10 @@ def _logp(model: LoraModel, ids: Sequence[int], position_M: Tensor, adapter: boo
 
 
 def score_answers(scoring: Scoring, wanted: Generate) -> None:
-    """A line {"model", "row", "answer", "ended", "seconds", "new_tokens", "block"} for each row and model, and one for
-    each finished turn: {"model", "block", "seconds", "peak_memory_bytes", "probe_s"} (turns.py)."""
+    """Write a line {"model", "row", "answer", "ended", "seconds", "new_tokens", "block"} for each row and model.
+
+    Each finished turn has a line too: {"model", "block", "seconds", "peak_memory_bytes", "probe_s"}.
+    """
     tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
     asked = [split_last_answer(document) for document in read_documents(scoring.snapshot, wanted.rows)]
     prompts = [prompt for prompt, _ in asked]
@@ -319,7 +327,7 @@ def _answer_line(answer: Completion, row: int, tokenizer: Tokenizer) -> dict[str
 
 
 def split_last_answer(document: Document) -> tuple[list[int], list[int]]:
-    """The tokens up to the last trained stretch, and that stretch: the prompt exactly as it was trained on."""
+    """Split the tokens before the last trained stretch from that stretch: the prompt exactly as it was trained on."""
     tokens, trained = document.tokens_L.tolist(), document.trained_L.tolist()
     end = max(i for i, is_trained in enumerate(trained) if is_trained) + 1
     start = end
@@ -335,18 +343,18 @@ def split_last_answer(document: Document) -> tuple[list[int], list[int]]:
 # neither.
 
 # Blocks are the units of the interval on latency: with 12 of them Student's t is 1.12 times the normal quantile.
-FEWEST_BLOCKS = 12
+MIN_BLOCKS = 12
 # Of the memory that is free, how much a second set of weights may take; caches and activations need the rest.
 SHARE_FOR_WEIGHTS = 0.5
 
 
 def blocks(prompts: Sequence[Sequence[int]], slots: int) -> list[list[int]]:
-    """The prompts' indices in blocks of at most `slots`, at least FEWEST_BLOCKS where there are as many prompts.
+    """Divide the prompts' indices into blocks of at most `slots`, at least MIN_BLOCKS where there are as many prompts.
 
     By length, longest first: prompts of a block are computed together, padded to the longest.
     """
     order = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    width = max(1, min(slots, len(prompts) // FEWEST_BLOCKS))
+    width = max(1, min(slots, len(prompts) // MIN_BLOCKS))
     return [order[start : start + width] for start in range(0, len(order), width)]
 
 
@@ -375,7 +383,7 @@ class BothModels:
 
     @property
     def idle_bytes(self) -> int:
-        """What the model whose turn it is not holds; a model that is served alone does without."""
+        """Return the bytes of the model whose turn it is not; a model that is served alone does without them."""
         return sum(tensor.nbytes for tensor in self._idle.values())
 
     @torch.no_grad()
@@ -399,7 +407,7 @@ class BothModels:
 
     @torch.no_grad()
     def probe_s(self) -> float:
-        """Seconds of a forward pass that is always the same: what differs is the machine."""
+        """Return the seconds of a forward pass that is always the same: a difference comes from the machine."""
         tokens_1P = torch.tensor([list(self._probe)], device=next(self.module.parameters()).device)
         started = time.perf_counter()
         self.module(input_ids=tokens_1P, use_cache=False).logits[0, -1].argmax().item()  # waits for the device
@@ -407,7 +415,7 @@ class BothModels:
 
     @torch.no_grad()
     def _merged(self, name: str) -> Tensor:
-        """W + scale * B A, rounded once to the weight's precision."""
+        """Return W + scale * B A, rounded once to the weight's precision."""
         weight, owner = self.module.get_parameter(name), self.module.get_submodule(name.rpartition(".")[0])
         return add_delta(weight, self._deltas[name], transposed=is_transposed(owner)).to(weight.dtype).contiguous()
 

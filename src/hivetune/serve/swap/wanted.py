@@ -18,7 +18,7 @@ from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.release.artefacts import EXPORTED
 from hivetune.release.registry import Release, desired, find, releases
-from hivetune.routing.choose import ExpertTable, served_table
+from hivetune.routing.choose import SpecialistTable, served_table
 from hivetune.routing.steps import families
 
 BASE = "base"
@@ -64,7 +64,7 @@ class DesiredState:
     candidates: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     taken: str = ""
-    experts: dict[str, ExpertTable] = field(default_factory=dict)
+    experts: dict[str, SpecialistTable] = field(default_factory=dict)
     family: dict[str, str] = field(default_factory=dict)
     generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     withdrawn: dict[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
 
 def _tables(
     database: sqlite3.Connection, family: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, ExpertTable], list[str]]:
+) -> tuple[dict[str, SpecialistTable], list[str]]:
     """Read the specialists of each shared release. Where they can't be read, the shared release answers alone and a
     problem says so."""
     tables, problems = {}, []

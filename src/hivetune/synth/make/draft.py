@@ -41,7 +41,7 @@ def _phrases() -> dict[str, Any]:
 
 
 def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener: bool = True) -> tuple[str, str]:
-    """A question and an answer of the kind `name` ("meaning.option"), in wordings that are drawn."""
+    """Return a question and an answer of the kind `name` ("meaning.option"), in wordings that are drawn."""
     found = _phrases()
     for part in name.split("."):
         found = found[part]
@@ -52,7 +52,7 @@ def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener:
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
-    """One wording whose fields are all there and not empty."""
+    """Return one wording whose fields are all there and not empty."""
     fitting = [text for text in wordings if _fits(text, fields)]
     return draw.choice(fitting).format_map(fields)
 
@@ -63,5 +63,8 @@ def _needs(text: str) -> frozenset[str]:
 
 
 def _fits(text: str, fields: Mapping[str, str]) -> bool:
-    """`{value}` may be empty: it is the sentence that gives a number, where one is asked for."""
+    """Return whether a wording's fields are there.
+
+    `{value}` may be empty: it is the sentence that gives a number, where one is asked for.
+    """
     return all(fields.get(name) or (name == "value" and name in fields) for name in _needs(text))

@@ -17,7 +17,9 @@ _PROMPT = re.compile(r"^\s*(?:\$|#|%|[\w.@:~-]*[#$]) +(?=\S)")
 
 
 def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
-    """(command line, sentence for the question that gives its value) for an option; None where it can't be told."""
+    """Return (command line, sentence for the question that gives its value) of an option; None where it can't be
+    told.
+    """
     operands = operands_of(page, entry)
     spelled = _spelled(entry, draw)
     if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
@@ -27,7 +29,7 @@ def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[st
 
 
 def command_line(page: DocPage, entry: DocEntry) -> str | None:
-    """A sub-command with the operands that it needs, as capital letters; None where it can't be told."""
+    """Return a sub-command with the operands that it needs, as capital letters; None where it can't be told."""
     full = full_command(page, entry)
     rest = _without_brackets(entry.usage.split(", ")[0]).split()[len(entry.names[0].split()) :]
     placeholders = _placeholders(rest)
@@ -35,14 +37,16 @@ def command_line(page: DocPage, entry: DocEntry) -> str | None:
 
 
 def full_command(page: DocPage, entry: DocEntry) -> str:
-    """`systemctl start` of the sub-command start; some pages name the command in front already."""
+    """Return `systemctl start` for the sub-command start; some pages name the command in front already."""
     command, name = page.command or "", entry.names[0]
     return name if name.split()[0] == command.split()[0] else f"{command} {name}"
 
 
 def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
-    """What must stand behind the option `entry`, as capital letters, by the form of the synopsis that has it: by its
-    name, or as OPTION. None where it can't be told."""
+    """Return what must stand behind the option `entry`, as capital letters; None where it can't be told.
+
+    The form of the synopsis that has the option decides: by its name, or as OPTION.
+    """
     if page.command is None:
         return None
     for text in page.synopsis:
@@ -56,13 +60,16 @@ def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
 
 
 def _forms(text: str, command: str) -> list[str]:
-    """What stands behind each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line."""
+    """Return what stands behind each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line."""
     first, *rest = re.split(rf"(?:^|(?<=\s)){re.escape(command)}(?=\s|$)", text)
     return [] if first.strip() else [" ".join(form.split()) for form in rest]
 
 
 def _placeholders(words: Sequence[str]) -> list[str] | None:
-    """NAME or <name>; None where a word may be one that is typed as it stands, since italics are lost in plain text."""
+    """Return NAME of NAME or <name>.
+
+    None where a word may be one that is typed as it stands, since italics are lost in plain text.
+    """
     found = []
     for word in words:
         if word in ("...",):
@@ -74,14 +81,14 @@ def _placeholders(words: Sequence[str]) -> list[str] | None:
 
 
 def _without_brackets(text: str) -> str:
-    """What is left when everything optional is taken out."""
+    """Return what is left when everything optional is taken out."""
     while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
         text = shorter
     return text.replace("…", "...")
 
 
 def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
-    """The option with a value for its argument, and the sentence that names the value."""
+    """Return the option with a value for its argument, and the sentence that names the value."""
     ways = [re.sub(r"\[[^\]]*\]", "", way).strip() for way in re.split(r", | \| ", entry.usage)]
     fitting = [match for way in ways if (match := _SPELLED.fullmatch(way))]
     if not fitting or len(entry.names) > len(fitting):
@@ -103,7 +110,7 @@ def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
 
 
 def example_lines(page: DocPage, code: str) -> str:
-    """The shell lines of an example without prompts and output; empty if it is not a call of the page's command."""
+    """Return the shell lines of an example without prompts and output; empty if it does not call the page's command."""
     lines = [line.rstrip() for line in code.splitlines() if line.strip()]
     prompted = [_PROMPT.sub("", line) for line in lines if _PROMPT.match(line)]
     kept = prompted or [line.strip() for line in lines]

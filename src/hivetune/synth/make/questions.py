@@ -1,4 +1,4 @@
-"""Questions about one thing that a page documents: what it does, which one does it, the command, the mistake."""
+"""Questions about a page: its entries one by one and in pairs, its functions, its examples, its prose, its purpose."""
 
 import random
 import re
@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from hivetune.synth.make.draft import Draft, worded
 from hivetune.synth.make.lines import command_line, example_lines, full_command, option_line
 from hivetune.synth.make.wording import capital, deed, sentences, told
-from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage
+from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage, words_in
 
 
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
-    """Drafts of one page. What is drawn depends on the seed and on the entry, not on what other pages there are."""
+    """Yield the drafts of one page.
+
+    The draw depends on the seed and the entry, not on what other pages there are.
+    """
     for entry in page.entries:
         yield from about_entry(page, entry, random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}"))
     yield from about_functions(page, random.Random(f"{seed} {page.label} functions"))
@@ -31,7 +34,7 @@ _ASKED_ASPECT = ("What is the default", "Since which version", "What is the larg
 
 
 def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
-    """Every question that this entry is good for."""
+    """Yield every question that this entry is good for."""
     said = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
     if not said or is_everywhere(entry):
         return
@@ -45,18 +48,21 @@ def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator
 
 
 def is_everywhere(entry: DocEntry) -> bool:
-    """Whether nearly every command has it, so that nobody asks a model about it."""
+    """Return whether nearly every command has it, so that nobody asks a model about it."""
     return bool({name.lstrip("-") for name in entry.names} & {"help", "version", "usage"})
 
 
 def is_pair(entry: DocEntry) -> bool:
-    """An option and its negation in one entry: what is said of both can't be said of one."""
+    """Return whether the entry is an option and its negation.
+
+    What is said of both can't be said of one.
+    """
     plain = {name.lstrip("-") for name in entry.names}
     return any(f"no{name}" in plain or f"no-{name}" in plain for name in plain)
 
 
 def main_name(entry: DocEntry) -> str:
-    """The longest spelling says most."""
+    """Return the longest spelling of an option, which says most."""
     return max(entry.names, key=len) if entry.kind == "option" else entry.names[0]
 
 
@@ -109,7 +115,9 @@ def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.
 
 
 def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
-    """What the manual does not say: an option that does not exist, an aspect that is not mentioned, this machine."""
+    """Ask what the manual does not say: an option that does not exist, an aspect that is not mentioned, this
+    machine.
+    """
     which = draw.randrange(3)
     if which == 0 and entry.kind == "option" and page.command:
         wrong = misspelled(page, fields["name"], draw)
@@ -129,7 +137,9 @@ def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random
 
 
 def misspelled(page: DocPage, name: str, draw: random.Random) -> str:
-    """An option that is nearly `name` and that the page does not know, nor takes for an abbreviation. Empty: none."""
+    """Return an option that is nearly `name`, that the page does not know and that abbreviates none; empty if there is
+    none. Empty: none.
+    """
     if not name.startswith("--") or len(name) < 7:
         return ""
     for _ in range(8):
@@ -140,7 +150,7 @@ def misspelled(page: DocPage, name: str, draw: random.Random) -> str:
 
 
 def _slip(name: str, draw: random.Random) -> str:
-    """One slip of the keyboard."""
+    """Return the name with one slip of the keyboard."""
     at = draw.randrange(3, len(name) - 1)
     kind = draw.randrange(4)
     if kind == 0 and name[at] != name[at + 1]:
@@ -157,7 +167,7 @@ def _passage(entry: DocEntry) -> str:
 
 
 def more_of(entry: DocEntry, said: str) -> str:
-    """The sentences behind those that were told, as far as they need nothing else."""
+    """Return the sentences behind those that were told, as far as they need nothing else."""
     rest = [sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in said]
     more = told(" ".join(rest))
     return more if more and capital(more) not in said else ""
@@ -165,7 +175,7 @@ def more_of(entry: DocEntry, said: str) -> str:
 
 # Questions about functions and classes of Python modules.
 
-LONGEST_SIGNATURE_CHARS = 300
+MAX_SIGNATURE_CHARS = 300
 
 
 def about_functions(page: DocPage, draw: random.Random) -> Iterator[Draft]:
@@ -191,7 +201,7 @@ def _about(page: DocPage, entry: DocEntry, said: str, code: str, draw: random.Ra
         turn = worded("call.which", draw, {**fields, "deed": action})
         yield Draft("which", (turn,), name, passage, checker=checker)
     has_arguments = entry.usage.endswith(")") and not entry.usage.endswith("()")
-    if has_arguments and len(entry.usage) <= LONGEST_SIGNATURE_CHARS:
+    if has_arguments and len(entry.usage) <= MAX_SIGNATURE_CHARS:
         turn = worded("call.usage", draw, fields)
         yield Draft("call", (turn,), name, passage)
     if code:
@@ -203,7 +213,7 @@ def _about(page: DocPage, entry: DocEntry, said: str, code: str, draw: random.Ra
 
 
 def about_pairs(page: DocPage, draw: random.Random) -> Iterator[Draft]:
-    """Drafts about two entries, and those of several turns."""
+    """Yield drafts about two entries, and drafts of several turns."""
     kinds = ("option", "command", "directive")
     entries = [one for one in page.entries if one.kind in kinds and not is_pair(one) and not is_everywhere(one)]
     said = [told(entry.text) for entry in entries]
@@ -223,7 +233,7 @@ def _compared(page: DocPage, one: DocEntry, other: DocEntry, said: tuple[str, st
 
 
 def _followed(page: DocPage, entry: DocEntry, said: str, draw: random.Random) -> Iterator[Draft]:
-    """A question and one or two that follow it."""
+    """Yield a question and one or two that follow it."""
     name = main_name(entry)
     command = page.called
     fields = {"name": name, "names": " or ".join(f"`{one}`" for one in entry.names), "usage": entry.usage,
@@ -250,7 +260,7 @@ def _followed(page: DocPage, entry: DocEntry, said: str, draw: random.Random) ->
 
 
 def _manual(page: DocPage) -> str:
-    """What `man` is given for this page."""
+    """Return what `man` is given for this page."""
     found = re.fullmatch(r"(.+)\((\w+)\)", page.label)
     return f"{found[2]} {found[1]}" if found else ""
 
@@ -279,7 +289,7 @@ def about_page(page: DocPage, draw: random.Random) -> Iterator[Draft]:
 
 
 def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
-    if page.command is None or len(page.summary) < 8 or page.summary.lower() == page.command:
+    if page.command is None or len(page.summary) < 8 or says_nothing(page.summary, page.command):
         return
     summary = capital(page.summary)
     about = next(
@@ -294,6 +304,20 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
         checker = {"name": "contains_any", "any": [page.command]}
         turn = worded("which.page", draw, {**fields, "deed": action})
         yield Draft("which", (turn,), "NAME", passage, checker=checker)
+
+
+def says_nothing(summary: str, command: str) -> bool:
+    """Return whether a summary only repeats the command's name: `CRL command` of openssl-crl(1ssl)."""
+    return not {*words_in(summary)} - {
+        *words_in(command),
+        "a",
+        "the",
+        "command",
+        "commands",
+        "utility",
+        "tool",
+        "program",
+    }
 
 
 def _example(page: DocPage, example: DocExample, draw: random.Random) -> Iterator[Draft]:
@@ -315,7 +339,7 @@ def capital_first(text: str) -> str:
 
 
 def _deed_of_example(explanation: str, section: str) -> str:
-    """What an example is for, as an imperative; from its explanation, else from its heading."""
+    """Return as an imperative what an example is for, from its explanation, else from its heading."""
     last = sentences(explanation)[-1] if explanation else ""
     if len(sentences(explanation)) <= 2:
         for pattern in (_FOLLOWING, _TO_DO):

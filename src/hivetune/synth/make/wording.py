@@ -4,8 +4,8 @@ import re
 
 from hivetune.synth.words import word_list
 
-_LONGEST_TOLD_CHARS = 420
-LONGEST_DEED_CHARS = 150
+_MAX_TOLD_CHARS = 420
+MAX_DEED_CHARS = 150
 SHORTEST_CHARS = 12
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
                            re.IGNORECASE)  # fmt: skip
@@ -14,7 +14,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[A-Z0-9-])")
 _DANGLING = re.compile(
     r"\b(?:see (?:also )?(?:below|above|the|section)|below|above|following|as follows|this section|previous(?:ly)?"
     r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d"
-    r"|mandatory arguments to)\b|\[\d+\]|-{3}|:$",
+    r"|mandatory arguments to|usage \d|has more details|for more (?:details|information))\b|\[\d+\]|-{3}|:$",
     re.IGNORECASE,
 )
 # A first sentence that points at what stood before it.
@@ -42,7 +42,7 @@ _THIRD = {"does": "do", "has": "have", "goes": "go"}
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of the first paragraphs, in order."""
+    """Return the sentences of the first paragraphs, in order."""
     found: list[str] = []
     for paragraph in text.split("\n\n"):
         pieces = _SENTENCE_END.split(" ".join(paragraph.split()))
@@ -59,8 +59,8 @@ def sentences(text: str) -> list[str]:
     return found
 
 
-def told(text: str, longest: int = _LONGEST_TOLD_CHARS) -> str:
-    """The first whole sentences that fit and need nothing else of the page; empty if there are none."""
+def told(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
+    """Return the first whole sentences that fit and need nothing else of the page; empty if there are none."""
     if _POINTING.match(text.lstrip()):
         return ""
     said = ""
@@ -74,21 +74,25 @@ def told(text: str, longest: int = _LONGEST_TOLD_CHARS) -> str:
 
 
 def balanced(text: str) -> bool:
-    """Whether brackets close: a sentence that was cut or read wrongly has one open."""
+    """Return whether brackets close: a sentence that was cut or read wrongly has one open."""
     return text.count("(") == text.count(")") and text.count('"') % 2 == 0 and text.count("[") == text.count("]")
 
 
 def capital(text: str) -> str:
-    """With a capital letter in front where the first word is plain English, and not a name such as ssh."""
+    """Return the text with a capital letter in front, where the first word is plain English and not a name such as
+    ssh.
+    """
     first = text.split(" ", 1)[0].rstrip(",")
     return text[:1].upper() + text[1:] if first in word_list("starts") or imperative(first) else text
 
 
 def deed(text: str) -> str:
-    """What it does as an imperative without a full stop: `show only the unit states`. Empty if it can't be told."""
+    """Return what it does as an imperative without a full stop: `show only the unit states`; empty if it can't be
+    told.
+    """
     first = next(iter(sentences(text)), "")
     first = _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip()
-    if len(first) > LONGEST_DEED_CHARS or len(first) < SHORTEST_CHARS or _DANGLING.search(first) or not balanced(first):
+    if len(first) > MAX_DEED_CHARS or len(first) < SHORTEST_CHARS or _DANGLING.search(first) or not balanced(first):
         return ""
     word, _, rest = first.partition(" ")
     base = imperative(word)
@@ -100,7 +104,7 @@ def deed(text: str) -> str:
 
 
 def imperative(word: str) -> str:
-    """The base form of a verb that a description begins with; empty for any other word."""
+    """Return the base form of a verb that a description begins with; empty for any other word."""
     plain = word.lower()
     if not plain.isalpha():
         return ""

@@ -55,13 +55,13 @@ class Pack:
 
 
 def shipped_packs() -> list[Pack]:
-    """The packs that come with Hivetune, by category."""
+    """Return the packs that come with Hivetune, by category."""
     found = [entry for entry in files(__package__).iterdir() if entry.name.endswith(".toml")]
     return [parse_pack(entry.read_text(encoding="utf-8"), entry.name) for entry in sorted(found, key=lambda e: e.name)]
 
 
 def parse_pack(text: str, where: str) -> Pack:
-    """Raises UsageError that names the file, the key and the nearest known one."""
+    """Read a pack. Raises UsageError that names the file, the key and the nearest known one."""
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -132,10 +132,11 @@ def _fact(value: Mapping[str, Any], where: str) -> WrittenFact:
 
 
 def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Places]:
-    """The packs, and where to look. A folder with usr/share is a place to look in, any other a pack of its own.
+    """Return the packs, and where to look for their pages.
 
-    `help_of`: commands whose help may be read; one that no pack names is a category of its own. All that are shipped
-    where no category is named. Raises UsageError.
+    A folder with usr/share is a place to look in, any other a pack of its own. `help_of`: commands whose help may be
+    read; one that no pack names is a category of its own. All shipped packs count where no category is named. Raises
+    UsageError.
     """
     shipped = {pack.category: pack for pack in shipped_packs()}
     found: list[Pack] = []

@@ -13,7 +13,9 @@ _COMMAND = re.compile(r"""^\s*['"](?P<name>[a-z][\w-]+):(?P<text>[A-Z][^'"]{8,})
 
 
 def read_completion(path: Path, command: str) -> DocPage:
-    """Options and sub-commands with their descriptions. Raises NotUnderstood for a table without descriptions."""
+    """Return options and sub-commands with their descriptions. Raises NotUnderstood for a table without
+    descriptions.
+    """
     text = read_packed(path)
     if path.suffix == ".fish":
         entries = _of_fish(text, command)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage, NotUnderstood
 
-MOST_SOURCE_BYTES = 2 << 20
+MAX_SOURCE_BYTES = 2 << 20
 _SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 _DOCTEST = re.compile(r"^\s*>>> ")
 _MARKUP = re.compile(r":(?:\w+:)+`~?([^`]*)`|``([^`]*)``|`([^`<]*)`")
 
 
 def module_files(name: str) -> list[tuple[str, Path]]:
-    """(module, file) of a package or module of the standard library or of this environment, in order of their names."""
+    """Return (module, file) of a package or module of the standard library or this environment, in order of names."""
     relative = Path(*name.split("."))
     for root in dict.fromkeys([sysconfig.get_paths()["stdlib"], *sys.path]):
         base = Path(root) / relative
@@ -36,13 +36,13 @@ def _below(base: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def read_module(module: str, path: Path) -> DocPage:
-    """One module: what its docstring says, and an entry for each documented function and class.
+    """Read one module: what its docstring says, and an entry for each documented function and class.
 
     Raises NotUnderstood.
     """
     try:
-        if path.stat().st_size > MOST_SOURCE_BYTES:
-            raise NotUnderstood(f"larger than {MOST_SOURCE_BYTES >> 20} MiB")
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise NotUnderstood(f"larger than {MAX_SOURCE_BYTES >> 20} MiB")
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
@@ -69,7 +69,7 @@ def read_module(module: str, path: Path) -> DocPage:
 def documented(
     node: ast.AST, prefix: str
 ) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
-    """Public functions, classes and methods with a docstring, by their dotted names."""
+    """Yield public functions, classes and methods with a docstring, by their dotted names."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or child.name.startswith("_"):
             continue
@@ -81,7 +81,7 @@ def documented(
 
 
 def _usage(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-    """The call as it is written: name(a, b=1)."""
+    """Return the call as it is written: name(a, b=1)."""
     if isinstance(node, ast.ClassDef):
         return f"class {name}"
     arguments = node.args
@@ -96,7 +96,7 @@ def _usage(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDe
 
 
 def _prose(said: str) -> str:
-    """The paragraphs before the first that is a list, a table, a section or code."""
+    """Return the paragraphs before the first that is a list, a table, a section or code."""
     kept = []
     for paragraph in _tidy(said).split("\n\n"):
         lines = paragraph.splitlines()
@@ -111,7 +111,7 @@ def _prose(said: str) -> str:
 
 
 def _tidy(said: str) -> str:
-    """Without roles and quotes of reST; signatures on the first line go."""
+    """Return the text without roles and quotes of reST, and without a signature on the first line."""
     text = _MARKUP.sub(lambda found: found[1] or found[2] or found[3] or "", said)
     lines = text.splitlines()
     if lines and re.fullmatch(r"[\w.]+\(.*\)\s*(->.*)?", lines[0].strip()):
@@ -120,7 +120,7 @@ def _tidy(said: str) -> str:
 
 
 def _doctest(said: str) -> str:
-    """The statements of the first example, without what they print."""
+    """Return the statements of the first example, without what they print."""
     found: list[str] = []
     for line in said.splitlines():
         if _DOCTEST.match(line) or (found and line.strip().startswith("... ")):

@@ -14,13 +14,15 @@ from hivetune.synth.sources.rendered import blocks_of_rendered
 from hivetune.synth.sources.roff import blocks_of_man, blocks_of_mdoc
 from hivetune.synth.sources.structure import is_command_section, page_of
 
-MOST_BYTES = 4 << 20  # the longest page here, of a compiler, has 1.5 MB
+MAX_BYTES = 4 << 20  # the longest page here, of a compiler, has 1.5 MB
 _PACKED = (".gz", ".bz2", ".xz")
 _NAME = re.compile(r"(?P<name>.+)\.(?P<section>\d\w*|n|l)$")
 
 
 def read_manual(path: Path) -> DocPage:
-    """Raises NotUnderstood for a file that can't be read, is too large, an alias (.so) or documents nothing."""
+    """Read one page. Raises NotUnderstood for a file that can't be read, is too large, an alias (.so) or documents
+    nothing.
+    """
     name, section = name_of(path)
     text = read_packed(path)
     if text.lstrip().startswith(".so "):
@@ -29,7 +31,7 @@ def read_manual(path: Path) -> DocPage:
 
 
 def name_of(path: Path) -> tuple[str, str]:
-    """("systemctl", "1") of systemctl.1.gz; a rendered page may end in .txt."""
+    """Return ("systemctl", "1") for systemctl.1.gz; a rendered page may end in .txt."""
     stem = path.name
     for suffix in (*_PACKED, ".txt", ".cat"):
         stem = stem.removesuffix(suffix)
@@ -38,14 +40,14 @@ def name_of(path: Path) -> tuple[str, str]:
 
 
 def read_packed(path: Path) -> str:
-    """The text of a file that may be compressed. Raises NotUnderstood."""
+    """Return the text of a file that may be compressed. Raises NotUnderstood."""
     try:
         with _opened(path) as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise NotUnderstood(f"can't be read: {error}") from None
-    if len(data) > MOST_BYTES:
-        raise NotUnderstood(f"larger than {MOST_BYTES >> 20} MiB")
+    if len(data) > MAX_BYTES:
+        raise NotUnderstood(f"larger than {MAX_BYTES >> 20} MiB")
     if b"\0" in data[:4096]:
         raise NotUnderstood("not text")
     try:
@@ -63,7 +65,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def blocks_in(text: str) -> Sequence[DocBlock]:
-    """The blocks of a page in any of the three forms."""
+    """Return the blocks of a page in any of the three forms."""
     if re.search(r"^\.Sh\b", text, re.MULTILINE):
         return blocks_of_mdoc(text)
     if re.search(r"^['.]\s*(SH|TH)\b", text, re.MULTILINE):

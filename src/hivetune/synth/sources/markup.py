@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hivetune.synth.sources.manual import read_packed
 from hivetune.synth.sources.page import DocBlock, DocExample, DocPage, DocPassage, NotUnderstood
-from hivetune.synth.sources.structure import LONGEST_CODE_CHARS, sections_of
+from hivetune.synth.sources.structure import MAX_CODE_CHARS, sections_of
 
 MARKUP_SUFFIXES = (".md", ".markdown", ".rst", ".html", ".htm", ".rst.txt")
 _FENCE = re.compile(r"^\s*(```|~~~)\s*([\w+-]*)")
@@ -25,7 +25,7 @@ _PROMPT = re.compile(r"^\s*[$#]\s+\S", re.MULTILINE)
 
 
 def read_document(path: Path, label: str) -> DocPage:
-    """Raises NotUnderstood for a file that can't be read or says nothing below its headings."""
+    """Read one document. Raises NotUnderstood for a file that can't be read or says nothing below its headings."""
     text = read_packed(path)
     name = path.name.lower()
     if name.endswith((".html", ".htm")):
@@ -39,7 +39,7 @@ def read_document(path: Path, label: str) -> DocPage:
             passages.append(DocPassage(heading.rpartition(": ")[2] or heading, "\n\n".join(prose)))
         for before, block in pairwise(body):
             language = languages.get(id(block), "")
-            if block.kind == "code" and language and before.kind == "text" and len(block.text) <= LONGEST_CODE_CHARS:
+            if block.kind == "code" and language and before.kind == "text" and len(block.text) <= MAX_CODE_CHARS:
                 examples.append(DocExample(before.text, block.text, language, heading))
     if not passages and not examples:
         raise NotUnderstood("no text below a heading")
@@ -64,7 +64,7 @@ class _Lines:
                 self._paragraph(line)
 
     def _end(self, start: int, is_end: Callable[[str], bool]) -> int:
-        """The first line from `start` on that ends the block, or the end of the text."""
+        """Return the first line from `start` on that ends the block, or the end of the text."""
         return next((i for i in range(start, len(self._lines)) if is_end(self._lines[i])), len(self._lines))
 
     def _fenced(self, line: str) -> bool:
@@ -99,7 +99,7 @@ class _Lines:
         return True
 
     def _directive(self, line: str) -> bool:
-        """A directive of reStructuredText is left out with what is indented below it."""
+        """Skip a directive of reStructuredText with what is indented below it."""
         if not self._rst or not _DIRECTIVE.match(line):
             return False
         self._at = self._end(self._at + 1, lambda other: bool(other.strip()) and not other.startswith(" "))
@@ -120,7 +120,10 @@ def _text_blocks(text: str, *, rst: bool) -> tuple[list[DocBlock], dict[int, str
 
 
 def _code_may_begin(blocks: list[DocBlock]) -> bool:
-    """Indented text is code behind a heading or a colon; elsewhere it may be the rest of a list."""
+    """Return whether indented text is code.
+
+    It is behind a heading or a colon; elsewhere it may be the rest of a list.
+    """
     return not blocks or blocks[-1].kind != "text" or blocks[-1].text.endswith(":")
 
 
@@ -138,7 +141,7 @@ def _add_code(blocks: list[DocBlock], languages: dict[int, str], lines: list[str
 
 
 def _inline(text: str) -> str:
-    """Text without links, roles and emphasis; names of code keep no quotes."""
+    """Return the text without links, roles and emphasis; names of code keep no quotes."""
     text = _LINK.sub(r"\1", _ROLE.sub(r"\1", text))
     text = re.sub(r"`([^`<]+?)\s*<[^>]*>`_+", r"\1", text)
     text = re.sub(r"(\*\*|__)(\S.*?)\1", r"\2", text.replace("``", "`"))
@@ -201,7 +204,7 @@ def _html_blocks(text: str) -> tuple[list[DocBlock], dict[int, str]]:
 
 
 def documents_below(folder: Path) -> Iterator[Path]:
-    """Documents of a folder in the order of their names, hidden folders left out."""
+    """Yield the documents of a folder in the order of their names, hidden folders left out."""
     for path in sorted(folder.rglob("*")):
         name = path.name.lower().removesuffix(".gz")
         if name.endswith(MARKUP_SUFFIXES) and path.is_file() and "/." not in str(path.relative_to(folder.parent)):

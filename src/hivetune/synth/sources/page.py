@@ -74,12 +74,12 @@ class DocPage:
 
     @property
     def called(self) -> str:
-        """What it documents, in a question: the command, also where no synopsis shows one; else the page."""
+        """Return the subject of a question: the command, also where no synopsis shows one; else the page."""
         return self.command or re.sub(r"\([18]\w*\)$", "", self.label)
 
     @cached_property
     def options(self) -> frozenset[str]:
-        """Every option that is named anywhere on the page."""
+        """Return every option that is named anywhere on the page."""
         return options_in(self.text)
 
 
@@ -87,7 +87,7 @@ _WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
 
 
 def words_in(text: str) -> list[str]:
-    """Words in lower case; names with dots or hyphens are one word, and their parts are words too."""
+    """Return words in lower case; names with dots or hyphens are one word, and their parts are words too."""
     found = []
     for word in _WORD.findall(text.lower()):
         found.append(word)
@@ -98,5 +98,5 @@ def words_in(text: str) -> list[str]:
 
 
 def options_in(text: str) -> frozenset[str]:
-    """Options as a reader finds them; a value behind = is no part of one."""
+    """Return options as a reader finds them; a value behind = is no part of one."""
     return frozenset(option.rstrip(".-") if len(option) > 2 else option for option in OPTION.findall(text))

@@ -26,8 +26,8 @@ from hivetune.synth.sources.structure import page_of
 
 _SHARES = (Path("/usr/local/share"), Path("/usr/share"))
 HELP_TIMEOUT_S = 20.0
-MOST_HELP_BYTES = 1 << 20
-MOST_WRITTEN_BYTES = 16 << 20  # in one file, what it prints included
+MAX_HELP_BYTES = 1 << 20
+MAX_WRITTEN_BYTES = 16 << 20  # in one file, what it prints included
 _SECTION_FOLDER = re.compile(r"man\w+")
 _REFERENCE = re.compile(r"(?P<name>.+)\((?P<section>[\w*?\[\]]+)\)")
 _COMPLETION_FOLDERS = ("fish/vendor_completions.d", "fish/completions", "zsh/vendor-completions", "zsh/site-functions")
@@ -59,7 +59,7 @@ class Places:
 
     @cached_property
     def manuals(self) -> dict[tuple[str, str], Path]:
-        """(name, section) to file. MANPATH and earlier folders win; translations are left out."""
+        """Return (name, section) -> file. MANPATH and earlier folders win; translations are left out."""
         named = [Path(part) for part in os.environ.get("MANPATH", "").split(":") if part]
         folders = (*named, *(share / "man" for share in self.shares))
         found: dict[tuple[str, str], Path] = {}
@@ -71,7 +71,10 @@ class Places:
         return found
 
     def find_manuals(self, reference: str) -> Iterator[DocSource]:
-        """`systemctl(1)`, or with wildcards `systemd.*(5)`. A page that is an alias or link of another comes once."""
+        """Find `systemctl(1)`, or with wildcards `systemd.*(5)`.
+
+        A page that is an alias or link of another comes once.
+        """
         match = _REFERENCE.fullmatch(reference)
         if match is None:
             raise UsageError(f"{reference!r} is not a manual page", hint="write it as name(section), for example ls(1)")
@@ -88,7 +91,7 @@ class Places:
                     yield DocSource("manual", f"{name}({section})", path)
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
-        """A folder or file; a relative one is looked for below usr/share/doc. May have wildcards.
+        """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards.
 
         A file whose name is not UTF-8 is left out: no row could cite it.
         """
@@ -108,7 +111,7 @@ class Places:
             yield DocSource("module", module, path)
 
     def find_info(self, name: str) -> Iterator[DocSource]:
-        """The files of an info manual: name.info, name.info-1, ..."""
+        """Find the files of an info manual: name.info, name.info-1 and so on."""
         for share in self.shares:
             found = sorted((share / "info").glob(f"{name}.info*"))
             yield from (DocSource("info", name, path) for path in found)
@@ -125,7 +128,7 @@ class Places:
                         return
 
     def find_help(self, command: str) -> Iterator[DocSource]:
-        """Only what the user named with --run-help is run."""
+        """Find a command for its help. Only what the user named with --run-help is run."""
         if command.split()[0] in self.help_of or command in self.help_of:
             found = shutil.which(command.split()[0])
             if found is not None:
@@ -133,7 +136,7 @@ class Places:
 
 
 def read_source(source: DocSource) -> DocPage:
-    """The page, as structure. Raises NotUnderstood."""
+    """Read the page as structure. Raises NotUnderstood."""
     if source.kind == "manual":
         return read_manual(source.path)
     if source.kind == "document":
@@ -148,8 +151,11 @@ def read_source(source: DocSource) -> DocPage:
 
 
 def _help_of(command: Sequence[str]) -> str:
-    """What it prints for --help; some print it to standard error, some end with 1. Nothing else is ever run, and
-    nothing of it is left running: files take what it prints, since a pipe would wait for all that it has started."""
+    """Return what a command prints for --help; some print it to standard error, some end with 1.
+
+    Nothing else is ever run, and nothing of it is left running. Files take what it prints, since a pipe would wait for
+    all that it has started.
+    """
     asked = f"{' '.join(command)} --help"
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -174,22 +180,22 @@ def _help_of(command: Sequence[str]) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         printed = _beginning(out) or _beginning(err)
-    if len(printed) > MOST_HELP_BYTES:  # a part would end within what one option does
-        raise NotUnderstood(f"its help prints more than {MOST_HELP_BYTES >> 10} KiB: {asked}")
+    if len(printed) > MAX_HELP_BYTES:  # a part would end within what one option does
+        raise NotUnderstood(f"its help prints more than {MAX_HELP_BYTES >> 10} KiB: {asked}")
     return printed.decode("utf-8", "replace")
 
 
 def _write_little() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN_BYTES, MOST_WRITTEN_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES))
 
 
 def _beginning(file: IO[bytes]) -> bytes:
     file.seek(0)
-    return file.read(MOST_HELP_BYTES + 1)
+    return file.read(MAX_HELP_BYTES + 1)
 
 
 def _read_info(source: DocSource) -> DocPage:
-    """An info manual: its nodes have underlined headings and are laid out as rendered pages are."""
+    """Read an info manual: its nodes have underlined headings and are laid out as rendered pages are."""
     text = read_packed(source.path)
     if "\x1f" not in text:
         raise NotUnderstood("not an info file")

@@ -17,7 +17,7 @@ _USAGE = re.compile(r"^\s*usage:\s*(.*)$", re.IGNORECASE)
 
 
 def blocks_of_rendered(text: str) -> list[DocBlock]:
-    """A page as `man` prints it: headings at the margin, terms above or before text that is indented more."""
+    """Return the blocks of a page as `man` prints it: headings at the margin, terms above or before indented text."""
     blocks: list[DocBlock] = []
     for paragraph in _paragraphs(_undressed(text)):
         first = paragraph[0]
@@ -36,7 +36,7 @@ def blocks_of_rendered(text: str) -> list[DocBlock]:
 
 
 def help_page(command: str, text: str, path: Path) -> DocPage:
-    """What `command --help` printed. Raises NotUnderstood."""
+    """Return the page that `command --help` printed. Raises NotUnderstood."""
     blocks = [DocBlock("heading", 0, "OPTIONS")]
     usage = ""
     for line in _undressed(text).splitlines():
@@ -56,7 +56,7 @@ def help_page(command: str, text: str, path: Path) -> DocPage:
 
 
 def _continue(blocks: list[DocBlock], text: str) -> None:
-    """A line that goes on: a term of its own, or more of the text."""
+    """Add a line that goes on: a term of its own, or more of the text."""
     last = blocks[-1]
     if text.startswith("-"):
         blocks.append(DocBlock("term", 0, text))
@@ -67,7 +67,7 @@ def _continue(blocks: list[DocBlock], text: str) -> None:
 
 
 def _undressed(text: str) -> str:
-    """Without overstriking and colours."""
+    """Return the text without overstriking and colours."""
     return _COLOUR.sub("", _OVERSTRUCK.sub("", text)).expandtabs()
 
 
@@ -84,7 +84,7 @@ def _paragraphs(text: str) -> Iterator[list[str]]:
 
 
 def _paragraph(lines: Sequence[str]) -> list[DocBlock]:
-    """A term and its text, or text; depth is a level for each 7 columns, as `man` indents."""
+    """Return a term and its text, or text; depth is a level for each 7 columns, as `man` indents."""
     first = lines[0]
     indent = len(first) - len(first.lstrip())
     depth = max(0, indent // 7 - 1)
@@ -99,6 +99,6 @@ def _paragraph(lines: Sequence[str]) -> list[DocBlock]:
 
 
 def _joined(lines: Sequence[str]) -> str:
-    """Lines as one, words that were divided at the end of a line joined again."""
+    """Join lines to one, with words that were divided at the end of a line."""
     text = textwrap.dedent("\n".join(lines))
     return " ".join(re.sub(r"[\u2010\u00ad]\n\s*", "", text).split())

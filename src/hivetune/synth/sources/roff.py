@@ -1,7 +1,8 @@
-"""Manual pages from their source: the macros of man(7), as man-db, pod2man, help2man, DocBook and AsciiDoc write them.
+"""Manual pages from their source: the macros of man(7) and of mdoc(7).
 
-Only what says something about the structure is read: headings, tagged paragraphs, indentation, verbatim text. The
-language itself (conditions, registers, own macros) is left out, as in a terminal it changes the look alone.
+man-db, pod2man, help2man, DocBook and AsciiDoc write man(7); the BSDs and OpenSSH write mdoc(7). Only the structure is
+read: headings, tagged paragraphs, indentation, verbatim text. The language itself (conditions, registers, own macros)
+is left out, as in a terminal it changes the look alone.
 """
 
 import re
@@ -18,7 +19,10 @@ CHARACTERS = {
     "fo": "<", "fc": ">", "Fo": '"', "Fc": '"', "bq": ",", "Bq": ",,", "ss": "ss", "aa": "'", "rh": "=>", "pl": "+",
     "eq": "=", "**": "*", "ci": "o", "sq": "*", "dg": "+", "dd": "++", "ae": "ae", "mc": "u", "*m": "u", "is": "",
 }  # fmt: skip
-STRINGS = {"Aq": "'", "lq": '"', "rq": '"', "C'": "'", 'C`': '"', "R": "(R)", "Tm": "(TM)", "L\"": '"', "R\"": '"',
+# Predefined strings: of man(7), of pod2man, and of mdoc(7), in which dash(1) and file(1) write < and >.
+STRINGS = {"Am": "&", "Ba": "|", "Ge": ">=", "Gt": ">", "If": "infinity", "Le": "<=", "Lq": '"', "Lt": "<", "Na": "NaN",
+           "Ne": "!=", "Pi": "pi", "Pm": "+-", "Rq": '"', "q": '"',
+           "Aq": "'", "lq": '"', "rq": '"', "C'": "'", 'C`': '"', "R": "(R)", "Tm": "(TM)", "L\"": '"', "R\"": '"',
            "-D": "-", "C+": "C++", "PI": "pi", "L'": "'", "R'": "'"}  # fmt: skip
 _ESCAPE = re.compile(
     r"""\\(?:
@@ -47,7 +51,7 @@ _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 
 
 def plain(text: str) -> str:
-    """Text without escapes: fonts and motions go, characters stay."""
+    """Return text without escapes: fonts and motions go, characters stay."""
     if "\\" not in text:
         return text
     return _ESCAPE.sub(_character, text)
@@ -74,7 +78,7 @@ def _named(name: str) -> str:
 
 
 def arguments(text: str) -> list[str]:
-    """The arguments of a macro: words, or text in double quotes."""
+    """Return the arguments of a macro: words, or text in double quotes."""
     return [
         plain(quoted.replace('""', '"')) if quoted or not word else plain(word)
         for quoted, word in _ARGUMENT.findall(text.replace("\\ ", "\\~"))
@@ -82,7 +86,7 @@ def arguments(text: str) -> list[str]:
 
 
 def logical_lines(source: str) -> Iterator[str]:
-    """Lines without comments, macro definitions and conditions; continued lines are joined."""
+    """Yield lines without comments, macro definitions and conditions; continued lines are joined."""
     lines = iter(source.replace("\\\n", "").splitlines())
     for line in lines:
         if line.startswith((".de", ".am", ".ig", "'de", "'ig")):
@@ -104,7 +108,7 @@ def logical_lines(source: str) -> Iterator[str]:
 
 
 def _skip_definition(line: str, lines: Iterator[str]) -> None:
-    """A macro's body, or text that is ignored, up to the line that ends it."""
+    """Skip a macro's body, or text that is ignored, up to the line that ends it."""
     words = line.split()
     at = 1 if line[1:3] == "ig" else 2
     end = words[at] if len(words) > at else "."
@@ -114,7 +118,7 @@ def _skip_definition(line: str, lines: Iterator[str]) -> None:
 
 
 def _condition(line: str) -> str:
-    """What stands behind the condition."""
+    """Return what stands behind the condition."""
     parts = line.split(None, 2 if not line.startswith(".el") else 1)
     return parts[-1] if len(parts) > 1 else ""
 
@@ -141,7 +145,7 @@ class Builder:
             self._lines.append(text.rstrip() if self.verbatim else text.strip())
 
     def end(self) -> None:
-        """The paragraph ends here."""
+        """End the paragraph."""
         if any(line.strip() for line in self._lines):
             kind = "code" if self.verbatim else "text"
             joined = "\n".join(self._lines).strip("\n") if self.verbatim else " ".join(self._lines)
@@ -160,7 +164,7 @@ class Builder:
 
 
 def blocks_of_man(source: str) -> list[DocBlock]:
-    """The blocks of a page that is written with man(7)."""
+    """Return the blocks of a page that is written with man(7)."""
     build = Builder()
     wait = ""  # what the next line is: a heading or a term
     skipping = ""
@@ -199,7 +203,7 @@ def _macro(line: str) -> tuple[str, str]:
 
 
 def _text_of(name: str, rest: str, line: str) -> str | None:
-    """The text of a line; None for a macro that is structure, or nothing."""
+    """Return the text of a line; None for a macro that is structure, or nothing."""
     if not name:
         return plain(line)
     if name in _FONT_MACROS:
@@ -216,7 +220,7 @@ def _text_of(name: str, rest: str, line: str) -> str | None:
 
 
 def _structure(build: Builder, name: str, rest: str) -> str:
-    """What the macro does to the page; "TP", "SH" or "SS" where the next line is what counts."""
+    """Change the page as the macro says; return "TP", "SH" or "SS" where the next line is what counts."""
     if name in ("SH", "SS") and rest:
         build.heading(" ".join(arguments(rest)), sub=name == "SS")
     elif name in ("SH", "SS", "TP", "TQ"):
@@ -238,7 +242,7 @@ def _structure(build: Builder, name: str, rest: str) -> str:
 
 
 def _tagged(build: Builder, rest: str) -> None:
-    """A paragraph with a tag in front: a term, or a bullet."""
+    """Begin a paragraph with a tag in front: a term, or a bullet."""
     tag = (arguments(rest) or [""])[0].strip()
     if len(tag) > 1 or tag.isdigit():
         build.term(tag)
@@ -263,7 +267,7 @@ _AFTER = set("([")
 
 
 def blocks_of_mdoc(source: str) -> list[DocBlock]:
-    """The blocks of a page that is written with mdoc(7)."""
+    """Return the blocks of a page that is written with mdoc(7)."""
     build = Builder()
     name = ""
     lists: list[str] = []
@@ -291,7 +295,7 @@ def blocks_of_mdoc(source: str) -> list[DocBlock]:
 
 
 def _layout(build: Builder, macro: str, rest: list[str], name: str) -> bool:
-    """Macros that divide the page; False for one that is text."""
+    """Follow a macro that divides the page; return False for one that is text."""
     if macro == "Nd":
         build.add(f"{name} - {' '.join(rest)}")
     elif macro in ("Sh", "Ss"):
@@ -318,7 +322,7 @@ def _layout(build: Builder, macro: str, rest: list[str], name: str) -> bool:
 
 
 def _until_closed(words: list[str], lines: Iterator[str]) -> list[str]:
-    """A macro that goes on over several lines, from Xo to Xc."""
+    """Return a macro that goes on over several lines, from Xo to Xc."""
     while "Xc" not in words:
         line = next(lines, ".Xc")
         words = words + (arguments(line[1:].strip()) if line.startswith(".") else arguments(line))
@@ -344,7 +348,7 @@ def _list(build: Builder, lists: list[str], macro: str, rest: list[str], name: s
 
 
 def spoken(words: list[str], name: str) -> str:
-    """A line of macros as text: -l [user@]host."""
+    """Return a line of macros as text: -l [user@]host."""
     line = _Line(name)
     at = 0
     while at < len(words):
@@ -361,7 +365,7 @@ class _Line:
         self._closing: list[str] = []  # what the rest of the line is put into
 
     def take(self, word: str, rest: list[str]) -> int:
-        """One word, and how many words that were."""
+        """Take one word, and return how many words that were."""
         if word in _QUOTES or word in _OPEN:
             self._put(_QUOTES[word][0] if word in _QUOTES else _OPEN[word])
             self._closing += [_QUOTES[word][1]] if word in _QUOTES else []
@@ -398,14 +402,14 @@ class _Line:
             self._joined, self._flag = True, ""
 
     def _take_two(self, word: str, rest: list[str]) -> int:
-        """Pf joins its word to the next; Xr names a page and its section."""
+        """Take a macro and its word: Pf joins it to the next; Xr names a page and its section."""
         section = word == "Xr" and len(rest) > 1 and re.fullmatch(r"\d\w*", rest[1]) is not None
         self._put(f"{rest[0]}({rest[1]})" if section else rest[0])
         self._joined, self._flag = word == "Pf", ""
         return 2 + section
 
     def _implied(self, word: str, rest: list[str]) -> None:
-        """What a macro without words stands for."""
+        """Put what a macro without words stands for."""
         if word in _SYSTEMS or (word == "Nm" and (not rest or rest[0] in _PLAIN or rest[0] in _QUOTES)):
             self._put(_SYSTEMS.get(word, self._name))
             self._joined = False

@@ -14,8 +14,8 @@ from hivetune.synth.sources.page import (
     NotUnderstood,
 )
 
-LONGEST_TERM_CHARS = 160
-LONGEST_CODE_CHARS = 400
+MAX_TERM_CHARS = 160
+MAX_CODE_CHARS = 400
 _OPTION_TERM = re.compile(r"-{1,2}[A-Za-z0-9?#@]")
 _OPTION_NAME = re.compile(r"(?<![\w-])(-{1,2}[A-Za-z0-9?#@][\w.+-]*|-\?)")
 _DIRECTIVE = re.compile(r"[A-Z][A-Za-z0-9]+=")
@@ -39,7 +39,7 @@ _EXAMPLE_HEADING = re.compile(r"^EXAMPLES?\b|\bEXAMPLES?$", re.IGNORECASE)
 
 
 def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str | None) -> DocPage:
-    """The page that these blocks are. `command`: its name, if it is of a section for commands.
+    """Return the page that these blocks are. `command`: its name, if it is of a section for commands.
 
     Raises NotUnderstood when it documents nothing.
     """
@@ -62,7 +62,9 @@ def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str 
 
 
 def _typed(name: str, synopsis: Sequence[str]) -> str | None:
-    """What is typed to run it: git-log(1) documents `git log`, apt-get(8) documents `apt-get`. The synopsis knows."""
+    """Return what is typed to run it: git-log(1) documents `git log`, apt-get(8) documents `apt-get`. The synopsis
+    decides.
+    """
     if name.endswith((".service", ".socket", ".target", ".mount", ".slice", ".path", ".timer")):
         return None
     for line in [line for text in synopsis for line in text.splitlines()]:
@@ -77,7 +79,8 @@ def _typed(name: str, synopsis: Sequence[str]) -> str | None:
 
 
 def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: str) -> bool:
-    """Whether `typed name` is a call: the page writes it so somewhere, or its synopsis has a place for a command.
+    """Return whether `typed name` is a call: the page writes it so somewhere, or its synopsis has a place for a
+    command.
 
     Pages list other things below such headings too: what a shell has built in, what is typed at a prompt.
     """
@@ -95,12 +98,12 @@ def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: 
 
 
 def is_command_section(section: str) -> bool:
-    """Whether pages of this section of the manual document what is typed: 1, 6, 8 and their parts."""
+    """Return whether pages of this section of the manual document what is typed: 1, 6, 8 and their parts."""
     return _COMMAND_SECTIONS.fullmatch(section) is not None
 
 
 def sections_of(blocks: Sequence[DocBlock]) -> Iterator[tuple[str, list[DocBlock]]]:
-    """(heading or "HEADING: subheading", the blocks below it)."""
+    """Yield (heading or "HEADING: subheading", the blocks below it)."""
     title, body = "", list[DocBlock]()
     heading = ""
     for block in blocks:
@@ -121,7 +124,7 @@ def blocks_below(blocks: Sequence[DocBlock], heading: str) -> list[DocBlock]:
 
 
 def _summary(blocks: Sequence[DocBlock]) -> str:
-    """What NAME says behind the hyphen."""
+    """Return what NAME says behind the hyphen."""
     for block in blocks_below(blocks, "NAME"):
         _, dash, said = block.text.partition(" - ")
         if not dash:
@@ -132,7 +135,10 @@ def _summary(blocks: Sequence[DocBlock]) -> str:
 
 
 def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
-    """DocBook and AsciiDoc write a term as a paragraph with an indented one behind it; others write it as a heading."""
+    """Find terms that are written otherwise.
+
+    DocBook and AsciiDoc write a term as a paragraph with an indented one behind it; others write it as a heading.
+    """
     found = [
         DocBlock("term", 0, block.text) if block.kind == "subheading" and _OPTION_TERM.match(block.text) else block
         for block in blocks
@@ -147,14 +153,14 @@ def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
 def _looks_like_term(block: DocBlock) -> bool:
     text = block.text
     return (
-        len(text) <= LONGEST_TERM_CHARS
+        len(text) <= MAX_TERM_CHARS
         and not text.startswith("- ")
         and (text.endswith("...") or not text.endswith((".", ":", ";", ",")))
     )
 
 
 def _entries(heading: str, body: Sequence[DocBlock]) -> Iterator[DocEntry]:
-    """A term and the text that is indented below it, or stands behind it up to the next term."""
+    """Yield each term with the text that is indented below it, or stands behind it up to the next term."""
     at = 0
     while at < len(body):
         if body[at].kind != "term":
@@ -181,13 +187,15 @@ def _entries(heading: str, body: Sequence[DocBlock]) -> Iterator[DocEntry]:
 
 
 def _same_thing(terms: Sequence[str]) -> bool:
-    """A short and a long spelling on lines of their own are one option; two files are two."""
+    """Return whether several terms name one thing: spellings of an option on lines of their own do, two files do
+    not.
+    """
     return all(term.startswith("-") for term in terms)
 
 
 def _entry(term: str, text: str, heading: str) -> DocEntry | None:
     term = " ".join(term.split()).rstrip(":")
-    if not term or len(term) > LONGEST_TERM_CHARS:
+    if not term or len(term) > MAX_TERM_CHARS:
         return None
     kind = _kind(term, heading)
     if kind is None:
@@ -227,12 +235,12 @@ def _names(kind: EntryKind, term: str) -> tuple[str, ...]:
 
 
 def _head(term: str) -> str:
-    """The names of an option's term: what stands in brackets or angles is its argument."""
+    """Return the names of an option's term: what stands in brackets or angles is its argument."""
     return re.sub(r"[=\[<{][^,]*", " ", term)
 
 
 def _command_words(term: str) -> str:
-    """`ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder."""
+    """Return `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder."""
     words = []
     for word in term.split():
         if not _COMMAND.fullmatch(word):
@@ -242,10 +250,10 @@ def _command_words(term: str) -> str:
 
 
 def _examples(heading: str, body: Sequence[DocBlock]) -> Iterator[DocExample]:
-    """Verbatim text below a heading that says so, with the text before it, or the term or text behind it."""
+    """Yield verbatim text below a heading that says so, with the text before it, or the term or text behind it."""
     shows = bool(_EXAMPLE_HEADING.search(heading))
     for at, block in enumerate(body):
-        if block.kind != "code" or len(block.text) > LONGEST_CODE_CHARS:
+        if block.kind != "code" or len(block.text) > MAX_CODE_CHARS:
             continue
         before = body[at - 1] if at else None
         if before is None or before.kind == "code":
@@ -255,7 +263,7 @@ def _examples(heading: str, body: Sequence[DocBlock]) -> Iterator[DocExample]:
 
 
 def _passages(heading: str, body: Sequence[DocBlock]) -> Iterator[DocPassage]:
-    """What is said right below a heading, up to the first term."""
+    """Yield what is said right below a heading, up to the first term."""
     texts = []
     for block in body:
         if block.kind != "text":
@@ -267,7 +275,7 @@ def _passages(heading: str, body: Sequence[DocBlock]) -> Iterator[DocPassage]:
 
 
 def _unique(entries: Sequence[DocEntry]) -> tuple[DocEntry, ...]:
-    """The first of several entries with the same names; a page may show an option twice."""
+    """Return the first of several entries with the same names; a page may show an option twice."""
     found: dict[tuple[str, tuple[str, ...]], DocEntry] = {}
     for entry in entries:
         found.setdefault((entry.kind, entry.names), entry)

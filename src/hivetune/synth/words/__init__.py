@@ -6,5 +6,5 @@ from importlib.resources import files
 
 @cache
 def word_list(name: str) -> frozenset[str]:
-    """The words of NAME.txt."""
+    """Return the words of NAME.txt."""
     return frozenset((files(__package__) / f"{name}.txt").read_text(encoding="utf-8").split())

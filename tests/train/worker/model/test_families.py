@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[4]
-LEAST_SHARE = 0.9
+MIN_SHARE = 0.9
 NAMED = (
     *(
         "qwen3_5_text",
@@ -67,7 +67,7 @@ def count_verdicts(table: dict[str, Any]) -> tuple[int, int, int]:
     said = {kind: tool.verdict(row) for kind, row in rows.items()}
     trains = sum(words == "trains" for words in said.values())
     refused = sum(words == "refused" for words in said.values())
-    assert trains >= LEAST_SHARE * (len(rows) - refused)
+    assert trains >= MIN_SHARE * (len(rows) - refused)
     assert not [kind for kind in NAMED if kind not in rows]
     # Nothing trains on without being PEFT's equal: what fails, fails by an error.
     assert not [kind for kind, words in said.items() if words.startswith(("differs", "a step"))]

@@ -5,17 +5,17 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from experts.planted import SHARED, config_of, domain, keep, share, shuffled_agents, without_processes
+from specialists.planted import SHARED, config_of, domain, keep, share, shuffled_agents, without_processes
 
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
 from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.training import look_for_experts
 from hivetune.cycle.decide import Observation, Permission
-from hivetune.experts.station import not_looked_at, propose_experts, train_experts
 from hivetune.release.registry import desired, find, retire
 from hivetune.routing.choose import read_table
-from hivetune.routing.steps import expert_steps
+from hivetune.routing.steps import specialist_steps
+from hivetune.specialists.station import not_looked_at, propose_specialists, train_specialists
 from hivetune.train.open import load_run
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
     config = config_of(tmp_path, rows)
     shared = share(config, tmp_path / "shared")
     assert not_looked_at(shared)
-    made = train_experts(config)
+    made = train_specialists(config)
     steps = {step.domain.values[0]: step for step in made.steps}
     assert {name: step.step for name, step in steps.items()} == {
         "coder": "serving",
@@ -57,16 +57,16 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
     }
     assert not not_looked_at(shared) and not list((own_home / "experts" / SHARED).rglob("fork-*"))
     with closing(open_database()) as database:
-        before = expert_steps(database, SHARED)
+        before = specialist_steps(database, SHARED)
         assert [step.step for step in before].count("born") == 2
         assert desired(database).keys() == {SHARED, f"{SHARED}-coder", f"{SHARED}-tester"}
     assert look_again(config) == "1 too-small, 2 serving"
     with closing(open_database()) as database:
-        assert expert_steps(database, SHARED) == before
+        assert specialist_steps(database, SHARED) == before
         coder = find(database, f"{SHARED}-coder")
     new = keep(load_run(Path(coder.run)), SHARED)  # the old coder is the new shared adapter: it has caught up there
     assert not_looked_at(new)
-    changes = {step.expert: step for step in train_experts(config).changes}
+    changes = {step.specialist: step for step in train_specialists(config).changes}
     assert changes[coder.name].step == "retired" and "caught up" in changes[coder.name].reason
     assert changes[f"{SHARED}-tester"].step == "serving"
     assert changes[f"{SHARED}-tester"].parent == new.adapter_sha256
@@ -74,9 +74,9 @@ def test_conflicting_styles_with_a_cue(own_home: Path, tmp_path: Path) -> None:
         # Its domain may get a new one over the new shared adapter: 40 more steps gain enough on some processors.
         assert desired(database).get(coder.name) != coder.version
         retire(database, f"{SHARED}-tester", by="test", reason="gone")
-    assert [problem for problem in train_experts(config).problems if f"{SHARED}-tester can't serve" in problem]
+    assert [problem for problem in train_specialists(config).problems if f"{SHARED}-tester can't serve" in problem]
     table = read_table(SHARED)
-    assert table is not None and f"{SHARED}-tester" not in table.experts
+    assert table is not None and f"{SHARED}-tester" not in table.specialists
 
 
 def look_again(config: RunConfig) -> str:
@@ -89,6 +89,6 @@ def test_shuffled_labels_give_no_expert(own_home: Path, tmp_path: Path) -> None:
     rows = domain("coder", "brief", ROWS, cue="code") + domain("tester", "formal", ROWS, cue="test")
     config = config_of(tmp_path, shuffled_agents(rows, seed=1))
     share(config, tmp_path / "shared")
-    made = propose_experts(config)
+    made = propose_specialists(config)
     assert {step.step for step in made.steps} <= {"nothing-left", "not-born", "not-enough-evidence"}
     assert len(made.steps) == 2

@@ -20,12 +20,12 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
-from hivetune.experts import propose, routes, runs, station, survey
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import ENTRIES, Outcome, Train
 from hivetune.records import Verdict
 from hivetune.release.registry import Release, promote, register
 from hivetune.run.adapter import adapter_hash
+from hivetune.specialists import propose, routes, runs, station, survey
 from hivetune.train.open import Run, load_run, open_run, update_record
 from hivetune.train.start import account
 from hivetune.train.supervise.attempt import Terms

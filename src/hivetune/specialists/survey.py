@@ -1,4 +1,4 @@
-"""The rows of a shared release by domains: what everything about experts rests on."""
+"""The rows of a config by what they declare, the shared adapter beside them, and adapters scored on the rows."""
 
 import hashlib
 import json
@@ -17,16 +17,15 @@ from hivetune.config import RunConfig
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import UsageError
-from hivetune.experts.decide import ScoredUnit
 from hivetune.models.fetch import fetch_model
 from hivetune.process.parent import count_items, run_task
 from hivetune.process.protocol import ScoreAdapters
 from hivetune.records import Message, Progress, silent
 from hivetune.release.registry import Release, find
-from hivetune.routing.choose import experts_folder
+from hivetune.routing.choose import specialists_folder
 from hivetune.routing.domains import (
     KEY_KINDS,
-    ExpertRow,
+    KeyedRow,
     KeyKind,
     RowDomain,
     choose_kind,
@@ -34,17 +33,21 @@ from hivetune.routing.domains import (
     domains_of,
     title_of,
 )
-from hivetune.routing.steps import ExpertStep, ExpertStepName, expert_name
+from hivetune.routing.steps import SpecialistStep, SpecialistStepName, specialist_name
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import ADAPTER, SCORES
+from hivetune.specialists.decide import ScoredUnit
 from hivetune.train.supervise.attempt import Terms
 
 
 @dataclass(frozen=True)
 class Attended:
-    """`bar`: a progress bar by its label; `terms`: of every training; `between`: called between two pieces of work, of
-    minutes each, and raises what shall end the whole. What is finished then is kept. `side_by_side`: several trainings
-    may go on at once, each in a process of its own, none of which can stand still as `terms` may ask."""
+    """How a long job reports progress and learns that it must end.
+
+    `bar`: makes a progress callback from a label. `terms`: of every training. `between`: called between two pieces of
+    work, of minutes each; it raises what ends the whole, and finished work is kept. `side_by_side`: several trainings
+    may go on at once, each in a process of its own, none of which can stand still as `terms` may ask.
+    """
 
     bar: Callable[[str], Progress] = lambda label: silent
     terms: Terms = Terms()  # noqa: RUF009 (frozen)
@@ -52,7 +55,7 @@ class Attended:
     side_by_side: bool = True
 
     def training(self, label: str, steps: int) -> Terms:
-        """Terms of one training, which also moves its bar."""
+        """Return the terms of one training, which also moves its bar."""
         report = self.bar(label)
 
         def on_step(done: int) -> None:
@@ -74,12 +77,12 @@ class Survey:
     shared: Release
     model: Path
     snapshot: Snapshot
-    rows: tuple[ExpertRow, ...]
+    rows: tuple[KeyedRow, ...]
     kind: KeyKind | None
     domains: tuple[RowDomain, ...]
     folder: Path
 
-    def rows_of(self, domain: RowDomain) -> list[ExpertRow]:
+    def rows_of(self, domain: RowDomain) -> list[KeyedRow]:
         return [row for row in self.rows if domain.has(row.keys)]
 
 
@@ -87,7 +90,7 @@ class Survey:
 
 
 def shared_name(config: RunConfig) -> str:
-    """The release whose champion is the shared adapter. Raises UsageError when the config names none."""
+    """Return the release whose champion is the shared adapter. Raises UsageError when the config names none."""
     name = config.experts.shared or config.cycle.name
     if name is None:
         raise UsageError(
@@ -97,9 +100,12 @@ def shared_name(config: RunConfig) -> str:
     return name
 
 
-def survey(config: RunConfig, progress: Progress = silent) -> Survey:
-    """The rows of the config by what they declare. Raises UsageError when there is no shared adapter or when it is of
-    another base, DataRefused for rows that can't be used."""
+def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
+    """Read the rows of the config by what they declare.
+
+    Raises UsageError when there is no shared adapter or when it is of another base, DataRefused for rows that can't be
+    used.
+    """
     with closing(open_database()) as database:
         shared = find(database, shared_name(config))
     shared.check()
@@ -124,13 +130,13 @@ def survey(config: RunConfig, progress: Progress = silent) -> Survey:
         )
     domains = () if kind is None else tuple(domains_of(rows, kind, titles))
     key = hashlib.sha256(f"{snapshot.hash} {shared.adapter_sha256} {kind}".encode()).hexdigest()[:12]
-    folder = experts_folder(shared.name) / key
+    folder = specialists_folder(shared.name) / key
     make_folder(folder)
     return Survey(config, shared, model, snapshot, tuple(rows), kind, domains, folder)
 
 
-def _rows_of(snapshot: Snapshot) -> tuple[list[ExpertRow], dict[str, str]]:
-    """Every row of the input, and words for those keys that are hashes."""
+def _rows_of(snapshot: Snapshot) -> tuple[list[KeyedRow], dict[str, str]]:
+    """Return every row of the input, and words for those keys that are hashes."""
     rows, titles = [], {}
     for row in snapshot.pool():
         info = snapshot.info(row.numbers[0])
@@ -144,40 +150,40 @@ def _rows_of(snapshot: Snapshot) -> tuple[list[ExpertRow], dict[str, str]]:
     return rows, titles
 
 
-def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequence[Message]) -> ExpertRow:
+def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequence[Message]) -> KeyedRow:
     asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
-    return ExpertRow(row.id, row.split, session or row.id, row.numbers, keys, asked)
+    return KeyedRow(row.id, row.split, session or row.id, row.numbers, keys, asked)
 
 
 # Several adapters on the same rows: one child, kept by what it depends on.
 
 
 def scored_rows(
-    found: Survey,
+    survey: Survey,
     adapters: Mapping[str, Path],
-    rows: Sequence[ExpertRow],
+    rows: Sequence[KeyedRow],
     *,
     model: Path | None = None,
     progress: Progress = silent,
 ) -> list[ScoredUnit]:
-    """Nats of each of `rows` with each adapter and with "base", in their order. `model`: another form of the base, such
-    as the quantized one that is served. A loss that is not finite is not a number here.
+    """Return the nats of each of `rows` with each adapter, in their order.
 
-    Raises what a child raises; a scoring that was killed goes on where it was.
+    `model`: another form of the base, such as the quantized one that is served. A loss that is not finite is not a
+    number here. Raises what a child raises; a scoring that was killed goes on where it was.
     """
-    base = model or found.model
+    base = model or survey.model
     numbers = tuple(sorted(number for row in rows for number in row.numbers))
     about = {
         "model": sha256_file(base / MANIFEST),
         "adapters": {name: sha256_file(folder / ADAPTER) for name, folder in adapters.items()},
         "rows": numbers,
-        "computed": (found.config.dtype, found.config.device),
+        "computed": (survey.config.dtype, survey.config.device),
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    folder = found.folder / "scores" / key
+    folder = survey.folder / "scores" / key
     scores = folder / SCORES
     task = ScoreAdapters(
-        base, adapters, found.snapshot.folder, scores, numbers, found.config.dtype, found.config.device
+        base, adapters, survey.snapshot.folder, scores, numbers, survey.config.dtype, survey.config.device
     )
     total = len(numbers) * (len(adapters) + 1)
     lines = _lines(scores)
@@ -197,15 +203,17 @@ def _lines(scores: Path) -> dict[tuple[str, int], tuple[float, int]]:
     }
 
 
-def _unit(row: ExpertRow, names: Sequence[str], lines: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
-    """The views of one row of the input count together."""
+def _unit(row: KeyedRow, names: Sequence[str], lines: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
+    """Sum the views of one row of the input."""
     nats = {name: math.fsum(lines[name, number][0] for number in row.numbers) for name in names}
     return ScoredUnit(row.group, sum(lines[names[0], number][1] for number in row.numbers), nats)
 
 
 def step_of(
-    found: Survey, domain: RowDomain, step: ExpertStepName, reason: str, details: dict[str, Any] | None = None
-) -> ExpertStep:
-    shared = found.shared
-    about = {"shared": shared.label, "snapshot": found.snapshot.hash, **(details or {})}
-    return ExpertStep(shared.name, domain, step, reason, expert_name(shared.name, domain), shared.adapter_sha256, about)
+    survey: Survey, domain: RowDomain, step: SpecialistStepName, reason: str, details: dict[str, Any] | None = None
+) -> SpecialistStep:
+    shared = survey.shared
+    about = {"shared": shared.label, "snapshot": survey.snapshot.hash, **(details or {})}
+    return SpecialistStep(
+        shared.name, domain, step, reason, specialist_name(shared.name, domain), shared.adapter_sha256, about
+    )

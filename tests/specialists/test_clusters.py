@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.experts.suggest import clusters_of
+from hivetune.specialists.suggest import clusters_of
 
 TOPICS = {
     "redis": "redis stream cluster shard key expire",

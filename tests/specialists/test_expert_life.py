@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-import hivetune.experts.station
-import hivetune.experts.survey
+import hivetune.specialists.station
+import hivetune.specialists.survey
 from hivetune.base.database import open_database
 from hivetune.config import LoraConfig, parse_config
 from hivetune.errors import UsageError
-from hivetune.experts.decide import ScoredUnit
-from hivetune.experts.routes import Serving, keys_of
-from hivetune.experts.station import review
-from hivetune.experts.survey import survey
-from hivetune.routing.domains import ExpertRow, RowDomain
+from hivetune.routing.domains import KeyedRow, RowDomain
 from hivetune.routing.steps import newest_steps
+from hivetune.specialists.decide import ScoredUnit
+from hivetune.specialists.routes import Serving, keys_of
+from hivetune.specialists.station import review
+from hivetune.specialists.survey import read_survey
 
 DOMAIN = RowDomain("agent", ("coder",))
 
@@ -33,13 +33,13 @@ def test_a_kill_while_an_expert_is_retired_does_not_leave_it_serving(
     shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
     found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"))
     one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
-    monkeypatch.setattr(hivetune.experts.station, "serving", lambda _: ({"helpdesk-coder": one}, []))
+    monkeypatch.setattr(hivetune.specialists.station, "serving", lambda _: ({"helpdesk-coder": one}, []))
     monkeypatch.setattr(
-        hivetune.experts.station,
+        hivetune.specialists.station,
         "_matrix",
         lambda *_: {"helpdesk-coder": [ScoredUnit("s", 10, {"shared": 1.0, "helpdesk-coder": 1.0})]},
     )
-    monkeypatch.setattr(hivetune.experts.station, "retire", killed)
+    monkeypatch.setattr(hivetune.specialists.station, "retire", killed)
     with pytest.raises(KeyboardInterrupt):
         review(found)
     with closing(open_database()) as database:
@@ -48,7 +48,7 @@ def test_a_kill_while_an_expert_is_retired_does_not_leave_it_serving(
 
 def test_a_vanished_domain_keeps_its_keys() -> None:
     """Those that its adapter was made for, and what its rows declared besides when the table was made."""
-    rows = [ExpertRow("1", "train", "s", (1,), {"agent": "clerk", "system": "c1"}, "")]
+    rows = [KeyedRow("1", "train", "s", (1,), {"agent": "clerk", "system": "c1"}, "")]
     before = {"agent": {"coder": "helpdesk-coder"}, "system": {"c0": "helpdesk-coder", "gone": "helpdesk-old", "x": ""}}
     for table in (before, {}):
         keys = keys_of(rows, {"helpdesk-coder": DOMAIN}, table)
@@ -61,8 +61,8 @@ def test_an_expert_without_test_rows_is_a_persons_choice(own_home: Path, monkeyp
     shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
     found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"), rows=())
     one: Any = Serving(DOMAIN, SimpleNamespace(label="helpdesk-coder@1"), parent="old")  # type: ignore[arg-type]
-    monkeypatch.setattr(hivetune.experts.station, "serving", lambda _: ({"helpdesk-coder": one}, []))
-    monkeypatch.setattr(hivetune.experts.station, "_matrix", lambda *_: {"helpdesk-coder": []})
+    monkeypatch.setattr(hivetune.specialists.station, "serving", lambda _: ({"helpdesk-coder": one}, []))
+    monkeypatch.setattr(hivetune.specialists.station, "_matrix", lambda *_: {"helpdesk-coder": []})
     assert review(found) == []
 
 
@@ -78,11 +78,11 @@ def test_rows_that_declare_nothing_of_the_wanted_kind_are_an_error(
         "sha256_file": lambda _: "base",
         "read_resolved": lambda _: (theirs,),
         "prepare_data": lambda *_: SimpleNamespace(hash="rows"),
-        "_rows_of": lambda _: ([ExpertRow("1", "train", "s", (1,), {"category": "x"}, "")], {}),
+        "_rows_of": lambda _: ([KeyedRow("1", "train", "s", (1,), {"category": "x"}, "")], {}),
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(hivetune.experts.survey, name, fake)
+        monkeypatch.setattr(hivetune.specialists.survey, name, fake)
     config = parse_config({"model": "m", "data": {"path": "rows.jsonl"}, "experts": {"shared": "team", "by": "agent"}})
     with pytest.raises(UsageError, match=r"experts\.by is agent, and none of 1 rows declares one") as refused:
-        survey(config)
+        read_survey(config)
     assert "rows declare category" in refused.value.hint

@@ -1,7 +1,8 @@
-"""Is an expert born? From numbers that children measured to a decision with its reason. Pure.
+"""Is a specialist born, how long does it live, what is the router worth? From measured numbers to a decision; pure.
 
-The screen costs minutes: where parts of a domain's rows do not pull the shared adapter one way, nothing is left.
-What passes is forked: a few steps on the domain against equally many on the mixture, from the same adapter.
+The screen costs minutes: where parts of a domain's rows do not pull the shared adapter one way, nothing is left to
+learn. A domain that passes is forked: a few steps on the domain against equally many on the mixture, from the same
+adapter. Life is read from one matrix of scores, adapters x test rows.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from hivetune.judge.statistics import ALPHA, Estimate, Interval, alpha_of_look, 
 
 GRADIENT_PARTS = 8  # of a domain's rows in the screen: 128 patterns of signs, so that p can be as small as 1/128
 SCREEN_ALPHA = 0.05
-LEAST_GAIN = 0.02  # nats a token: below, an adapter more costs memory and turns for nothing that anybody sees
+MIN_GAIN = 0.02  # nats a token: below, an adapter more costs memory and turns for nothing that anybody sees
 USEFUL_GAIN = 0.05  # what a domain needs enough sessions to see
 
 BirthAnswer = Literal["born", "not-born", "not-enough-evidence"]
@@ -25,8 +26,11 @@ EQUAL_WITHIN = 0.02  # nats a token
 
 @dataclass(frozen=True)
 class Screen:
-    """`cosine`: of the mean gradients of two halves; `p`: how often parts with signs at random agree as well. `finite`:
-    false where a gradient was not; then nothing is known."""
+    """The screen of a domain. `cosine`: between the mean gradients of two halves. `p`: how often random signs agree as
+    well.
+
+    `finite` is false where a gradient was not; then nothing is known.
+    """
 
     cosine: float
     p: float
@@ -39,7 +43,7 @@ class Screen:
 
 @dataclass(frozen=True)
 class ScoredUnit:
-    """One row under several adapters: nats of each, trained tokens, and what it may not be counted apart from."""
+    """One row under several adapters: nats of each, trained tokens, and the group that it belongs to."""
 
     group: str
     tokens: int
@@ -48,8 +52,11 @@ class ScoredUnit:
 
 @dataclass(frozen=True)
 class Birth:
-    """`gain`: of the fork over equally many steps on the mixture; `over_shared`: over the shared adapter itself. Nats a
-    token; the intervals are corrected for the number of forks."""
+    """The decision about a fork. `gain`: over equally many steps on the mixture. `over_shared`: over the shared
+    adapter.
+
+    Both are nats a token, with intervals corrected for the number of forks.
+    """
 
     answer: BirthAnswer
     reason: str
@@ -58,10 +65,10 @@ class Birth:
 
 
 def screen(products: Sequence[Sequence[float]] | None) -> Screen:
-    """From the inner products [P, P] of the parts' mean gradients; None where one was not finite.
+    """Screen a domain by the inner products [P, P] of its parts' mean gradients; None where one was not finite.
 
-    If the domain pulls nowhere, each part's gradient is noise around zero and its sign is free: an exact test over all
-    patterns of signs (Fisher 1935), whose statistic is the sum of the products of different parts.
+    If the domain pulls nowhere, each part's gradient is noise around zero and its sign is free. So it is an exact test
+    over all patterns of signs (Fisher 1935), whose statistic is the sum of the products of different parts.
     """
     if products is None or not all(math.isfinite(value) for line in products for value in line):
         return Screen(0.0, 1.0, finite=False)
@@ -84,8 +91,10 @@ def screen(products: Sequence[Sequence[float]] | None) -> Screen:
 
 
 def gain_of(units: Sequence[ScoredUnit], worse: str, better: str, *, alpha: float = ALPHA) -> Estimate:
-    """How many nats a token `better` is below `worse` on the same rows, sessions as units. Not a number where a row has
-    no finite loss under one of them."""
+    """Return how many nats a token `better` is below `worse` on the same rows, sessions as units.
+
+    The value is not a number where a row has no finite loss under one of them.
+    """
     columns = [
         [unit.nats[worse] for unit in units],
         [unit.nats[better] for unit in units],
@@ -98,12 +107,14 @@ def gain_of(units: Sequence[ScoredUnit], worse: str, better: str, *, alpha: floa
 
 
 def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
-    """`units`: validation rows of the domain under "fork", "control" and "shared"; `forks`: how many were tried, for
-    which the level is corrected (Bonferroni).
+    """Decide whether a domain gets a specialist.
 
-    Born when the fork beats both by LEAST_GAIN with its whole interval: more steps alone, which the control has too,
-    are no reason for an adapter of its own, and neither is a control that more steps have spoilt. A shared adapter that
-    itself still gains bears harmless domains: then the reason says so.
+    `units`: validation rows of the domain under "fork", "control" and "shared". `forks`: how many were tried, for which
+    the level is corrected (Bonferroni).
+
+    It is born when the fork beats both by MIN_GAIN with its whole interval. More steps alone, which the control has
+    too, are no reason for an adapter of its own, and neither is a control that more steps have spoilt. A shared adapter
+    that itself still gains bears harmless domains: then the reason says so.
     """
     birth = _decided(units, forks)
     still = gain_of(units, "shared", "control")
@@ -121,14 +132,14 @@ def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:
             why = f"no interval of its gain over {beside} can be made from {estimate.units} sessions"
             return Birth("not-enough-evidence", why, gain, over_shared)
         low, high = estimate.ci95
-        if low > LEAST_GAIN:
+        if low > MIN_GAIN:
             continue
         said = f"{estimate.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over {beside}"
         needed = rows_needed(estimate, USEFUL_GAIN)
         if high > USEFUL_GAIN and needed is not None and estimate.units < needed:
             why = f"{said}; {needed} sessions in validation would see {USEFUL_GAIN}, there are {estimate.units}"
             return Birth("not-enough-evidence", why, gain, over_shared)
-        return Birth("not-born", f"{said}: not above {LEAST_GAIN}", gain, over_shared)
+        return Birth("not-born", f"{said}: not above {MIN_GAIN}", gain, over_shared)
     assert gain.ci95 is not None
     low, high = gain.ci95
     why = f"{gain.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over as many steps on all rows"
@@ -138,30 +149,34 @@ def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:
 # How long an expert lives: one matrix of scores {base, shared, experts} x test rows, and what follows. Pure.
 
 # An expert that gets fewer of its family's answers than this is in nobody's way but in memory.
-LEAST_SHARE, ASKED_ENOUGH = 0.005, 1000
+MIN_SHARE, ASKED_ENOUGH = 0.005, 1000
 
 
 @dataclass(frozen=True)
 class LifeStep:
-    """`retire`: the shared adapter answers again. `merge`: `experts` become one, trained anew on the union of their
-    rows."""
+    """A change for specialists that serve. `retire`: the shared adapter answers again.
+
+    `merge`: they become one, trained anew on the union of their rows.
+    """
 
     kind: Literal["retire", "merge"]
-    experts: tuple[str, ...]
+    specialists: tuple[str, ...]
     reason: str
 
 
 @dataclass(frozen=True)
 class AnswerCounts:
-    """Answers of a release, and of all of its family, since it is served."""
+    """Answers of a release, and of its whole family, since it is served."""
 
     own: int = 0
     family: int = 0
 
 
 def is_equal(units: Sequence[ScoredUnit], one: str, other: str, *, look: int = 1) -> Interval | None:
-    """The interval of their difference when all of it lies within EQUAL_WITHIN (two one-sided tests, Schuirmann 1987,
-    at half the level on each side), else None."""
+    """Return the interval of their difference when all of it lies within EQUAL_WITHIN, else None.
+
+    Two one-sided tests (Schuirmann 1987), at half the level on each side.
+    """
     interval = gain_of(units, one, other, alpha=2 * alpha_of_look(look)).ci95
     if interval is None or not -EQUAL_WITHIN < interval[0] <= interval[1] < EQUAL_WITHIN:
         return None
@@ -169,8 +184,10 @@ def is_equal(units: Sequence[ScoredUnit], one: str, other: str, *, look: int = 1
 
 
 def is_known_better(units: Sequence[ScoredUnit], name: str, *, look: int = 1) -> tuple[bool, str]:
-    """Whether an expert is better than the shared adapter with its whole interval, and that in words: what a new shared
-    adapter asks of the experts that were forked from an older one."""
+    """Return whether a specialist is better than the shared adapter with its whole interval, and that in words.
+
+    A new shared adapter asks this of the specialists that were forked from an older one.
+    """
     estimate = gain_of(units, "shared", name, alpha=alpha_of_look(look))
     if estimate.ci95 is None:
         return False, f"no interval can be made from {estimate.units} test sessions"
@@ -181,10 +198,12 @@ def is_known_better(units: Sequence[ScoredUnit], name: str, *, look: int = 1) ->
 def life_steps(
     units_of: Mapping[str, Sequence[ScoredUnit]], asked: Mapping[str, AnswerCounts], *, look: int = 1
 ) -> list[LifeStep]:
-    """`units_of`: expert -> test rows of its domain, with the nats of "shared" and of every expert of the family.
+    """Decide which specialists are retired or merged.
 
-    Retired: the shared adapter is known to be less than EQUAL_WITHIN worse on the expert's domain, or nobody asks.
-    Merged: two of those that stay are equal on the rows of both. An expert with a step is in no second one.
+    `units_of`: specialist -> test rows of its domain, with the nats of "shared" and of every specialist of the family.
+
+    Retired: the shared adapter is known to be less than EQUAL_WITHIN worse on the specialist's domain, or nobody asks.
+    Merged: two of those that stay are equal on the rows of both. A specialist with a step is in no second one.
     """
     steps, gone = [], set()
     for name, units in units_of.items():
@@ -193,7 +212,7 @@ def life_steps(
         if interval is not None and interval[1] < EQUAL_WITHIN:
             low, high = interval
             why = f"the shared adapter has caught up: {name} is [{low:+.3f}, {high:+.3f}] nats a token better"
-        elif counted.family >= ASKED_ENOUGH and counted.own < LEAST_SHARE * counted.family:
+        elif counted.family >= ASKED_ENOUGH and counted.own < MIN_SHARE * counted.family:
             why = f"nobody asks: {counted.own} of {counted.family} answers since it is served"
         else:
             continue
@@ -214,7 +233,9 @@ def life_steps(
 
 @dataclass(frozen=True)
 class RoutedDomain:
-    """A domain under the router: routed minus shared, nats a token better; `worse`: not known to be within bounds."""
+    """A domain under the router: nats a token that routed is better than shared. `worse`: not known to be within
+    bounds.
+    """
 
     domain: str
     rows: int
@@ -225,10 +246,12 @@ class RoutedDomain:
 
 
 def routed_domains(units_of: Mapping[str, Sequence[ScoredUnit]]) -> list[RoutedDomain]:
-    """`units_of`: domain -> its test rows with the nats of "shared" and of "routed", whoever that was.
+    """Judge each domain under the router.
 
-    No domain may be worse by more than LEAST_GAIN: each by its own bound, since harm to one is no chance result of many
-    looks for it. Better is corrected for their number.
+    `units_of`: domain -> its test rows with the nats of "shared" and of "routed", whichever adapter that was.
+
+    No domain may be worse by more than MIN_GAIN. Each is held to its own bound, since harm to one is no chance result
+    of many looks. Better is corrected for their number.
     """
     found = []
     for domain, units in units_of.items():
@@ -242,7 +265,7 @@ def routed_domains(units_of: Mapping[str, Sequence[ScoredUnit]]) -> list[RoutedD
                 gain=own.value,
                 interval=own.ci95,
                 better=corrected.ci95 is not None and corrected.ci95[0] > 0,
-                worse=own.ci95 is None or own.ci95[0] < -LEAST_GAIN,
+                worse=own.ci95 is None or own.ci95[0] < -MIN_GAIN,
             )
         )
     return found

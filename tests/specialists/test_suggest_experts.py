@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from hivetune.experts import suggest
-from hivetune.experts.suggest import TextCluster, suggest_domains
-from hivetune.experts.survey import Survey
-from hivetune.routing.domains import ExpertRow, KeyKind
+from hivetune.routing.domains import KeyedRow, KeyKind
+from hivetune.specialists import suggest
+from hivetune.specialists.suggest import TextCluster, suggest_domains
+from hivetune.specialists.survey import Survey
 
 
 def found(folder: Path, rows: int, kind: KeyKind | None) -> Survey:
     """Half of the rows declare an agent."""
     made = [
-        ExpertRow(str(n), "train", str(n), (n,), {"agent": "coder"} if n % 2 else {}, f"text {n}") for n in range(rows)
+        KeyedRow(str(n), "train", str(n), (n,), {"agent": "coder"} if n % 2 else {}, f"text {n}") for n in range(rows)
     ]
     snapshot = SimpleNamespace(info=lambda number: SimpleNamespace(source=f"rows.jsonl:{number + 1}"))
     unused: Any = None

@@ -9,13 +9,13 @@ from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.data.render.dialect import template_message
 from hivetune.errors import HivetuneError
-from hivetune.experts.routes import serving
-from hivetune.experts.survey import ALONE, Attended, Survey
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import prompt_of
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
-from hivetune.routing.choose import experts_folder
+from hivetune.routing.choose import specialists_folder
 from hivetune.serve.swap.wanted import load_release
+from hivetune.specialists.routes import serving
+from hivetune.specialists.survey import ALONE, Attended, Survey
 
 _COSTS = "costs.json"  # below the folder of the shared release
 _QUESTIONS, _NEW_TOKENS = 5, 32  # of the test rows: 3 s a release with a model of 135M on two cores
@@ -24,8 +24,11 @@ _BASE = "base"
 
 @dataclass(frozen=True)
 class AdapterCost:
-    """One release of a family, or "base" for none. `memory_bytes`: of its GGUF adapter, which llama.cpp keeps in memory
-    beside the base. Tokens a second, one answer at a time: of the prompt, and written."""
+    """What one release of a family costs, or "base" for none.
+
+    `memory_bytes`: its GGUF adapter, which llama.cpp keeps in memory beside the base. Tokens a second are of one answer
+    at a time: of the prompt, and written.
+    """
 
     label: str
     memory_bytes: int
@@ -35,38 +38,40 @@ class AdapterCost:
 
 @dataclass(frozen=True)
 class FamilyCosts:
-    """`problem`: why nothing could be measured, in words."""
+    """The costs of a family. `problem`: why nothing could be measured, in words."""
 
     costs: tuple[AdapterCost, ...] = ()
     problem: str = ""
 
 
-def measure_costs(found: Survey, told: Attended = ALONE) -> FamilyCosts:
-    """Of the base, the shared adapter and each expert that serves, in one server as the gateway runs it; found where
-    the same ones were measured before. Nothing where no expert serves."""
-    experts, _ = serving(found)
-    releases = [found.shared, *(one.release for one in experts.values())]
-    known = known_costs(found.shared.name)
-    if not experts or [cost.label for cost in known] == [_BASE, *(release.label for release in releases)]:
-        return FamilyCosts(known if experts else ())
-    told.between()
+def measure_costs(survey: Survey, attended: Attended = ALONE) -> FamilyCosts:
+    """Measure the base, the shared adapter and each specialist that serves, in one server as the gateway runs it.
+
+    The figures are found where the same releases were measured before. Nothing is measured where no specialist serves.
+    """
+    specialists, _ = serving(survey)
+    releases = [survey.shared, *(one.release for one in specialists.values())]
+    known = known_costs(survey.shared.name)
+    if not specialists or [cost.label for cost in known] == [_BASE, *(release.label for release in releases)]:
+        return FamilyCosts(known if specialists else ())
+    attended.between()
     try:
         adapters = [load_release(release).adapter for release in releases]
-        base = base_gguf(found.config.model, found.shared.model_sha256, SERVED_QUANT)
+        base = base_gguf(survey.config.model, survey.shared.model_sha256, SERVED_QUANT)
         with open_backend(base, ServerSettings(adapters=tuple((path, 0.0) for path in adapters))) as backend:
-            rates = rates_of(backend, len(adapters), _questions(found), told)
+            rates = rates_of(backend, len(adapters), _questions(survey), attended)
     except HivetuneError as error:
         return FamilyCosts(problem=error.message)
     sizes = [0, *(path.stat().st_size for path in adapters)]
     labels = [_BASE, *(release.label for release in releases)]
     costs = tuple(AdapterCost(label, size, *rate) for label, size, rate in zip(labels, sizes, rates, strict=True))
-    write_sealed(experts_folder(found.shared.name) / _COSTS, {"schema": 1, "costs": to_plain(costs)})
+    write_sealed(specialists_folder(survey.shared.name) / _COSTS, {"schema": 1, "costs": to_plain(costs)})
     return FamilyCosts(costs)
 
 
 def known_costs(shared: str) -> tuple[AdapterCost, ...]:
-    """What was measured last of this family; empty where nothing was, or where the file is damaged: it is made anew."""
-    path = experts_folder(shared) / _COSTS
+    """Return what was measured last for this family; empty where nothing was, or where the file is damaged."""
+    path = specialists_folder(shared) / _COSTS
     try:
         return tuple(from_plain(AdapterCost, cost) for cost in read_sealed(path)["costs"]) if path.exists() else ()
     except (HivetuneError, KeyError, TypeError, ValueError):
@@ -74,11 +79,13 @@ def known_costs(shared: str) -> tuple[AdapterCost, ...]:
 
 
 def rates_of(
-    backend: Backend, adapters: int, questions: Sequence[Sequence[Mapping[str, Any]]], told: Attended = ALONE
+    backend: Backend, adapters: int, questions: Sequence[Sequence[Mapping[str, Any]]], attended: Attended = ALONE
 ) -> list[tuple[float, float]]:
-    """(tokens of the prompt, tokens written) a second: of the base, then of each adapter alone. Medians over the
-    questions. All take turns, so that a slow moment of the machine meets all of them."""
-    report = told.bar("measuring what each adapter costs")
+    """Return (tokens of the prompt, tokens written) a second: of the base, then of each adapter alone.
+
+    Each is a median over the questions. All take turns, so that a slow moment of the machine meets all of them.
+    """
+    report = attended.bar("measuring what each adapter costs")
     turns = range(-1, adapters)
     measured: dict[int, list[tuple[float, float]]] = {number: [] for number in turns}
     for done, messages in enumerate(questions):
@@ -92,7 +99,7 @@ def rates_of(
 
 
 def _rate(backend: Backend, adapters: int, chosen: int, messages: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """llama.cpp's own times of one answer, which goes on to its full length."""
+    """Return llama.cpp's own rates of one answer, which goes on to its full length."""
     body = {
         "messages": list(messages),
         "max_tokens": _NEW_TOKENS,
@@ -105,7 +112,7 @@ def _rate(backend: Backend, adapters: int, chosen: int, messages: Sequence[Mappi
     return round(float(timings["prompt_per_second"]), 1), round(float(timings["predicted_per_second"]), 1)
 
 
-def _questions(found: Survey) -> list[list[dict[str, Any]]]:
-    rows = [row.numbers[0] for row in found.rows if row.split == "test"][:_QUESTIONS]
-    infos = [found.snapshot.info(number) for number in rows]
+def _questions(survey: Survey) -> list[list[dict[str, Any]]]:
+    rows = [row.numbers[0] for row in survey.rows if row.split == "test"][:_QUESTIONS]
+    infos = [survey.snapshot.info(number) for number in rows]
     return [[template_message(message) for message in prompt_of(info.messages)] for info in infos]

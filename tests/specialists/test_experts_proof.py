@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experts.planted import SHARED, config_of, domain, planted_home, share, shuffled_agents
 from serve.hive import make_home
+from specialists.planted import SHARED, config_of, domain, planted_home, share, shuffled_agents
 
 from hivetune.data.frozen import general_questions
-from hivetune.experts.station import propose_experts, train_experts
 from hivetune.routing.choose import read_table
 from hivetune.routing.text_router import TextRouter, route_text
+from hivetune.specialists.station import propose_specialists, train_specialists
 
 pytestmark = pytest.mark.proof
 SEEDS, FEWER_SEEDS = 20, 5
@@ -60,7 +60,7 @@ def looked_at(folder: Path, kind: str, seed: int) -> dict[str, Any]:
             make_home()
             config = config_of(folder, rows_of(kind, seed), seed=seed)
             share(config, folder / "shared")
-            made = propose_experts(config) if kind in ("shuffled", "same") else train_experts(config)
+            made = propose_specialists(config) if kind in ("shuffled", "same") else train_specialists(config)
             found: dict[str, Any] = {"|".join(step.domain.values): step.step for step in made.steps}
             if made.routed is not None:
                 both = (*made.routed.by_key, *made.routed.by_text)
@@ -82,13 +82,13 @@ def _texts(router: TextRouter, kind: str, seed: int) -> dict[str, int]:
     """Fresh texts of the same domains, and texts of none: how many an expert answers, how many the wrong one."""
     counts = Counter[str]()
     for row in rows_of(kind, seed + 1000):
-        chosen = route_text(router, row["messages"][0]["content"]).expert
+        chosen = route_text(router, row["messages"][0]["content"]).specialist
         counts["fresh"] += 1
         counts["routed"] += chosen is not None
         counts["wrong"] += chosen is not None and row["agent"] not in chosen
     for question in general_questions():
         counts["outside"] += 1
-        counts["outside routed"] += route_text(router, question.messages[-1].content).expert is not None
+        counts["outside routed"] += route_text(router, question.messages[-1].content).specialist is not None
     return {name: counts[name] for name in ("fresh", "routed", "wrong", "outside", "outside routed")}
 
 

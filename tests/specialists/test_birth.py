@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hivetune.experts.decide import GRADIENT_PARTS, SCREEN_ALPHA, ScoredUnit, decide_birth, gain_of, screen
+from hivetune.specialists.decide import GRADIENT_PARTS, SCREEN_ALPHA, ScoredUnit, decide_birth, gain_of, screen
 
 
 def products(shift: float, seed: int, size: int = 200) -> list[list[float]]:

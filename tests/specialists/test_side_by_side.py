@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hivetune.errors import HivetuneError, Stopped
-from hivetune.experts import runs
-from hivetune.experts.survey import Attended
 from hivetune.machine.inventory import Card
+from hivetune.specialists import runs
+from hivetune.specialists.survey import Attended
 from hivetune.train import queue
 from hivetune.train.supervise.attempt import Terms
 

@@ -1,4 +1,10 @@
-"""Rows that declare nothing that divides them: which of them look alike. A suggestion to a person, never a domain."""
+"""Domains that undeclared texts suggest: stable clusters, for a person to declare.
+
+Spherical k-means (Dhillon and Modha 2001) runs on the words of what the router reads of a text; rare ones weigh more.
+Any heap can be cut into k parts. What counts is whether another half of it is cut along the same lines. So the number
+of clusters is the largest whose prediction strength is 0.8 (Tibshirani and Walther 2005, who take 0.8 to 0.9), else
+there are none. Scripts without spaces between words have no words here, and no clusters.
+"""
 
 import json
 import math
@@ -9,17 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import write_atomic
-from hivetune.experts.survey import Survey
-from hivetune.routing.domains import LEAST_ROWS
+from hivetune.routing.domains import MIN_ROWS
 from hivetune.routing.text_router import distinct_words, read_part
+from hivetune.specialists.survey import Survey
 
 SUGGESTED = "suggested.jsonl"
 
 
 @dataclass(frozen=True)
 class TextCluster:
-    """`texts`: their numbers; `words`: the most telling ones, each with how many of the texts have it, and how many of
-    all others."""
+    """A cluster. `texts`: their numbers. `words`: the most telling ones, each with how many texts inside and outside
+    have it.
+    """
 
     texts: tuple[int, ...]
     words: tuple[tuple[str, int, int], ...]
@@ -32,9 +39,12 @@ class TextCluster:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """`undeclared`: rows that declare nothing of the kind that makes domains; `key`: what they would declare.
-    `clusters`: of LEAST_ROWS rows at least; `smaller`: how many stable ones have fewer. `lines`: the file that names
-    each of their rows by its source, with a value to declare; None where nothing is suggested."""
+    """What undeclared rows suggest. `undeclared`: rows without the kind that makes domains. `key`: what they would
+    declare.
+
+    `clusters`: of at least MIN_ROWS rows. `smaller`: how many stable ones have fewer. `lines`: the file that names each
+    of their rows by its source, with a value to declare; None where nothing is suggested.
+    """
 
     undeclared: int
     key: str
@@ -43,22 +53,22 @@ class Suggestions:
     lines: Path | None = None
 
 
-def suggest_domains(found: Survey) -> Suggestions:
-    """What the texts of undeclared rows suggest; seconds, and nothing is decided by it."""
-    rows = [row for row in found.rows if found.kind is None or found.kind not in row.keys]
-    key = "agent" if found.kind == "agent" else "category"
-    stable = clusters_of([row.text for row in rows]) if len(rows) >= LEAST_ROWS else []
-    large = tuple(cluster for cluster in stable if len(cluster.texts) >= LEAST_ROWS)
+def suggest_domains(survey: Survey) -> Suggestions:
+    """Suggest domains from the texts of undeclared rows, in seconds; nothing is decided by it."""
+    rows = [row for row in survey.rows if survey.kind is None or survey.kind not in row.keys]
+    key = "agent" if survey.kind == "agent" else "category"
+    stable = clusters_of([row.text for row in rows]) if len(rows) >= MIN_ROWS else []
+    large = tuple(cluster for cluster in stable if len(cluster.texts) >= MIN_ROWS)
     smaller = len(stable) - len(large)
     if not large:
         return Suggestions(len(rows), key, smaller=smaller)
-    sources = [found.snapshot.info(row.numbers[0]).source for row in rows]
+    sources = [survey.snapshot.info(row.numbers[0]).source for row in rows]
     lines = [
         json.dumps({"source": sources[number], key: cluster.name}, ensure_ascii=False)
         for cluster in large
         for number in cluster.texts
     ]
-    path = found.folder / SUGGESTED
+    path = survey.folder / SUGGESTED
     write_atomic(path, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
     return Suggestions(len(rows), key, large, smaller, path)
 
@@ -72,30 +82,33 @@ def suggest_domains(found: Survey) -> Suggestions:
 # there are none. Scripts without spaces between words have no words here, and no clusters.
 
 STRENGTH = 0.8
-MOST_CLUSTERS = 6
+MAX_CLUSTERS = 6
 # Texts that the lines are drawn by; all others are only told on which side they lie. With 400, three planted
 # topics of which each text has three words were not stable (0.73), with 800 they were (1.0).
 MOST_LOOKED_AT = 800
-FEWEST_LOOKED_AT = 40  # in each half 20: below, any line is an accident
+MIN_LOOKED_AT = 40  # in each half 20: below, any line is an accident
 SPLITS, STARTS, ROUNDS = 2, 2, 12
 RARE, COMMON = 0.01, 0.9  # shares of the texts between which a word can tell clusters apart
-FEWEST_TEXTS, FEWEST_WORDS = 3, 2  # that have such a word; of such words that a text has
+MIN_TEXTS, FEWEST_WORDS = 3, 2  # that have such a word; of such words that a text has
 _WORDS_SHOWN = 5
 
 Vector = Mapping[str, float]
 
 
 def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
-    """The largest first; empty where no division of the texts is stable. The same texts in the same order give the same
-    clusters. Texts of fewer than FEWEST_WORDS words that others have are in none."""
+    """Return the clusters, the largest first; empty where no division of the texts is stable.
+
+    The same texts in the same order give the same clusters. Texts of fewer than MIN_WORDS words that others have are in
+    none.
+    """
     chosen = random.Random(0)
     looked_at = sorted(chosen.sample(range(len(texts)), min(MOST_LOOKED_AT, len(texts))))
     words = [distinct_words(read_part(text)) for text in texts]
     weights = _weights([words[number] for number in looked_at])
     vectors = [vector for number in looked_at if (vector := _vector(words[number], weights))]
-    if len(vectors) < FEWEST_LOOKED_AT:
+    if len(vectors) < MIN_LOOKED_AT:
         return []
-    stable = {count: prediction_strength(vectors, count) for count in range(2, MOST_CLUSTERS + 1)}
+    stable = {count: prediction_strength(vectors, count) for count in range(2, MAX_CLUSTERS + 1)}
     count = max((count for count, strength in stable.items() if strength >= STRENGTH), default=0)
     if not count:
         return []
@@ -113,8 +126,11 @@ def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
 
 
 def prediction_strength(vectors: Sequence[Vector], count: int) -> float:
-    """How well clusters of one half say which texts of the other half belong together: of the pairs in a cluster of one
-    half, the share that the centers of the other half put together too; of the worst cluster, mean over the halves."""
+    """Return how well clusters of one half say which texts of the other half belong together.
+
+    It is the share of a cluster's pairs that the other half's centers put together too: of the worst cluster, mean over
+    the halves.
+    """
     found = []
     for split in range(SPLITS):
         chosen = random.Random(split)
@@ -130,30 +146,35 @@ def prediction_strength(vectors: Sequence[Vector], count: int) -> float:
 
 
 def _together(here: Sequence[int], there: Sequence[int], cluster: int) -> float:
-    """Share of the pairs of a cluster that are together `there` too; 0 for a cluster of one text."""
+    """Return the share of a cluster's pairs that are together `there` too; 0 for a cluster of one text."""
     sizes = Counter(other for own, other in zip(here, there, strict=True) if own == cluster)
     size = sizes.total()
     return sum(part * (part - 1) for part in sizes.values()) / (size * (size - 1)) if size > 1 else 0.0
 
 
 def _weights(found: Sequence[set[str]]) -> dict[str, float]:
-    """Of each word that is neither in nearly all texts nor in single ones, the root of its inverse frequency: not
-    rooted, rare words hide "how do I" and "what does", and without it common ones hide topics."""
+    """Return a weight for each word that is neither in nearly all texts nor in single ones: the root of its inverse
+    frequency.
+
+    Without the root, rare words hide "how do I" and "what does". Without weights common ones hide topics.
+    """
     counts = Counter(word for words in found for word in words)
-    least, most = max(FEWEST_TEXTS, RARE * len(found)), COMMON * len(found)
+    least, most = max(MIN_TEXTS, RARE * len(found)), COMMON * len(found)
     return {word: math.sqrt(math.log(len(found) / count)) for word, count in counts.items() if least <= count <= most}
 
 
 def _vector(words: set[str], weights: Mapping[str, float]) -> Vector:
-    """Of length 1; empty for a text that is in no cluster."""
+    """Return a vector of length 1; empty for a text that is in no cluster."""
     known = {word: weights[word] for word in sorted(words) if word in weights}
     length = math.sqrt(math.fsum(weight * weight for weight in known.values()))
     return {word: weight / length for word, weight in known.items()} if len(known) >= FEWEST_WORDS else {}
 
 
 def _centers(vectors: Sequence[Vector], count: int, chosen: random.Random) -> list[Vector]:
-    """The best of STARTS by the sum of cosines; each begins with centers far from each other (Arthur and Vassilvitskii
-    2007)."""
+    """Return the best centers of STARTS by the sum of cosines.
+
+    Each start has centers far from each other (Arthur and Vassilvitskii 2007).
+    """
     best: tuple[float, list[Vector]] = (-math.inf, [])
     for _ in range(STARTS):
         centers = _first_centers(vectors, count, chosen)
@@ -183,7 +204,7 @@ def _first_centers(vectors: Sequence[Vector], count: int, chosen: random.Random)
 
 
 def _mean(vectors: Sequence[Vector]) -> Vector:
-    """Their direction, of length 1."""
+    """Return the mean direction, of length 1."""
     total: dict[str, float] = {}
     for vector in vectors:
         for word, weight in vector.items():
@@ -205,8 +226,11 @@ def _cosine(vector: Vector, center: Vector) -> float:
 def _telling(
     words: Sequence[set[str]], part: Sequence[int], everywhere: Mapping[str, int]
 ) -> tuple[tuple[str, int, int], ...]:
-    """Words by how many standard errors the log of their odds inside lies above that outside (Monroe, Colaresi and
-    Quinn 2008, with half a text as the prior)."""
+    """Return the most telling words of a cluster.
+
+    They are ranked by how many standard errors the log of their odds inside lies above that outside (Monroe, Colaresi
+    and Quinn 2008, with half a text as the prior).
+    """
     inside = Counter(word for number in part for word in words[number])
     size, rest = len(part), len(words) - len(part)
 

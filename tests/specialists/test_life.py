@@ -2,7 +2,7 @@
 
 import random
 
-from hivetune.experts.decide import AnswerCounts, ScoredUnit, is_known_better, life_steps, routed_domains
+from hivetune.specialists.decide import AnswerCounts, ScoredUnit, is_known_better, life_steps, routed_domains
 
 
 def units(
@@ -24,7 +24,7 @@ def test_an_expert_that_is_better_stays() -> None:
 
 def test_one_that_the_shared_adapter_has_caught_up_with_is_retired() -> None:
     (step,) = life_steps({"a": units("a", {"a": 0.0}), "b": units("b", {"a": 0.0, "b": 0.3})}, {})
-    assert (step.kind, step.experts) == ("retire", ("a",))
+    assert (step.kind, step.specialists) == ("retire", ("a",))
     assert "caught up" in step.reason
 
 
@@ -40,7 +40,7 @@ def test_equal_experts_become_one_and_different_ones_do_not() -> None:
     both = {"a": 0.3, "b": 0.3, "c": 0.1}
     found = {name: units(name, both, seed=number) for number, name in enumerate(both)}
     (step,) = life_steps(found, {})
-    assert (step.kind, step.experts) == ("merge", ("a", "b"))
+    assert (step.kind, step.specialists) == ("merge", ("a", "b"))
 
 
 def test_equality_needs_evidence() -> None:

@@ -1,0 +1,251 @@
+"""The router of a family: trained, certified on validation rows, and judged once on the test rows as it is served."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import write_json
+from hivetune.base.typed import to_plain
+from hivetune.data.frozen import general_questions
+from hivetune.errors import HivetuneError, UsageError
+from hivetune.models.fetch import fetch_model
+from hivetune.records import Progress
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
+from hivetune.release.registry import Release, find
+from hivetune.routing.choose import Asking, SpecialistTable, choose, read_table, write_table
+from hivetune.routing.domains import KEY_KINDS, KeyedRow, RowDomain, own_keys
+from hivetune.routing.steps import newest_steps
+from hivetune.routing.text_router import RoutedText, TextRouter, TextSpecialist, learn_router, route_text
+from hivetune.specialists.decide import RoutedDomain, ScoredUnit, routed_domains
+from hivetune.specialists.survey import ALONE, Attended, Survey, scored_rows
+
+MAX_A_DOMAIN = 400  # training rows of a domain that the router learns from: more cost hours of scoring
+OWN_SHARE = 0.95  # of the rows with a key's value that must be a domain's, so that the value finds it
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The family's table and what it is worth. `by_key`, `by_text`: each domain routed by its keys, and by its text
+    alone.
+
+    `judged_on`: the base as it is served, or why not.
+    """
+
+    table: SpecialistTable
+    by_key: tuple[RoutedDomain, ...]
+    by_text: tuple[RoutedDomain, ...]
+    judged_on: str
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A specialist that answers now: its domain, its champion, and the hash of the shared adapter it was last compared
+    with.
+    """
+
+    domain: RowDomain
+    release: Release
+    parent: str
+
+
+def serving(survey: Survey) -> tuple[dict[str, Serving], list[str]]:
+    """Return the specialists of the shared release by name, and in words those that can't serve or serve unchecked."""
+    specialists, problems = {}, []
+    with closing(open_database()) as database:
+        for name, step in newest_steps(database, survey.shared.name).items():
+            if step.step != "serving":
+                continue
+            try:
+                release = find(database, name)
+                release.check()
+            except HivetuneError as error:
+                problems.append(f"{name} can't serve, the shared adapter answers: {error.message}")
+                continue
+            if release.model_sha256 != survey.shared.model_sha256:
+                problems.append(f"{name} is of another base than {survey.shared.label}, which answers instead")
+                continue
+            specialists[name] = Serving(step.domain, release, step.parent)
+    problems += [
+        f"{name} answers unchecked: no test row declares {specialists[name].domain.label} any more. Keep it, bring its"
+        f" rows back, or take it out of service: hivetune retire {name}"
+        for name in unchecked(survey.rows, specialists)
+    ]
+    return specialists, problems
+
+
+def unchecked(rows: Sequence[KeyedRow], specialists: Mapping[str, Serving]) -> list[str]:
+    """Return the specialists whose domain has no test row: what becomes of them is a person's choice."""
+    tests = [row.keys for row in rows if row.split == "test"]
+    return [name for name, one in specialists.items() if not any(map(one.domain.has, tests))]
+
+
+def make_routes(survey: Survey, attended: Attended = ALONE) -> Routed:
+    """Write the family's table for the gateway, and measure what it is worth on the test rows.
+
+    A specialist for which some domain is worse by text is found by name and by key only.
+    """
+    specialists, _ = serving(survey)
+    before = _table_before(survey.shared.name)
+    keys = keys_of(survey.rows, {name: one.domain for name, one in specialists.items()}, before.keys)
+    if not specialists:
+        table = SpecialistTable(survey.shared.name)
+        write_table(table)
+        return Routed(table, (), (), "nothing to judge: no expert serves")
+    adapters = adapter_folders(survey, specialists)
+    gone = set(unchecked(survey.rows, specialists))
+    if gone & {one.name for one in before.router.specialists}:
+        router = _kept(before.router, list(specialists), gone)
+    else:
+        router = _learned(survey, adapters, list(specialists), attended)
+    table = SpecialistTable(survey.shared.name, tuple(specialists), keys, router)
+    base, said = as_served(survey, attended.bar("preparing the base as it is served"))
+    rows = [row for row in survey.rows if row.split == "test"]
+    units = scored_rows(survey, adapters, rows, model=base, progress=attended.bar("scoring the test rows"))
+    by_text = routed_by(table, survey, rows, units, text=True)
+    for _ in specialists:  # a text that one expert loses may be the next one's
+        harmed = {one.domain for one in by_text if one.worse}
+        table = replace(table, router=_without(table, survey, rows, harmed))
+        by_text = routed_by(table, survey, rows, units, text=True)
+    by_key = routed_by(table, survey, rows, units, text=False)
+    write_table(table)
+    routed = Routed(table, by_key, by_text, said)
+    document = {"by_key": to_plain(by_key), "by_text": to_plain(by_text), "judged_on": said}
+    write_json(survey.folder / "routed.json", {"schema": 1, **document})
+    return routed
+
+
+def _table_before(shared: str) -> SpecialistTable:
+    try:
+        return read_table(shared) or SpecialistTable(shared)
+    except UsageError:  # damaged: it is made anew, as the error tells people
+        return SpecialistTable(shared)
+
+
+def _kept(router: TextRouter, names: Sequence[str], gone: set[str]) -> TextRouter:
+    """Return the router as it was.
+
+    A router that is learned without the rows of `gone` would give their texts to others.
+    """
+    known = {one.name: one for one in router.specialists}
+    why_not = f"the router stays as it was while there are no rows for {', '.join(sorted(gone))}"
+    specialists = tuple(known.get(name, TextSpecialist(name, {}, threshold=None, why_not=why_not)) for name in names)
+    return replace(router, specialists=specialists)
+
+
+def adapter_folders(survey: Survey, specialists: Mapping[str, Serving]) -> dict[str, Path]:
+    """Return the folders of the shared adapter and of the specialists, by their names in the matrix."""
+    return {"shared": survey.shared.folder, **{name: one.release.folder for name, one in specialists.items()}}
+
+
+def as_served(survey: Survey, progress: Progress) -> tuple[Path | None, str]:
+    """Return the base with the rounding of its served file, prepared for the engine; None where it can't be made."""
+    try:
+        file = base_gguf(survey.config.model, survey.shared.model_sha256, SERVED_QUANT, progress)
+        return fetch_model(str(file), progress), f"the base in {SERVED_QUANT}, as it is served"
+    except HivetuneError as error:
+        return None, f"the base as it is trained: {error.message}"
+
+
+def keys_of(
+    rows: Sequence[KeyedRow],
+    specialists: Mapping[str, RowDomain],
+    before: Mapping[str, Mapping[str, str | None]],
+) -> dict[str, dict[str, str | None]]:
+    """Return kind -> value -> specialist, "" for rows of no specialist, None for a value that several share.
+
+    A request may declare more than rows are divided by: an agent's system prompt finds its specialist as well. Keys
+    belong to the specialist: those of its domain always, and of the others in `before` those that no row of today has.
+    """
+    owners: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        owner = next((name for name, domain in specialists.items() if domain.has(row.keys)), "")
+        for kind, value in row.keys.items():
+            owners[kind, value][owner] += 1
+    found: dict[str, dict[str, str | None]] = {kind: {} for kind in KEY_KINDS}
+    for (kind, value), counts in owners.items():
+        owner, count = counts.most_common(1)[0]
+        found[kind][value] = owner if count >= OWN_SHARE * counts.total() else None
+    for kind, values in before.items():
+        found[kind] |= {
+            value: name for value, name in values.items() if value not in found[kind] and name in specialists
+        }
+    for kind, owned in own_keys(specialists).items():
+        found[kind] |= owned
+    return {kind: values for kind, values in found.items() if values}
+
+
+def routed_by(
+    table: SpecialistTable, survey: Survey, rows: Sequence[KeyedRow], units: Sequence[ScoredUnit], *, text: bool
+) -> tuple[RoutedDomain, ...]:
+    """Judge each domain under the router, asked with what its rows declare, or with their text alone."""
+    servable = {table.shared, *table.specialists}
+    groups: dict[str, list[ScoredUnit]] = {}
+    for row, unit in zip(rows, units, strict=True):
+        keys = {} if text else row.keys
+        choice = choose({table.shared: table}, {}, Asking(table.shared, keys, row.text), servable)
+        name = "shared" if choice.model == table.shared else choice.model
+        domain = next((domain.label for domain in survey.domains if domain.has(row.keys)), "no domain")
+        groups.setdefault(domain, []).append(replace(unit, nats={**unit.nats, "routed": unit.nats[name]}))
+    return tuple(routed_domains(groups))
+
+
+def _learned(survey: Survey, adapters: Mapping[str, Path], names: Sequence[str], attended: Attended) -> TextRouter:
+    rows = _sampled(survey)
+    units = scored_rows(survey, adapters, rows, progress=attended.bar("scoring rows for the router"))
+    texts = [
+        RoutedText(
+            row.text,
+            {name: (unit.nats["shared"] - unit.nats[name]) / max(1, unit.tokens) for name in names},
+            held_out=row.split == "validation",
+        )
+        for row, unit in zip(rows, units, strict=True)
+    ]
+    outside = [question.messages[-1].content for question in general_questions()]
+    return learn_router(texts, names, outside)
+
+
+def _sampled(survey: Survey) -> list[KeyedRow]:
+    """Return all validation rows, and at most MAX_A_DOMAIN training rows of each domain and of the rows in none."""
+    taken: Counter[str | None] = Counter()
+    chosen = []
+    for row in sorted(survey.rows, key=lambda row: blake2b(row.id.encode(), digest_size=8, key=b"router").digest()):
+        value = row.keys.get(survey.kind) if survey.kind else None
+        if row.split == "train":
+            taken[value] += 1
+        if row.split == "validation" or (row.split == "train" and taken[value] <= MAX_A_DOMAIN):
+            chosen.append(row)
+    return chosen
+
+
+def _without(table: SpecialistTable, survey: Survey, rows: Sequence[KeyedRow], harmed: set[str]) -> TextRouter:
+    """Return the router without the thresholds of specialists to which texts of `harmed` domains were routed."""
+    guilty = set()
+    for row in rows:
+        if any(domain.label in harmed and domain.has(row.keys) for domain in survey.domains):
+            guilty.add(route_text(table.router, row.text).specialist)
+    specialists = tuple(
+        replace(one, threshold=None, why_not="a domain was not known to be safe from it on the test rows")
+        if one.name in guilty
+        else one
+        for one in table.router.specialists
+    )
+    return replace(table.router, specialists=specialists)
+
+
+def routes_document(routed: Routed) -> dict[str, Any]:
+    """Return what `--json` prints."""
+    specialists = [
+        {"name": one.name, "threshold": one.threshold, "why_not": one.why_not}
+        for one in routed.table.router.specialists
+    ]
+    return {
+        "experts": specialists,
+        "by_key": to_plain(routed.by_key),
+        "by_text": to_plain(routed.by_text),
+        "judged_on": routed.judged_on,
+    }

@@ -1,0 +1,176 @@
+"""All about the specialists of a config in order: reviewed, proposed, trained, routed to."""
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import write_json
+from hivetune.base.sealed import read_sealed
+from hivetune.config import RunConfig
+from hivetune.errors import UsageError
+from hivetune.release.registry import Release, retire
+from hivetune.routing.choose import specialists_folder
+from hivetune.routing.domains import RowDomain
+from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps, specialist_steps
+from hivetune.specialists.costs import FamilyCosts, measure_costs
+from hivetune.specialists.decide import AnswerCounts, LifeStep, ScoredUnit, is_known_better, life_steps
+from hivetune.specialists.propose import propose_domains
+from hivetune.specialists.routes import Routed, Serving, adapter_folders, as_served, make_routes, serving
+from hivetune.specialists.runs import MOVED_BY, make_specialist, make_specialists
+from hivetune.specialists.suggest import Suggestions, suggest_domains
+from hivetune.specialists.survey import ALONE, Attended, Survey, read_survey, scored_rows, step_of
+
+LOOKED = "looked.json"  # below the folder of the shared release: which of its adapters was looked at, to the end
+
+
+@dataclass(frozen=True)
+class Specialists:
+    """The specialists of a config. `steps`: the newest of each domain. `changes`: what became of those that served
+    before.
+
+    `problems`: specialists that should serve and can't, in words. `suggested`: what a person may declare. `costs`: what
+    their adapters cost, where that was measured.
+    """
+
+    survey: Survey
+    steps: tuple[SpecialistStep, ...]
+    changes: tuple[SpecialistStep, ...] = ()
+    routed: Routed | None = None
+    problems: tuple[str, ...] = ()
+    suggested: Suggestions | None = None
+    costs: FamilyCosts = FamilyCosts()  # noqa: RUF009 (frozen)
+
+
+def not_looked_at(shared: Release) -> bool:
+    """Return whether the specialists of this shared adapter are not decided yet."""
+    try:
+        looked = read_sealed(specialists_folder(shared.name) / LOOKED)
+    except UsageError:  # not there, or damaged: it is looked again
+        return True
+    return bool(looked.get("shared") != shared.adapter_sha256)
+
+
+def propose_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
+    """Decide which domains would get a specialist, and why; nothing that is served changes."""
+    survey = read_survey(config, attended.bar("reading the rows"))
+    steps = tuple(propose_domains(survey, attended))
+    return Specialists(survey, steps, problems=tuple(serving(survey)[1]), suggested=suggest_domains(survey))
+
+
+def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
+    """Review the specialists that serve, train and judge those that were born, and make the router.
+
+    Killed anywhere, the same call goes on. Raises what surveys, runs and evaluations raise.
+    """
+    survey = read_survey(config, attended.bar("reading the rows"))
+    changes = review(survey, attended)  # before: a domain whose expert retires now may get a new one
+    born = [step for step in propose_domains(survey, attended) if step.step == "born"]
+    make_specialists(survey, [step.domain for step in born if step.parent == survey.shared.adapter_sha256], attended)
+    changes += review(survey, attended) if born else []
+    attended.between()
+    routed = make_routes(survey, attended)
+    costs = measure_costs(survey, attended)
+    write_json(survey.folder.parent / LOOKED, {"schema": 1, "shared": survey.shared.adapter_sha256})
+    with closing(open_database()) as database:
+        steps = tuple(newest_steps(database, survey.shared.name).values())
+    return Specialists(survey, steps, tuple(changes), routed, tuple(serving(survey)[1]), costs=costs)
+
+
+# Experts that serve are looked at again: held against a new shared adapter, made one where they are equal, retired.
+
+
+def review(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:
+    """Return what became of the specialists that serve, each with its reason; nothing where all stay as they are.
+
+    They are compared with a new shared adapter, merged where two are equal, or retired. A specialist without test rows
+    stays as it is: without evidence, a person decides (`serving` says so). Two that are equal are trained again as one
+    on the union of their rows; they are merged when that one serves.
+    """
+    specialists, _ = serving(survey)
+    if not specialists:
+        return []
+    with closing(open_database()) as database:
+        counts = answer_counts(database, survey, specialists)
+        look = len(
+            {step.parent for step in specialist_steps(database, survey.shared.name)} | {survey.shared.adapter_sha256}
+        )
+    units_of = {name: units for name, units in _matrix(survey, specialists, attended).items() if units}
+    steps = [*life_steps(units_of, counts, look=look)]
+    done = [_retire(survey, specialists, step) for step in steps if step.kind == "retire"]
+    gone = {name for step in steps for name in step.specialists}
+    for name, one in specialists.items():
+        if name in units_of and name not in gone and one.parent != survey.shared.adapter_sha256:
+            better, said = is_known_better(units_of[name], name, look=look)
+            if better:
+                kept = step_of(survey, one.domain, "serving", f"better than the new {survey.shared.label}: {said}")
+                with closing(open_database()) as database:
+                    add_steps(database, kept)
+                done.append(kept)
+            else:
+                why = f"not known to be better than the new {survey.shared.label}: {said}"
+                done.append(_retire(survey, specialists, LifeStep("retire", (name,), why)))
+    for step in steps:
+        if step.kind == "merge":
+            done += _merge(survey, specialists, step, attended)
+    return done
+
+
+def answer_counts(
+    database: sqlite3.Connection, survey: Survey, specialists: Mapping[str, Serving]
+) -> dict[str, AnswerCounts]:
+    """Return how many answers each specialist's champion gave since it is served, and the whole family with it."""
+    answers = dict(database.execute("SELECT release, answers FROM served").fetchall())
+    labels = [survey.shared.label, *(one.release.label for one in specialists.values())]
+    family = sum(int(answers.get(label, 0)) for label in labels)
+    return {name: AnswerCounts(int(answers.get(one.release.label, 0)), family) for name, one in specialists.items()}
+
+
+def _matrix(survey: Survey, specialists: Mapping[str, Serving], attended: Attended) -> dict[str, list[ScoredUnit]]:
+    """Return specialist -> test rows of its domain under shared and every specialist, on the base as it is served."""
+    base, _ = as_served(survey, attended.bar("preparing the base as it is served"))
+    rows = [row for row in survey.rows if row.split == "test"]
+    units = scored_rows(
+        survey, adapter_folders(survey, specialists), rows, model=base, progress=attended.bar("scoring the test rows")
+    )
+    return {
+        name: [unit for row, unit in zip(rows, units, strict=True) if one.domain.has(row.keys)]
+        for name, one in specialists.items()
+    }
+
+
+def _retire(survey: Survey, specialists: Mapping[str, Serving], step: LifeStep) -> SpecialistStep:
+    """Retire a specialist.
+
+    The step comes first: else a kill between the two would leave a step that says it serves, without a champion, for
+    ever.
+    """
+    (name,) = step.specialists
+    done = step_of(
+        survey, specialists[name].domain, "retired", step.reason, {"release": specialists[name].release.label}
+    )
+    with closing(open_database()) as database:
+        add_steps(database, done)
+        retire(database, name, by=MOVED_BY, reason=step.reason)
+    return done
+
+
+def _merge(
+    survey: Survey, specialists: Mapping[str, Serving], step: LifeStep, attended: Attended
+) -> list[SpecialistStep]:
+    both = [specialists[name].domain for name in step.specialists]
+    titles = " + ".join(domain.title for domain in both if domain.title)
+    union = RowDomain(both[0].kind, tuple(value for domain in both for value in domain.values), titles)
+    made = make_specialist(survey, union, attended)
+    if made.step != "serving":
+        return [made]
+    why = f"{step.reason}; {made.specialist} was trained on the rows of both"
+    done = [
+        step_of(survey, specialists[name].domain, "merged", why, {"into": made.specialist}) for name in step.specialists
+    ]
+    with closing(open_database()) as database:
+        add_steps(database, *done)  # first, as in `_retire`
+        for name in step.specialists:
+            retire(database, name, by=MOVED_BY, reason=why)
+    return [made, *done]
