@@ -55,11 +55,11 @@ def test_worse_than_the_base_is_never_better() -> None:
 
 
 def test_the_first_candidate_is_held_against_the_base_at_its_look() -> None:
-    world = HeldOutWorld(5, 80)
+    world = HeldOutWorld(5, 120)
     base, candidate = world.model(), world.model(0.09)
     document = world.evaluation(base, candidate)
     first, thirtieth = (judge_cycle(Comparisons(document, look=look), LOSS_ONLY) for look in (1, 30))
-    assert first.passed and first.becomes_best and first.fresh_rows == 80
+    assert first.passed and first.becomes_best and first.fresh_rows == 120
     assert thirtieth.verdict == "not-enough-evidence"
 
 

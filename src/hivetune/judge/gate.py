@@ -2,7 +2,7 @@
 
 `judge` is pure: the same two documents give the same verdict.
 
-    abort                a required metric is worse beyond tolerance, is not finite, or its interval leaves no useful gain
+    abort                a required metric is worse beyond tolerance, not finite, or its interval leaves no useful gain
     iterate              else, a required metric misses its threshold
     not-enough-evidence  else, an interval straddles its threshold and n is below the n that would decide
     deploy               else: the 95 % bound of each required metric is on the right side

@@ -179,7 +179,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreAdapters:
-    """The loss of `model` alone ("base") and with each of `adapters` on the same rows; a line of `scores` for each."""
+    """The loss of `model` with each of `adapters` on the same rows; a line of `scores` for each."""
 
     model: Path
     adapters: Mapping[str, Path]

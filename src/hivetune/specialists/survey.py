@@ -185,12 +185,13 @@ def scored_rows(
     task = ScoreAdapters(
         base, adapters, survey.snapshot.folder, scores, numbers, survey.config.dtype, survey.config.device
     )
-    total = len(numbers) * (len(adapters) + 1)
+    total = len(numbers) * len(adapters)
     lines = _lines(scores)
-    if len(lines) < total:
-        run_task(task, folder, on_beat=count_items(progress, total, len(lines))).check("scoring the adapters")
+    done = sum((name, number) in lines for name in adapters for number in numbers)
+    if done < total:
+        run_task(task, folder, on_beat=count_items(progress, total, done)).check("scoring the adapters")
         lines = _lines(scores)
-    return [_unit(row, ("base", *adapters), lines) for row in rows]
+    return [_unit(row, tuple(adapters), lines) for row in rows]
 
 
 def _lines(scores: Path) -> dict[tuple[str, int], tuple[float, int]]:

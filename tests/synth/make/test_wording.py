@@ -55,6 +55,6 @@ def test_what_points_at_the_rest_of_the_page_is_left_out() -> None:
     text = "Launches n copies of a worker. Usage 1: Launching two trainers as a function."
     assert told(text) == "Launches n copies of a worker."
     assert (
-        told("It adds support for CUDA tensors. cuda-semantics has more details.")
+        told("It adds support for CUDA tensors. The other page has more details.")
         == "It adds support for CUDA tensors."
     )

@@ -1,4 +1,4 @@
-"""The loss of a base and of several adapters on the same rows: the base is loaded once, the adapters take turns."""
+"""The loss of several adapters on the same rows: the base is loaded once, and the adapters take turns."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,6 @@ from hivetune.train.worker.device import complete, start_with
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel, read_documents
-
-_BASE = "base"  # as the lines name the model without an adapter
 
 
 def main(task: ScoreAdapters, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -41,18 +39,17 @@ def main(task: ScoreAdapters, heartbeat: Heartbeat) -> dict[str, Any]:
                     continue
                 if model is None:
                     model = load_model(task.model, shape, method="lora", dtype=dtype, device=device, choices=choices)
-                if name != _BASE:
-                    fill(model.adapter, adapters[name][1], str(task.adapters[name]))
+                fill(model.adapter, adapters[name][1], str(task.adapters[name]))
                 for start in range(0, len(missing), ROWS_TOGETHER):
                     documents = read_documents(snapshot, missing[start : start + ROWS_TOGETHER])
-                    sums = model.nll(documents, adapter=name != _BASE).tolist()
+                    sums = model.nll(documents, adapter=True).tolist()
                     for document, nll in zip(documents, sums, strict=True):
                         tokens = int(document.trained_L.sum())
                         finite = nll if math.isfinite(nll) else None
                         lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
                         heartbeat.beat(Beat.ITEM)
             model = None  # adapters of another shape need another model
-    return {"models": [_BASE, *adapters], "choices": choices.made()}
+    return {"models": list(adapters), "choices": choices.made()}
 
 
 def _alike(adapters: Mapping[str, tuple[LoraConfig, Mapping[str, Tensor]]]) -> list[tuple[LoraConfig, list[str]]]:
@@ -61,9 +58,7 @@ def _alike(adapters: Mapping[str, tuple[LoraConfig, Mapping[str, Tensor]]]) -> l
     for name, (lora, _) in adapters.items():
         settings = lora.model_copy(update={"dropout": 0.0})
         found.setdefault(settings.model_dump_json(), (settings, []))[1].append(name)
-    groups = list(found.values())
-    groups[0][1].insert(0, _BASE)
-    return groups
+    return list(found.values())
 
 
 def _known(scores: Path) -> set[tuple[str, int]]:
