@@ -38,7 +38,6 @@ def experts(
     status: Annotated[bool, typer.Option("--status", help="Show what is known; this is the default.")] = False,
 ) -> None:
     """Train specialists: a domain gets its own adapter if that is measurably better, and its requests are routed to it.
-    """Specialists: a domain gets an adapter of its own when evidence says so, and each request finds it.
 
     Rows declare their domain (experts.by). --propose takes minutes: it compares gradients, then trains 40 steps.
     """
@@ -108,12 +107,8 @@ def _show_suggested(suggested: Suggestions) -> None:
     if not suggested.undeclared:
         return
     if not suggested.clusters:
-        fewer = f"; {suggested.smaller} stable clusters have less than {LEAST_ROWS} rows each" * bool(suggested.smaller)
+        fewer = f"; {suggested.smaller} stable clusters have less than {MIN_ROWS} rows each" * bool(suggested.smaller)
         show(f"{suggested.undeclared} rows declare no domain, and their texts suggest none{fewer}")
-        fewer = f"; {suggested.smaller} clusters are stable, each of less than {MIN_ROWS} rows" * bool(
-            suggested.smaller
-        )
-        show(f"{suggested.undeclared} rows declare none of these, and their texts suggest no domain{fewer}")
         return
     rows = [
         (cluster.name, len(cluster.texts), ", ".join(f"{word} ({own}, {other})" for word, own, other in cluster.words))
@@ -133,8 +128,6 @@ def _show_routed(routed: Routed) -> None:
     for how, domains in (("routed by declared key", routed.by_key), ("routed by text", routed.by_text)):
         if domains:
             table(how, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(one) for one in domains])
-    for expert in routed.table.router.experts:
-            table(how, ("domain", "rows", "better by", "95 %", "is"), [_routed_line(one) for one in domains])
     for expert in routed.table.router.specialists:
         if expert.threshold is None:
             show(f"{expert.name} is reached by name and key only: {expert.why_not}")
@@ -237,4 +230,5 @@ def _suggested(suggested: Suggestions) -> dict[str, Any]:
 
 def _step(step: SpecialistStep) -> dict[str, Any]:
     document = to_plain(step)
-    return {**document, "expert": document.pop("specialist"), "domain": step.domain.label}
+    document["expert"] = document.pop("specialist")  # the key of --json
+    return {**document, "domain": step.domain.label}
