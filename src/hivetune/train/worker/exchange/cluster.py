@@ -115,17 +115,21 @@ class Placer:
             except HivetuneError as error:
                 self._note(f"{error.message}; the run goes on without the cluster's workers")
                 self._closed.wait(RETRY_S)
-        reserved = None
+        membership = read_membership()
+        # The device of the run's own worker, where this machine offers it: its lock is held until this process ends.
+        own = membership is not None and claim_device(membership.devices, self._own_device) is not None
+        reserved = not own
         while not self._closed.wait(LOOK_EVERY_S):
-            if reserved is None:
-                reserved = _reserve(self.ray, self._own_device)
-            devices = offered_by(self.ray.nodes()) - reserved
-            with self.lock:
-                while len(self._seats) < devices:
+            try:
+                if not reserved:
+                    _reserve(self.ray)
+                    reserved = True
+                while len(self._seats) < offered_by(self.ray.nodes()) - own:
                     self._seats.append(Seat(len(self._seats) + 1))
-                seats = list(self._seats)
-            for seat in seats:
-                self._look(seat)
+                for seat in self._seats:
+                    self._look(seat)
+            except self.ray.exceptions.RayError as error:  # the head is away
+                self._note(f"no worker can be placed on the cluster at {self._address}: {_words(error)}")
 
     def _look(self, seat: Seat) -> None:
         if seat.loading is None:
@@ -161,16 +165,11 @@ class Placer:
             self._noted = text
 
 
-def _reserve(ray: Any, own_device: str) -> int:
-    """Keep actors from the device of the run's own worker, where this machine offers it: its lock is held here, and Ray
-    has one less to give. Return how many devices that are."""
-    membership = read_membership()
-    if membership is None or claim_device(membership.devices, own_device) is None:
-        return 0
+def _reserve(ray: Any) -> None:
+    """Leave Ray one device less to give on this machine."""
     node = ray.get_runtime_context().get_node_id()
     group = ray.util.placement_group([{DEVICE: 1}], bundle_label_selector=[{"ray.io/node-id": node}])
     ray.get(group.ready(), timeout=WAITS_S)
-    return 1
 
 
 class RayCrew:

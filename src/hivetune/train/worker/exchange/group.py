@@ -226,17 +226,16 @@ class GroupCrew:
         if not came and len(trusted) == len(self._members):
             return
         if self._group is not None:
-            try:
+            with contextlib.suppress(GroupBroken):
                 self._command(self._group, LEAVE)
-            except GroupBroken as error:
-                return self._regroup(str(error), came)
         self._members = trusted
-        self._form(self._called_again(came), came)
+        self._regroup("it ended", came)
 
     def _regroup(self, why: str, came: Sequence[Member] = ()) -> None:
-        """Form a group of those that call again; the others are lost."""
+        """Form a group of the members that call again and of those that came; the other members are lost."""
         self._group = None
-        self._form(self._called_again(list(came)), list(came), why)
+        newcomers = list(came)
+        self._form(self._called_again(newcomers), newcomers, why)
 
     def _called_again(self, came: list[Member]) -> list[Member]:
         """Return the members that have called again; a newcomer that calls meanwhile is added to `came`."""
@@ -255,7 +254,7 @@ class GroupCrew:
             time.sleep(POLL_S)
         return again
 
-    def _form(self, again: Sequence[Member], came: Sequence[Member], why: str = "it ended") -> None:
+    def _form(self, again: Sequence[Member], came: Sequence[Member], why: str) -> None:
         for member in self._members:
             if member not in again:
                 self._tell("worker_lost", {"step": self._step, "worker": member.number, "why": why, "packs": []})
