@@ -248,7 +248,8 @@ def _data(run: Path | None) -> list[str]:
     rows: Mapping[str, Any] = {} if run is None else (read_json(run / RECORD).get("result") or {}).get("rows", {})
     counts = {key: value for key, value in rows.items() if isinstance(value, int)}
     counts |= {key: sum(value.values()) for key, value in rows.items() if isinstance(value, Mapping)}
-    return [f"- {key.replace('_', ' ')}: {count:,} rows" for key, count in counts.items()] or ["Not known."]
+    names = {key: "read" if key == "rows_in" else key.replace("_", " ") for key in counts}
+    return [f"- {names[key]}: {count:,} rows" for key, count in counts.items()] or ["Not known."]
 
 
 def _verdict(run: Path | None) -> list[str]:
