@@ -190,17 +190,17 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
     from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
     from hivetune.release.converter import find_converter
     from hivetune.release.gguf import RECIPES
-    from hivetune.release.worker.to_gguf import staged, write_adapter, write_model
+    from hivetune.release.worker.to_gguf import stage, write_adapter, write_model
 
     converter, file = find_converter().folder, folder / name
-    with staged(folder / "prepared", folder, converter) as stage:
+    with stage(folder / "prepared", folder, converter) as staged:
         if alone:
             assert adapter is not None
-            write_adapter(WriteGgufAdapter(folder / "prepared", adapter, file, converter), stage)
+            write_adapter(WriteGgufAdapter(folder / "prepared", adapter, file, converter), staged)
         else:
             recipe = RECIPES[QUANT].as_task()
             task = WriteGguf(folder / "prepared", adapter, file, recipe, "tiny", converter)
-            write_model(task, stage, Heartbeat(None))
+            write_model(task, staged, Heartbeat(None))
     return file
 
 

@@ -21,7 +21,7 @@ from hivetune.errors import HivetuneError
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, DryGguf, WriteGguf, WriteGgufAdapter
 from hivetune.release.worker.score_passages import score_all
-from hivetune.release.worker.to_gguf import staged, write_adapter, write_model
+from hivetune.release.worker.to_gguf import stage, write_adapter, write_model
 from hivetune.run.choices import NO_CHOICES
 from hivetune.train.worker.model.adapter import write_adapter as write_peft
 from hivetune.train.worker.model.general import GeneralModel
@@ -67,7 +67,7 @@ def _convert(task: DryGguf, module: nn.Module, work: Path, heartbeat: Heartbeat)
     tuned = score_all(module, task.passages, task.top, heartbeat)
     model.switch.on = False
     base = score_all(module, task.passages, task.top, heartbeat)
-    with staged(work / "model", work, task.converter) as folder:
+    with stage(work / "model", work, task.converter) as folder:
         recipe = {"name": "f32", "file_type": 0}
         source = (work / "model", work / "adapter")
         write_model(WriteGguf(source[0], None, task.file, recipe, task.base_name, task.converter), folder, heartbeat)

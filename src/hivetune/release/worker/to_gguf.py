@@ -57,7 +57,7 @@ _FAILURES = (
 
 def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    with staged(task.model, task.file.parent, task.converter) as folder:
+    with stage(task.model, task.file.parent, task.converter) as folder:
         try:
             if isinstance(task, WriteGguf):
                 write_model(task, folder, heartbeat)
@@ -73,7 +73,7 @@ def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, 
 
 
 @contextmanager
-def staged(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
+def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
     """Make a folder with the model's files for the converter, which is importable meanwhile."""
     for path in (converter / "gguf-py", converter):
         if str(path) not in sys.path:
@@ -124,13 +124,13 @@ def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
     """Write `task.file`. Raises UsageError for a model or an adapter that the converter can't write."""
     kind = str(task.recipe["name"])
     try:
-        converting = _model_class(folder)
+        base_class = _model_class(folder)
         adapter = _parts(task, folder, heartbeat)
         import gguf
 
         types = gguf.LlamaFileType
         file_type = {"f32": types.ALL_F32, "bf16": types.MOSTLY_BF16, "q8_0": types.MOSTLY_Q8_0}.get(kind)
-        model = _settled(converting)(
+        model = _model_writer(base_class)(
             folder,
             types.MOSTLY_F16 if file_type is None else file_type,
             task.file,
@@ -143,7 +143,7 @@ def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
         with torch.inference_mode():
             model.write()
     except _FAILURES as error:
-        raise _refused(error) from error
+        raise _conversion_error(error) from error
 
 
 def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
@@ -155,15 +155,15 @@ def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
             hint="use --to gguf, which merges the adapter",
         )
     try:
-        converting = _model_class(folder)
+        base_class = _model_class(folder)
         import gguf
 
-        adapting = _adapting(converting, spoken_name(task.model), float(lora.alpha), parts)
+        adapting = _adapter_writer(base_class, spoken_name(task.model), float(lora.alpha), parts)
         model = adapting(folder, gguf.LlamaFileType.ALL_F32, task.file, hparams=_settings(folder))
         with torch.inference_mode():
             model.write()
     except _FAILURES as error:
-        raise _refused(error) from error
+        raise _conversion_error(error) from error
     written = read_header(task.file).tensors
     count = sum(math.prod(shape) for name, shape in written.items() if name.endswith(".lora_b"))
     trained = sum(
@@ -207,13 +207,13 @@ def _parts(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> dict[str, lis
     return {}
 
 
-def _settled(converting: Any) -> Any:
+def _model_writer(base_class: Any) -> Any:
     """Return the converter's class with overrides: what was trained replaces what it would derive from names."""
     import gguf
     from conversion import LazyTorchTensor
 
-    class Settled(converting):  # type: ignore[misc]
-        model_arch = converting.model_arch
+    class ModelWriter(base_class):  # type: ignore[misc]
+        model_arch = base_class.model_arch
         no_mtp = True  # heads that draft are not trained
         gguf_writer: Any
 
@@ -224,7 +224,7 @@ def _settled(converting: Any) -> Any:
                 self.gguf_writer = _quantizing_writer(self.gguf_writer, task.recipe, self.block_count)
 
         def get_tensors(self) -> Iterator[tuple[str, Any]]:
-            left = {_seen_name(self, name): parts for name, parts in self.parts.items()}
+            left = {_converter_name(self, name): parts for name, parts in self.parts.items()}
             for name, tensor in super().get_tensors():
                 parts = left.pop(name, [])
                 # Computed when its turn to be written comes.
@@ -280,10 +280,10 @@ def _settled(converting: Any) -> Any:
             if window and slides and not used and self.gguf_writer.kv_data[0][key].value > window:
                 _put(self.gguf_writer, key, int(window))
 
-    return Settled
+    return ModelWriter
 
 
-def _adapting(converting: Any, base_name: str, alpha: float, parts: Mapping[str, list[Part]]) -> Any:
+def _adapter_writer(base_class: Any, base_name: str, alpha: float, parts: Mapping[str, list[Part]]) -> Any:
     """Return the converter's class with overrides: it writes A and B of each tensor instead of the tensor.
 
     llama.cpp divides the file's alpha by each module's rank; the rest of another scale (rsLoRA) goes into B.
@@ -300,8 +300,8 @@ def _adapting(converting: Any, base_name: str, alpha: float, parts: Mapping[str,
                 return Pair(b.transpose(1, 2), a.transpose(1, 2))
             return super().permute(*dims)
 
-    class Adapting(converting):  # type: ignore[misc]
-        model_arch = converting.model_arch
+    class AdapterWriter(base_class):  # type: ignore[misc]
+        model_arch = base_class.model_arch
         no_mtp = True
 
         def set_vocab(self) -> None:
@@ -323,22 +323,22 @@ def _adapting(converting: Any, base_name: str, alpha: float, parts: Mapping[str,
             for name, of_tensor in parts.items():
                 for part in of_tensor:
                     a, b = (half.contiguous() for half in part.halves())
-                    yield _seen_name(self, name), Pair(a, b * (part.delta.scale / (alpha / part.rank)))
+                    yield _converter_name(self, name), Pair(a, b * (part.delta.scale / (alpha / part.rank)))
 
         def modify_tensors(self, data_torch: Any, name: str, bid: int | None) -> Iterator[tuple[str, Any]]:
             for target, pair in super().modify_tensors(data_torch, name, bid):
                 for half, tensor in zip("ab", pair.get_lora_A_B(), strict=True):
                     yield f"{target}.lora_{half}", tensor.contiguous()
 
-    return Adapting
+    return AdapterWriter
 
 
-def _seen_name(model: Any, name: str) -> str:
+def _converter_name(model: Any, name: str) -> str:
     """Return the converter's name of a tensor of the files. Raises UsageError for one that it leaves out."""
-    seen = model.filter_tensors((name, None))
-    if seen is None:
+    converted = model.filter_tensors((name, None))
+    if converted is None:
         raise UsageError(f"llama.cpp's converter leaves out {name}, which the adapter changes")
-    return str(seen[0])
+    return str(converted[0])
 
 
 def _put(writer: Any, key: str, value: Any) -> None:
@@ -399,7 +399,7 @@ def _tokenizer(model: Path) -> dict[str, Any]:
     return document
 
 
-def _refused(error: BaseException) -> UsageError:
+def _conversion_error(error: BaseException) -> UsageError:
     reason = str(error).splitlines()[0] if str(error) else ""
     return UsageError(f"llama.cpp's converter can't write this model: {type(error).__name__}: {reason}".rstrip(": "))
 
