@@ -30,6 +30,19 @@ ASKED_ABOUT: dict[str, tuple[dict[str, Any], str]] = {
         },
         "documents",
     ),
+    "the answer that was right": (
+        {"question": QUESTION, "answer": "The Rhine.", "correct": "It is the Seine."},
+        "correct",
+    ),
+    "what a span of a trace says beside its call": (
+        {
+            "span_attributes": {"type": "llm"},
+            "input": [{"role": "user", "content": QUESTION}],
+            "output": ANSWER,
+            "passage": PASSAGE,
+        },
+        "passage",
+    ),
     "a second system prompt": (
         {
             "messages": [
@@ -289,3 +302,28 @@ def test_a_text_with_marks_that_cannot_be_told_apart_is_refused(text: str) -> No
 )
 def test_documents_stay_documents(text: str) -> None:
     assert [(m.role, m.content) for m in read_conversation({"text": text}).messages] == [("assistant", text)]
+
+
+def test_headers_of_alpaca_without_marks_are_a_question_and_its_answer() -> None:
+    """`Response:` was taken for a speaker, and the text was learned whole, the question too."""
+    said = read_conversation({"text": f"Instruction: {QUESTION}\nResponse: {ANSWER}"})
+    assert [(one.role, one.content) for one in said.messages] == SPLIT
+
+
+@pytest.mark.parametrize("names", [("tool", "args"), ("tool_name", "tool_input"), ("function_name", "arguments")])
+def test_a_call_in_two_columns_is_the_answer(names: tuple[str, str]) -> None:
+    name, arguments = names
+    said = read_conversation({"prompt": QUESTION, name: "map", arguments: {"river": "Seine"}})
+    assert said.messages[-1].tool_calls[0]["function"] == {"name": "map", "arguments": {"river": "Seine"}}
+
+
+def test_a_preference_row_in_a_trace_is_named_as_such() -> None:
+    row = {"span_attributes": {"type": "llm"}, "input": QUESTION, "output": ANSWER, "chosen": ANSWER, "rejected": "No."}
+    with pytest.raises(RowRefused, match="preference-row"):
+        read_conversation(row)
+
+
+def test_what_a_program_keeps_beside_its_span_is_no_content() -> None:
+    where = {"caller_functionname": "answer_the_customer", "caller_filename": "desk of the town/main.py"}
+    row = {"span_attributes": {"type": "llm"}, "input": [{"role": "user", "content": QUESTION}], "output": ANSWER}
+    assert read_conversation({**row, "context": where}).layout == "braintrust"

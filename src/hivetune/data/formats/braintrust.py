@@ -31,4 +31,11 @@ def _is_root(row: Row) -> bool:
     return row.get("is_root") is True or not row.get("span_parents")
 
 
-FORMAT = Format("braintrust", recognise, rows, needs=frozenset(("span_attributes",)), rank=10)
+FORMAT = Format(
+    "braintrust",
+    recognise,
+    rows,
+    needs=frozenset(("span_attributes",)),
+    rank=10,
+    explains=frozenset(("span_attributes", "context", "metadata", "metrics", "scores")),
+)

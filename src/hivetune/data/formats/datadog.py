@@ -34,4 +34,11 @@ def rows(row: Row) -> Conversation:
     return step_said("datadog", step, {"tools": said.get("tool_definitions")}, is_call=is_call)
 
 
-FORMAT = Format("datadog", recognise, rows, needs=frozenset(("meta", "attributes")), rank=10)
+FORMAT = Format(
+    "datadog",
+    recognise,
+    rows,
+    needs=frozenset(("meta", "attributes")),
+    rank=10,
+    explains=frozenset(("meta", "attributes", "metrics", "tags")),
+)

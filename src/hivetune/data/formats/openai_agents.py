@@ -23,4 +23,6 @@ def rows(row: Row) -> Conversation:
     return step_said("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
 
 
-FORMAT = Format("openai-agents", recognise, rows, needs=frozenset(("span_data",)), rank=10)
+FORMAT = Format(
+    "openai-agents", recognise, rows, needs=frozenset(("span_data",)), rank=10, explains=frozenset(("span_data",))
+)
