@@ -38,7 +38,7 @@ def test_releases_side_by_side_and_what_they_said_in_the_store(own_home: Path, t
     said = '"""\nhello\nyou\n"""\n+2\n/retry\n=\n/exit\n'
     code, out, err = call("helpdesk", "--beside", second, "--blind", "--capture", stdin=said)
     assert code == 0 and out.count("[1]\n") == 2 and first not in out
-    assert f"{first}: preferred 0 times" in err and "neither: 1 times" in err and "4 answers are in the store" in err
+    assert f"{first}: preferred 0 times" in err and "neither: 1 times" in err and "4 answers saved in the store" in err
     rows = [(source, json.loads(row)) for _, source, row in stored()]
     assert {source for source, _ in rows} == {f"gateway:{first}", f"gateway:{second}"}
     assert rows[0][1]["messages"][0] == {"role": "user", "content": "hello\nyou"}

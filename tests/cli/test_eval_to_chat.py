@@ -80,7 +80,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     code, _, err = found.call("train", str(folder / "run.yaml"))
     assert code == 0, err
     assert (
-        "exports: tried with a small model: llama.cpp computes it as it is trained, 50 conversations have the token ids"
+        "exports: tested with a small model: llama.cpp gives the same result as training, 50 conversations have the same token ids"
         in err
     )
     return found
@@ -138,9 +138,9 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert code == 0, err
     asked = ("chat", "last", "--quant", "f32", "--prompt", "hi", "--max-tokens", "2")
     code, _, err = place.call(*asked, "--agent", "a")
-    assert code == 0 and "system prompt, as trained (" in err and "rows of a): You add.\n" in err
+    assert code == 0 and "system prompt of " in err and "training rows of a: You add.\n" in err
     code, _, err = place.call(*asked)
-    words = ("several system prompts", "system prompt, as trained")
+    words = ("several system prompts", "system prompt of ")
     assert code == 0 and any(word in err for word in words), err  # which of the two is the split's to say
     code, _, err = place.call(*asked, "--system", "")
     assert code == 0 and "system prompt" not in err
@@ -243,7 +243,7 @@ def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("eval", "OUT", "--set", "gate.loss_gain=1"), 2, "only eval.* can be changed here"),
+        (("eval", "OUT", "--set", "gate.loss_gain=1"), 2, "this command can only change eval.*"),
         (("gate", "OUT", "--set", "gate.los_gain=1"), 2, "did you mean 'gate.loss_gain'"),
         (("export", "OUT", "--to", "ggfu"), 2, "choose one of adapter"),
         (("export", "OUT", "--to", "gguf", "--quant", "q8"), 2, "did you mean q8_0"),

@@ -109,7 +109,7 @@ def is_error(document: dict[str, Any]) -> bool:
     return set(document) == {"schema", "error"} and set(document["error"]) == {"type", "message", "hint"}
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS, ""])
+@pytest.mark.parametrize("name", [*{**COMMANDS, **GROUPS}, ""])
 def test_a_wrong_option_is_one_document(name: str, ask: Ask) -> None:
     code, document, _ = ask(*name.split(), "--bogus")
     assert code == 2 and is_error(document)
@@ -117,14 +117,14 @@ def test_a_wrong_option_is_one_document(name: str, ask: Ask) -> None:
     assert document["error"]["hint"] == f"see: {' '.join(('hivetune', *name.split()))} --help"
 
 
-@pytest.mark.parametrize("name", [*(name for name in COMMANDS if name not in LONG), *GROUPS, ""])
+@pytest.mark.parametrize("name", [*(name for name in {**COMMANDS, **GROUPS} if name not in LONG), ""])
 def test_no_arguments_are_one_document(name: str, ask: Ask) -> None:
     code, document, err = ask(*name.split())
     assert is_error(document) if code else len(document) > 1
     assert code == 0 or err == f"hivetune: {document['error']['message']}\nhint: {document['error']['hint']}\n"
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *GROUPS, ""])
+@pytest.mark.parametrize("name", [*{**COMMANDS, **GROUPS}, ""])
 def test_help_is_one_document(name: str, ask: Ask) -> None:
     code, document, err = ask(*name.split(), "--help")
     assert code == 0 and not err

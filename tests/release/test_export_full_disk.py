@@ -29,6 +29,6 @@ def test_a_disk_that_fills_while_it_exports(
     with pytest.raises((OSError, HivetuneError), match="No space left on device") as caught:
         export(source, small_disk / "export", to)
     told = caught.value if isinstance(caught.value, HivetuneError) else explain(caught.value)
-    assert (type(told), told.hint) == (DoesNotFit, "free some space, then give the same command again")
+    assert (type(told), told.hint) == (DoesNotFit, "free some space, then run the same command again")
     assert "the disk is full" in told.message
     assert [path.name for path in (small_disk / "export").iterdir()] == [".lock"]
