@@ -246,4 +246,4 @@ def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     }
     monkeypatch.setattr(MODE, "json", False)
     data.forget(user="bob", session=None, source=None, row=None)
-    assert "2 interactions removed" in capsys.readouterr().err
+    assert "2 interactions deleted" in capsys.readouterr().err
