@@ -355,7 +355,6 @@ def page(table: Mapping[str, Any]) -> str:
     failed = [f"{kind} ({words})" for kind, words in said.items() if words not in ("refused", "trains")]
     lines += ["", f"Trained on the general path, without GGUF: {', '.join(plain)}.", "", "Not trained: "]
     lines[-1] += f"{'; '.join(failed)}."
-    lines += ["", f"Refused as other kinds: {', '.join(refused)}."]
     return "\n".join(lines) + "\n"
 
 

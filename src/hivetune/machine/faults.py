@@ -127,17 +127,14 @@ def _published_table() -> list[str]:
     lines = [
         "## Published faults of cards",
         "",
-        "What Hivetune makes of faults that others published, none of which was seen here: a test gives the machine to",
-        "the doctor, the words to the diagnosis, and the fault to the ladder (`test_published.py`).",
-        "The first changes are those of the threads, in their order; what is in effect already is passed over.",
+        "Faults that others published, none of which was seen here. Tests give each to doctor, diagnosis and ladder.",
         "",
-        "| thread | what happened | the doctor says | fault | first changes | tested without a card |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| thread | what happened | fault | first changes |",
+        "| --- | --- | --- | --- |",
     ]
     for fact in facts("published"):
         thread = f"[{fact.more['thread']}]({fact.source[0]})"
-        told = f"`{fact.more['finding']}`" if fact.more["finding"] else ""
         name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none: nothing is said"
         rungs = ", ".join(f"`{rung}`" for rung in fact.more["rungs"])
-        lines.append(f"| {thread} | {fact.says} | {told} | {name} | {rungs} | {fact.more['tested']} |")
+        lines.append(f"| {thread} | {fact.says} | {name} | {rungs} |")
     return lines
