@@ -46,7 +46,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "example.py").write_text(example.replace("smollm2-135m", "model"))
     done = subprocess.run(
-        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=580
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
