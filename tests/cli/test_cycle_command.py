@@ -1,11 +1,11 @@
 """What `hivetune cycle --dry-run` tells people."""
 
 from hivetune.cli.cycle import seen_lines
-from hivetune.cycle.decide import Allowed, Failed, Observed, Opened
+from hivetune.cycle.decide import FailedAct, Observation, OpenCycle, Permission
 
 
 def test_a_look_before_a_cycle_is_told_in_words() -> None:
-    seen = Observed(
+    seen = Observation(
         desired="helpdesk@1", served="helpdesk@1", new_groups=79, predicted_hours=0.5, disk_needed_bytes=7 * 10**8
     )
     assert list(seen_lines(seen, 50)) == [
@@ -18,11 +18,11 @@ def test_a_look_before_a_cycle_is_told_in_words() -> None:
 
 
 def test_a_look_at_trouble_leaves_nothing_out() -> None:
-    seen = Observed(
+    seen = Observation(
         paused=True,
-        open=Opened("c1", done=frozenset({"train", "snapshot"})),
-        failed=Failed("train", 2, 0.0, "out of memory"),
-        allowed=Allowed(False, None, 5.0, "the window opens at 22:00"),
+        open=OpenCycle("c1", done=frozenset({"train", "snapshot"})),
+        failed=FailedAct("train", 2, 0.0, "out of memory"),
+        allowed=Permission(False, None, 5.0, "the window opens at 22:00"),
         watch_failed="more complaints",
         forgotten_rows=2,
         unusable="no row is left",
