@@ -4,11 +4,16 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
 
 import pytest
+from dashboard.shown import everything
 
 from hivetune.dashboard import live
+from hivetune.dashboard.app import PAGES
 from hivetune.dashboard.live import MAX_STREAMS, LivePages
+from hivetune.dashboard.page import PageRequest, parts_of, whole
+from hivetune.dashboard.watched import Watcher, run_id
 
 
 async def events(stream: AsyncGenerator[bytes], count: int) -> list[bytes]:
@@ -40,3 +45,21 @@ def test_the_oldest_gives_way_to_one_too_many_and_to_no_fewer(monkeypatch: pytes
                 assert await events(stream, 1) == [b"event: beat\ndata:\n\n"]
 
     asyncio.run(run())
+
+
+def test_what_a_stream_sends_is_what_the_page_shows(own_home: Path) -> None:
+    """A part is a block of the template that is rendered alone."""
+    going, watcher = everything(), Watcher()
+    named = {"{run}": run_id(going), "{name}": "faq"}
+    sent = 0
+    for path, make_page in PAGES.items():
+        keys = {key.strip("{}"): value for key, value in named.items() if key in path}
+        if "{version:int}" in path or "{snapshot}" in path or path.endswith("evaluation"):
+            continue
+        request = PageRequest(path, keys)
+        page = make_page(watcher, request)
+        document = whole(page, request)
+        for name, part in parts_of(page).items() if page.live else ():
+            assert part.strip() in document, (path, name)
+            sent += 1
+    assert sent > 15
