@@ -8,16 +8,16 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hivetune.checkers.find import Checking, row_checker
 from hivetune.config import EvalConfig
 from hivetune.data.checks.dedupe import Rows, near_copies, sketch
 from hivetune.data.checks.lessons import lesson_of
+from hivetune.data.snapshot import RowInfo, Snapshot
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference, merge_groups, noise_of, p_value
 from hivetune.process.protocol import Generate
-from hivetune.records import Message, Split
 from hivetune.train.open import check_eval
 
 SIDES = ("base", "tuned")
@@ -33,37 +33,7 @@ EMPTY_ANSWER: Mapping[str, Any] = {
 }
 
 
-class HeldOutRow(Protocol):
-    """What a snapshot says about a row (data/snapshot.py, RowInfo)."""
-
-    @property
-    def row(self) -> int: ...
-    @property
-    def id(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def agent(self) -> str | None: ...
-    @property
-    def category(self) -> str | None: ...
-    @property
-    def session(self) -> str | None: ...
-    @property
-    def messages(self) -> Sequence[Message]: ...
-    @property
-    def checker(self) -> Mapping[str, Any] | None: ...
-
-
-class HeldOut(Protocol):
-    """The part of a snapshot that an evaluation reads."""
-
-    @property
-    def hash(self) -> str: ...
-    def rows(self, split: Split) -> list[int]: ...
-    def info(self, row: int) -> HeldOutRow: ...
-
-
-def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
+def plan_evaluation(snapshot: Snapshot, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
     """Return the rows whose loss is computed, and those that are answered.
 
     Raises UsageError for a broken checker in the config, before anything is loaded.
@@ -74,13 +44,13 @@ def plan_evaluation(snapshot: HeldOut, config: EvalConfig) -> tuple[tuple[int, .
     return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
 
 
-def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
+def choose_prompts(rows: Iterable[RowInfo], count: int) -> list[int]:
     """Choose at most `count` row numbers, ascending, with the shares of agents and categories in `rows`.
 
     Each of them comes at least once where there is room. The choice depends on the rows' contents only, so that runs on
     the same snapshot answer the same prompts.
     """
-    strata: dict[tuple[str, str], list[HeldOutRow]] = defaultdict(list)
+    strata: dict[tuple[str, str], list[RowInfo]] = defaultdict(list)
     for row in rows:
         strata[row.agent or "", row.category or ""].append(row)
     places = []
@@ -90,7 +60,7 @@ def choose_prompts(rows: Iterable[HeldOutRow], count: int) -> list[int]:
     return sorted(row for _, _, row in sorted(places)[:count])
 
 
-def evidence_groups(rows: Sequence[HeldOutRow]) -> dict[int, str]:
+def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
     """Return row number -> group: rows of one session, and near-duplicates, are one piece of evidence.
 
     A group has the name of the session, or else of the row, that comes first.
@@ -107,7 +77,7 @@ def evidence_groups(rows: Sequence[HeldOutRow]) -> dict[int, str]:
 
 
 def evaluation_document(
-    snapshot: HeldOut,
+    snapshot: Snapshot,
     config: EvalConfig,
     scores: Iterable[Mapping[str, Any]],
     outcome: Mapping[str, Any],
@@ -149,7 +119,7 @@ def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
     return dict(zip(("noise", "repeat_noise"), found or (None, None), strict=True))
 
 
-def loss_rows(snapshot: HeldOut, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
+def loss_rows(snapshot: Snapshot, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a line of eval.json's `rows` for each held-out test row.
 
     `found`: (side, "nll", row) -> {"nll", "tokens"}.
@@ -200,14 +170,14 @@ def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
     return p_value(jackknife(columns, loss_difference))
 
 
-def _loss_row(info: HeldOutRow, group: str, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
+def _loss_row(info: RowInfo, group: str, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
     lines = {side: found.get((side, "nll", info.row)) for side in SIDES}
     tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
     return {**_identity(info, group), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
 
 
 def _answer_row(
-    info: HeldOutRow,
+    info: RowInfo,
     group: str,
     found: Mapping[tuple[str, str, int], Mapping[str, Any]],
     config: EvalConfig,
@@ -239,7 +209,7 @@ def _answer_row(
     return row
 
 
-def _identity(info: HeldOutRow, group: str) -> dict[str, Any]:
+def _identity(info: RowInfo, group: str) -> dict[str, Any]:
     return {
         "row": info.row,
         "id": info.id,
@@ -257,5 +227,5 @@ def _nll(line: Mapping[str, Any] | None) -> float | str | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else "not finite"
 
 
-def _rank(row: HeldOutRow) -> bytes:
+def _rank(row: RowInfo) -> bytes:
     return hashlib.blake2b(f"prompts/{row.id}".encode(), digest_size=8).digest()
