@@ -17,7 +17,7 @@ import sys
 from hivetune.base.paths import real_path
 from hivetune.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, base_python, run_limited, run_sandboxed
 from hivetune.checkers.words import (
-    LONGEST_ANSWER_CHARS,
+    MAX_CHECKED_CHARS,
     Arguments,
 )
 from hivetune.errors import MachineNotFit, UsageError
@@ -100,7 +100,7 @@ def python_passes(answer: str, arguments: Arguments) -> bool:
 
 def code_of(answer: str, languages: str) -> str:
     """Return the fenced blocks in one of the languages, joined; else those of any language; else the whole answer."""
-    text = answer[:LONGEST_ANSWER_CHARS]
+    text = answer[:MAX_CHECKED_CHARS]
     for kind in (languages, r"\w*"):
         blocks = re.findall(rf"```(?:{kind})[ \t]*\n(.*?)```", text, re.DOTALL)
         if blocks:

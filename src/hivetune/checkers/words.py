@@ -14,7 +14,7 @@ from hivetune.checkers.limited import TooSlow, run_limited
 from hivetune.errors import MachineNotFit, UsageError
 
 Arguments = Mapping[str, Any]
-LONGEST_ANSWER_CHARS = 20_000  # what a pattern may be run against
+MAX_CHECKED_CHARS = 20_000  # what a pattern may be run against
 MAX_PATTERN_CHARS = 500
 PATTERN_TIMEOUT_S = 2.0
 
@@ -68,7 +68,7 @@ _MATCH = "import json,re,sys; p,f,a = json.load(sys.stdin); sys.stdout.write(str
 def regex(answer: str, arguments: Arguments) -> bool:
     flags = int(re.IGNORECASE) if arguments.get("ignore_case", False) else 0
     pattern = arguments["pattern"]
-    call = json.dumps([pattern, flags, answer[:LONGEST_ANSWER_CHARS]])
+    call = json.dumps([pattern, flags, answer[:MAX_CHECKED_CHARS]])
     command = [sys.executable, "-I", "-S", "-c", _MATCH]
     try:
         done = run_limited(command, call, PATTERN_TIMEOUT_S)
@@ -116,7 +116,7 @@ def number_close(answer: str, arguments: Arguments) -> bool:
     """Return whether the last number in the answer is within `tolerance` (absolute, default 1e-6 of the value) of
     `value`.
     """
-    found = _NUMBER.findall(answer[:LONGEST_ANSWER_CHARS])
+    found = _NUMBER.findall(answer[:MAX_CHECKED_CHARS])
     if not found:
         return False
     value = float(arguments["value"])
@@ -157,7 +157,7 @@ def json_schema(answer: str, arguments: Arguments) -> bool:
 
 def fenced_json(answer: str) -> str | None:
     """Return the text of the answer's JSON: of its one fenced block, else the whole; None where it is not JSON."""
-    fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:LONGEST_ANSWER_CHARS], re.DOTALL)
+    fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
     text = fence.group(1) if fence else answer
     try:
         json.loads(text)

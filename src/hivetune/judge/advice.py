@@ -205,7 +205,7 @@ def _quarter(curve: Curve, number: int) -> float | None:
     return median(loss for _, loss, _ in curve.steps[number * size : (number + 1) * size])
 
 
-# What advice is read from: a run's losses step by step, and trained rows that contradict each other.
+# What advice reads: the curve of the run, and contradictory rows.
 
 MAX_ROWS_READ = 20_000  # about 2 s
 _MAX_PLACES = 10

@@ -34,11 +34,6 @@ from hivetune.release.registry import Release
 from hivetune.run.folder import EVALUATION
 from hivetune.run.record import read_record
 
-# Forgetting: what a release answered rightly before, its successors must answer too. Pure.
-#
-# The questions are a fixed list and the answers greedy, so nothing is sampled: the share that is kept is exact, and
-# its
-# interval only says how far it would carry to other questions of the kind.
 
 WINS_PER_RELEASE = 20
 MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s

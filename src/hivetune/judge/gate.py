@@ -406,7 +406,7 @@ def _all_finite(values: Any) -> bool:
     return all(math.isfinite(value) for value in values)
 
 
-# The verdict on an evaluation, by the thresholds of the run's config.
+# The station `gate`: eval.json in, gate.json and the page out.
 
 
 def judge_run(run: Run) -> Verdict:

@@ -181,11 +181,7 @@ def _key(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-# What lm-evaluation-harness measured of one or two models on its tasks, as one document. Pure.
-#
-# The harness writes `results_*.json` with the figures of each task and `samples_TASK_*.jsonl` with those of each row.
-# Two models answered the same rows, so their difference has a paired interval wherever a figure is the mean of its
-# rows.
+# The figures of the harness as one document.
 
 _CLOSE = 1e-6  # a mean that was added up in another order
 

@@ -17,7 +17,7 @@ from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE
 from hivetune.run.chart import Chart, DrawnCurve, draw_chart
 
-# The pages of a run: of its evaluation, and of the comparisons on its rows. Written aside, then renamed.
+# Files: written aside, then renamed.
 
 EVALUATION_PAGE = "eval.html"
 
@@ -54,7 +54,7 @@ def _write(path: Path, document: Mapping[str, Any], judged: Mapping[str, Any]) -
     return path
 
 
-MOST_SESSIONS = 10
+MAX_SESSIONS_SHOWN = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred", "kept", "kept_general")
@@ -98,7 +98,7 @@ def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
         _section("Each row's loss", _loss_differences(document), "B - A in nats per token; below zero B is better."),
         _section("By agent", _parts(document, "agent")),
         _section("By category", _parts(document, "category")),
-        _section("By session", _parts(document, "group"), f"The {MOST_SESSIONS} that gained least."),
+        _section("By session", _parts(document, "group"), f"The {MAX_SESSIONS_SHOWN} that gained least."),
         _section("What each side costs", _costs(document)),
         _section("Answers side by side", _answers(document), _answers_note(document)),
         _section("Problems", _problems(document)),
@@ -229,7 +229,9 @@ def _parts(document: Mapping[str, Any], part: str) -> str:
     if len(lines) < 2 and (not lines or lines[0][part] is None):
         return ""
     if part == "group":
-        lines = sorted(lines, key=lambda line: (line["base_loss"] or 0) - (line["tuned_loss"] or 0))[:MOST_SESSIONS]
+        lines = sorted(lines, key=lambda line: (line["base_loss"] or 0) - (line["tuned_loss"] or 0))[
+            :MAX_SESSIONS_SHOWN
+        ]
     most = max((line[f"{side}_loss"] or 0 for line in lines for side in SIDES), default=0)
     rows = ""
     for line in lines:
@@ -347,16 +349,14 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-# Parts of the page about a run: what to change, its losses step by step, frozen questions, a judge model. Pure.
-#
-# Every text is escaped: questions, answers and places are other people's.
+# Parts about a run: advice, its curve, frozen questions, a judge model.
 
-LONGEST_TEXT = 3000
+MAX_TEXT_CHARS = 3000
 MAX_LOST = 50
 ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
 
 
-def shown_text(text: str | None, longest: int = LONGEST_TEXT) -> str:
+def shown_text(text: str | None, longest: int = MAX_TEXT_CHARS) -> str:
     """Return somebody else's text, escaped and cut."""
     if text is None:
         return '<span class="soft">none</span>'

@@ -61,14 +61,12 @@ def judged(
     }
 
 
-# A judge model's preference: what it is asked, what its replies say, and what they are worth. Pure.
-#
-# Every pair is asked twice, with the answers in changed places: a judge that prefers whatever comes first says so of
-# both, and the two replies cancel. How often it contradicts itself is reported beside what it prefers.
+# Every pair is asked twice, with the answers in changed places. A judge that prefers the first place names both, and
+# the two replies cancel. How often it contradicts itself is reported beside its preference.
 
 PreferredPlace = Literal["first", "second", "tie"]
 REPLY_TOKENS = 64
-LONGEST_SHOWN_CHARS = 6000  # of a prompt or an answer: a judge has a context too
+MAX_JUDGED_CHARS = 6000  # of a prompt or an answer: a judge has a context too
 # A letter that is the first line or begins the reply with a mark behind it; else what is named as better. The article
 # "A" begins many a sentence, so a letter before a word is none.
 _LETTER = re.compile(r"\W*([ABT])\W*(?:\n|$)|\W*([ABT])[.:,)\]*]")
@@ -187,4 +185,4 @@ def _asked(row: Mapping[str, Any], first: str, second: str) -> Prompt:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_SHOWN_CHARS else text[:LONGEST_SHOWN_CHARS] + " [cut]"
+    return text if len(text) <= MAX_JUDGED_CHARS else text[:MAX_JUDGED_CHARS] + " [cut]"

@@ -142,12 +142,6 @@ def _shipped(root: Path, document: Mapping[str, Any], stage: str, reasons: list[
     return dict(document)
 
 
-# Whether stage 2 takes the place of stage 1: only if its answers succeed more often than those of both rivals. Pure.
-#
-# The rivals are stage 1, and stage 1 with as many more steps: what more training alone would have done is no merit of
-# the
-# bad answers.
-
 # By how much, compared with stage 1: nats per token of held-out rows; share of answers; ratio of characters.
 MAX_WORSE_LOSS = 0.02
 MAX_FEWER_ENDED = 0.02

@@ -20,9 +20,6 @@ from hivetune.routing.domains import KEY_KINDS, NAMED_KINDS, declared_keys, one_
 from hivetune.routing.steps import champion_domains
 from hivetune.routing.text_router import TextRouter, TextSpecialist, route_text
 
-# What the gateway knows of a family: its experts, the keys that find them, the router of texts. One sealed file.
-#
-# `experts/NAME/router.json` below the home is written by whoever trains (experts), whole or not at all.
 
 _FILE = "router.json"
 

@@ -17,9 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-# The router of texts as data: for each expert a line through hashed words, a calibration and a threshold. Pure.
-#
-# It says which expert answers a text better, or that it does not know; then the shared adapter answers.
 
 # A text as the numbers of its words and of its runs of four characters: what the router reads of a question.
 #

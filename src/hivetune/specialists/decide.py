@@ -146,7 +146,7 @@ def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:
     return Birth("born", why, gain, over_shared)
 
 
-# How long an expert lives: one matrix of scores {base, shared, experts} x test rows, and what follows. Pure.
+# Life: one matrix of scores, adapters x test rows.
 
 # An expert that gets fewer of its family's answers than this is in nobody's way but in memory.
 MIN_SHARE, ASKED_ENOUGH = 0.005, 1000

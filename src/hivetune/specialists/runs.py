@@ -47,9 +47,6 @@ RUNS = "runs"  # of experts, below the folder of their shared release
 MOVED_BY = "experts"  # who moved an alias, in its history
 
 
-# Experts are trained, judged against the shared adapter on their own test rows, registered, promoted if they may.
-
-
 def make_specialists(survey: Survey, domains: Sequence[RowDomain], attended: Attended = ALONE) -> list[SpecialistStep]:
     """Make the specialists of several domains.
 

@@ -78,7 +78,7 @@ def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Speciali
     return Specialists(survey, steps, tuple(changes), routed, tuple(serving(survey)[1]), costs=costs)
 
 
-# Experts that serve are looked at again: held against a new shared adapter, made one where they are equal, retired.
+# Specialists that serve are reviewed: compared with a new shared adapter, merged where equal, retired.
 
 
 def review(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:

@@ -73,23 +73,15 @@ def suggest_domains(survey: Survey) -> Suggestions:
     return Suggestions(len(rows), key, large, smaller, path)
 
 
-# Clusters of texts that nobody declared: suggestions of domains where they are stable, none where they are not. Pure.
-#
-# Spherical k-means (Dhillon and Modha 2001) on the words of what the router reads of a text, rare ones weighing more.
-# Any heap can be cut into k parts; what counts is whether another half of it is cut along the same lines. So the
-# number
-# of clusters is the largest whose prediction strength is 0.8 (Tibshirani and Walther 2005, who take 0.8 to 0.9), else
-# there are none. Scripts without spaces between words have no words here, and no clusters.
-
 STRENGTH = 0.8
 MAX_CLUSTERS = 6
 # Texts that the lines are drawn by; all others are only told on which side they lie. With 400, three planted
 # topics of which each text has three words were not stable (0.73), with 800 they were (1.0).
-MOST_LOOKED_AT = 800
+MAX_SAMPLED_TEXTS = 800
 MIN_LOOKED_AT = 40  # in each half 20: below, any line is an accident
 SPLITS, STARTS, ROUNDS = 2, 2, 12
 RARE, COMMON = 0.01, 0.9  # shares of the texts between which a word can tell clusters apart
-MIN_TEXTS, FEWEST_WORDS = 3, 2  # that have such a word; of such words that a text has
+MIN_TEXTS, MIN_WORDS_OF_TEXT = 3, 2  # that have such a word; of such words that a text has
 _WORDS_SHOWN = 5
 
 Vector = Mapping[str, float]
@@ -98,11 +90,11 @@ Vector = Mapping[str, float]
 def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
     """Return the clusters, the largest first; empty where no division of the texts is stable.
 
-    The same texts in the same order give the same clusters. Texts of fewer than MIN_WORDS words that others have are in
+    The same texts in the same order give the same clusters. Texts of fewer than MIN_WORDS_OF_TEXT words that others have are in
     none.
     """
     chosen = random.Random(0)
-    looked_at = sorted(chosen.sample(range(len(texts)), min(MOST_LOOKED_AT, len(texts))))
+    looked_at = sorted(chosen.sample(range(len(texts)), min(MAX_SAMPLED_TEXTS, len(texts))))
     words = [distinct_words(read_part(text)) for text in texts]
     weights = _weights([words[number] for number in looked_at])
     vectors = [vector for number in looked_at if (vector := _vector(words[number], weights))]
@@ -167,7 +159,7 @@ def _vector(words: set[str], weights: Mapping[str, float]) -> Vector:
     """Return a vector of length 1; empty for a text that is in no cluster."""
     known = {word: weights[word] for word in sorted(words) if word in weights}
     length = math.sqrt(math.fsum(weight * weight for weight in known.values()))
-    return {word: weight / length for word, weight in known.items()} if len(known) >= FEWEST_WORDS else {}
+    return {word: weight / length for word, weight in known.items()} if len(known) >= MIN_WORDS_OF_TEXT else {}
 
 
 def _centers(vectors: Sequence[Vector], count: int, chosen: random.Random) -> list[Vector]:

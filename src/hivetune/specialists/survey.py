@@ -86,9 +86,6 @@ class Survey:
         return [row for row in self.rows if domain.has(row.keys)]
 
 
-# How long work about experts tells how far it is, and hears that it must end.
-
-
 def shared_name(config: RunConfig) -> str:
     """Return the release whose champion is the shared adapter. Raises UsageError when the config names none."""
     name = config.experts.shared or config.cycle.name
@@ -155,7 +152,7 @@ def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequ
     return KeyedRow(row.id, row.split, session or row.id, row.numbers, keys, asked)
 
 
-# Several adapters on the same rows: one child, kept by what it depends on.
+# Scores are kept by what they depend on.
 
 
 def scored_rows(

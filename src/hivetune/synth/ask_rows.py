@@ -235,7 +235,7 @@ class _Asking:
         tally.kinds[draft.kind] += 1
 
 
-# What a model is asked: to make a question and its answer of a passage. And how its reply is read. Pure.
+# What the model is asked, and how its reply is read.
 
 MIN_PASSAGE_CHARS, MAX_PASSAGE_CHARS = 80, 1500
 PAIR_TOKENS = 320

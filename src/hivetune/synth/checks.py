@@ -184,7 +184,7 @@ def _code(draft: Draft, parses: Callable[[str, str], bool]) -> str | None:
     return None
 
 
-# Does it parse: shell by bash's own grammar, Python by its own; nothing is run, and equal code is asked once.
+# Nothing is run, and equal code is parsed once.
 
 _CACHED = 4096
 # Words without any character that means something to the shell. Starting bash takes 10 ms, and most lines are so.

@@ -66,12 +66,6 @@ def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[
     return found
 
 
-# The demo's interactions, made on the spot from Python's own documentation strings: real text, on every machine.
-#
-# Three agents answer questions about the standard library, as a team's log would show: what something does, how it is
-# called, and what can go wrong. A few percent of the rows are failed or broken, so that the report has something to
-# report. The sources are parsed, never imported.
-
 SYSTEM_PROMPTS = {
     "librarian": (
         "You are the librarian of a Python team. You are asked what a function, method or class of the standard "

@@ -89,8 +89,6 @@ def _row(category: str, page: str, path: str, draft: Draft, *, maker: str, seed:
     return row
 
 
-# Is a row there already: equal in its words, or nearly so (Jaccard of word triples of question and answer, 0.8).
-
 NEAR_SHARE = 0.8
 _NUM_PERM = 64
 _BAND_VALUES = 4
@@ -138,9 +136,6 @@ def _band_keys(triples: set[tuple[str, ...]]) -> list[int]:
     size = 4 * _BAND_VALUES
     parts = [values[start : start + size] for start in range(0, len(values), size)]
     return [(crc32(part) << 32 | crc32(part, 1) ^ band * 0x9E3779B9) & _MASK for band, part in enumerate(parts)]
-
-
-# Rows of the user that no made row may repeat: what is trained and what is held out.
 
 
 class Against:

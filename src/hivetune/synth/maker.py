@@ -214,9 +214,6 @@ class _Chooser:
         tally.kinds[kind] += 1
 
 
-# How many rows each category and each kind gets: by weight, and what one can't fill goes to the others.
-
-
 def share_out(total: int, weights: Mapping[str, float], most: Mapping[str, int] | None = None) -> dict[str, int]:
     """Return `total` whole parts by weight (largest remainders), none above its `most`; what is cut is shared out
     again.

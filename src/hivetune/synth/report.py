@@ -137,7 +137,7 @@ def reasons_of(rejected: Mapping[str, int]) -> Iterable[str]:
     return (f"{reason} {count:,}" for reason, count in sorted(rejected.items(), key=lambda item: -item[1]))
 
 
-# The report as one HTML page that needs nothing else, in the style of the data report. Every text is escaped.
+# The report as a page in the style of the data report. Every text is escaped.
 
 
 def write_synth_page(path: Path, document: Mapping[str, Any]) -> None:

@@ -35,7 +35,6 @@ from hivetune.train.worker.model.general import load_module
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
-# What a score task works with: the two models, what each cost, what an earlier task left, and whose turn it is.
 
 SideName = Literal["base", "tuned"]
 
@@ -227,24 +226,21 @@ if __name__ == "__main__":
     run_child(main, Score)
 
 
-# How far training moved a model: the divergence of the tuned from the base model's next-token probabilities.
-#
-# KL(tuned || base) on the rows' trained tokens predicts how much of its other abilities a model forgot, better than
-# its
-# loss does (arXiv 2509.04259). It is reported, and decides nothing.
+# KL(tuned || base) on trained tokens predicts how much of its other abilities a model forgot, better than its loss
+# does (arXiv 2509.04259). It is reported, and decides nothing.
 
 # The mean over some thousand tokens is known to a few percent; logits of longer rows would take gigabytes.
-MOST_ROWS, MAX_ROW = 32, 512
+MAX_DIVERGENCE_ROWS, MAX_ROW = 32, 512
 
 
 def divergence_from_base(
     model: LoraModel, documents: Sequence[Document], heartbeat: Heartbeat
 ) -> dict[str, Any] | None:
-    """Return {"nats_per_token", "tokens", "rows"} over the trained tokens of at most MAX_ROWS documents.
+    """Return {"nats_per_token", "tokens", "rows"} over the trained tokens of at most MAX_DIVERGENCE_ROWS documents.
     `nats_per_token` is null when it is not finite.
     """
     short = [one for one in documents if len(one.tokens_L) <= MAX_ROW and bool(one.trained_L.any())]
-    chosen = short[:: max(1, -(-len(short) // MOST_ROWS))]
+    chosen = short[:: max(1, -(-len(short) // MAX_DIVERGENCE_ROWS))]
     if not chosen:
         return None
     total, tokens = 0.0, 0
@@ -267,7 +263,7 @@ def _logp(model: LoraModel, ids: Sequence[int], position_M: Tensor, adapter: boo
     return torch.log_softmax(model.logits(ids, adapter=adapter)[position_M.to(model.device)].float(), -1)
 
 
-# Greedy answers of base and tuned model by the engine, where llama.cpp can't give them.
+# Answers by the engine, where llama.cpp can't give them.
 
 
 def score_answers(scoring: Scoring, wanted: Generate) -> None:
@@ -336,11 +332,9 @@ def split_last_answer(document: Document) -> tuple[list[int], list[int]]:
     return tokens[:start], tokens[start:end]
 
 
-# Base and tuned model in turns, a few prompts at a time, so that whatever else the machine does meets both alike.
-#
-# Whole models one after the other made the verdict follow the load: one adapter got `deploy`, then twice
-# `not-enough-evidence`. The order is base, tuned, tuned, base, ..., so that a load which grows or fades favours
-# neither.
+# Both models take turns, a few prompts at a time, so that any load meets both. One whole model after the other made
+# the verdict follow the load: one adapter got `deploy`, then twice `not-enough-evidence`. In the order base, tuned,
+# tuned, base, a load that grows or fades favours neither.
 
 # Blocks are the units of the interval on latency: with 12 of them Student's t is 1.12 times the normal quantile.
 MIN_BLOCKS = 12

@@ -8,8 +8,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-# All that can be asked about a page, the same for the same page and seed.
-
 
 OPENER_SHARE = 0.3
 # What a row teaches; packs weigh them by these names.

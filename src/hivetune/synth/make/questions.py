@@ -173,7 +173,7 @@ def more_of(entry: DocEntry, said: str) -> str:
     return more if more and capital(more) not in said else ""
 
 
-# Questions about functions and classes of Python modules.
+# Functions and classes of Python modules.
 
 MAX_SIGNATURE_CHARS = 300
 
@@ -209,7 +209,7 @@ def _about(page: DocPage, entry: DocEntry, said: str, code: str, draw: random.Ra
         yield Draft("command", (turn,), name, f"{passage}\n{code}", python=(code,))
 
 
-# Questions about two things of a page: how they differ, and what is asked next.
+# Two things of a page: how they differ, and what is asked next.
 
 
 def about_pairs(page: DocPage, draw: random.Random) -> Iterator[Draft]:
@@ -265,7 +265,7 @@ def _manual(page: DocPage) -> str:
     return f"{found[2]} {found[1]}" if found else ""
 
 
-# Questions about a page as a whole: what it is for, its examples, its prose.
+# The page as a whole.
 
 _ABOUT_CHARS = 200  # of a page's first sentences: later ones speak of its parts
 _TO_DO = re.compile(r"^(?:.*?\b)?[Tt]o (?P<deed>[a-z][^,:]{8,120}?)(?:,.*|:| (?:use|run|type|execute|do|with)\b.*)?:?$")

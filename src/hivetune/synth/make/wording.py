@@ -6,7 +6,7 @@ from hivetune.synth.words import word_list
 
 _MAX_TOLD_CHARS = 420
 MAX_DEED_CHARS = 150
-SHORTEST_CHARS = 12
+MIN_SENTENCE_CHARS = 12
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
                            re.IGNORECASE)  # fmt: skip
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[A-Z0-9-])")
@@ -68,7 +68,7 @@ def told(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
         if len(said) + len(sentence) + 1 > longest or _DANGLING.search(sentence) or not balanced(sentence):
             break
         said = f"{said} {sentence}".strip()
-    if len(said) < SHORTEST_CHARS or not (said[0].isalnum() or said[0] in "\"'`(/-$~<."):
+    if len(said) < MIN_SENTENCE_CHARS or not (said[0].isalnum() or said[0] in "\"'`(/-$~<."):
         return ""
     return capital(said if said[-1] in ".!?" else f"{said}.")
 
@@ -92,7 +92,7 @@ def deed(text: str) -> str:
     """
     first = next(iter(sentences(text)), "")
     first = _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip()
-    if len(first) > MAX_DEED_CHARS or len(first) < SHORTEST_CHARS or _DANGLING.search(first) or not balanced(first):
+    if len(first) > MAX_DEED_CHARS or len(first) < MIN_SENTENCE_CHARS or _DANGLING.search(first) or not balanced(first):
         return ""
     word, _, rest = first.partition(" ")
     base = imperative(word)

@@ -252,7 +252,7 @@ def _tagged(build: Builder, rest: str) -> None:
         build.add("-")
 
 
-# Manual pages from their source: the macros of mdoc(7), in which the BSDs and OpenSSH write theirs.
+# mdoc(7)
 
 _QUOTES = {"Dq": ('"', '"'), "Sq": ("'", "'"), "Ql": ("'", "'"), "Pq": ("(", ")"), "Qq": ('"', '"'), "Op": ("[", "]"),
            "Aq": ("<", ">"), "Bq": ("[", "]"), "Brq": ("{", "}")}  # fmt: skip
