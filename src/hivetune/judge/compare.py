@@ -41,7 +41,6 @@ from hivetune.records import Progress, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.train.open import Run
 
-
 COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
 

@@ -34,7 +34,6 @@ from hivetune.release.registry import Release
 from hivetune.run.folder import EVALUATION
 from hivetune.run.record import read_record
 
-
 WINS_PER_RELEASE = 20
 MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s
 _SHOWN = 3

@@ -54,7 +54,7 @@ def _write(path: Path, document: Mapping[str, Any], judged: Mapping[str, Any]) -
     return path
 
 
-MAX_SESSIONS_SHOWN = 10
+SESSIONS_SHOWN = 10
 PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred", "kept", "kept_general")
@@ -98,7 +98,7 @@ def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
         _section("Each row's loss", _loss_differences(document), "B - A in nats per token; below zero B is better."),
         _section("By agent", _parts(document, "agent")),
         _section("By category", _parts(document, "category")),
-        _section("By session", _parts(document, "group"), f"The {MAX_SESSIONS_SHOWN} that gained least."),
+        _section("By session", _parts(document, "group"), f"The {SESSIONS_SHOWN} that gained least."),
         _section("What each side costs", _costs(document)),
         _section("Answers side by side", _answers(document), _answers_note(document)),
         _section("Problems", _problems(document)),
@@ -229,9 +229,7 @@ def _parts(document: Mapping[str, Any], part: str) -> str:
     if len(lines) < 2 and (not lines or lines[0][part] is None):
         return ""
     if part == "group":
-        lines = sorted(lines, key=lambda line: (line["base_loss"] or 0) - (line["tuned_loss"] or 0))[
-            :MAX_SESSIONS_SHOWN
-        ]
+        lines = sorted(lines, key=lambda line: (line["base_loss"] or 0) - (line["tuned_loss"] or 0))[:SESSIONS_SHOWN]
     most = max((line[f"{side}_loss"] or 0 for line in lines for side in SIDES), default=0)
     rows = ""
     for line in lines:

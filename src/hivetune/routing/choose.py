@@ -20,7 +20,6 @@ from hivetune.routing.domains import KEY_KINDS, NAMED_KINDS, declared_keys, one_
 from hivetune.routing.steps import champion_domains
 from hivetune.routing.text_router import TextRouter, TextSpecialist, route_text
 
-
 _FILE = "router.json"
 
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
-
 # A text as the numbers of its words and of its runs of four characters: what the router reads of a question.
 #
 # No vocabulary is kept: a word's number is its hash, so any text in any script has one. The loops run in C, since a

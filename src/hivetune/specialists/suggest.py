@@ -90,8 +90,8 @@ Vector = Mapping[str, float]
 def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
     """Return the clusters, the largest first; empty where no division of the texts is stable.
 
-    The same texts in the same order give the same clusters. Texts of fewer than MIN_WORDS_OF_TEXT words that others have are in
-    none.
+    The same texts in the same order give the same clusters. Texts of fewer than MIN_WORDS_OF_TEXT words that others
+    have are in none.
     """
     chosen = random.Random(0)
     looked_at = sorted(chosen.sample(range(len(texts)), min(MAX_SAMPLED_TEXTS, len(texts))))

@@ -35,7 +35,6 @@ from hivetune.train.worker.model.general import load_module
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
-
 SideName = Literal["base", "tuned"]
 
 

@@ -8,7 +8,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-
 OPENER_SHARE = 0.3
 # What a row teaches; packs weigh them by these names.
 DRAFT_KINDS = ("meaning", "which", "command", "mistake", "explain", "compare", "follow-up", "unsaid",
