@@ -47,7 +47,7 @@ def _decide(survey: Survey, known: dict[str, SpecialistStep], attended: Attended
     steps: list[SpecialistStep] = []
     waiting: list[RowDomain] = []
     for domain in survey.domains:
-        if _serves(domain, known):  # what becomes of it is decided when it is looked at (life.py)
+        if _serves(domain, known):  # its review decides about it (station.py)
             continue
         why = too_small(survey.rows_of(domain))
         if why:

@@ -183,7 +183,7 @@ def choices_of(adapter: Path | None) -> Choices:
 def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:
     """Write a line {"model", "row", "nll", "tokens"} for each row and model; nll in nats, null when it is not finite.
 
-    Returns the path of the model and the divergence of the tuned from the base model (divergence.py); None and None
+    Returns the path of the model and the divergence of the tuned from the base model; None and None
     when every line was there before.
     """
     missing = {name: [row for row in rows if (name, row) not in scoring.known.losses] for name in scoring.sides}
