@@ -207,9 +207,6 @@ class Prediction:
     def rate(self) -> Rate:
         return Rate(self.flops_per_s, self.error, self.overhead_s, 0.0, PROBED, self.read_bytes_per_s)
 
-    def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Timed:

@@ -33,7 +33,8 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
 from hivetune.run.folder import ADAPTER, EVENTS, METRICS
-from hivetune.train.plan.steps import MIN_VOUCHED, PlanRow, make_plan, make_stage2_plan, write_plan
+from hivetune.train.open import plan_of
+from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
 
@@ -203,14 +204,14 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
 
 def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choices: Choices = NO_CHOICES) -> RunConfig:
     """Make a run folder of `steps` small steps with two validations, and a checkpoint whenever one can be written."""
-    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
+    num_rows = len(snapshot.rows("train"))
     batch_size = min(config.batch_size, BATCH)
     short = parse_config(
         {
             **config.model_dump(mode="json"),
             "batch_size": batch_size,
             "max_steps": steps,
-            "epochs": max(1, math.ceil(steps * batch_size / len(rows))),
+            "epochs": max(1, math.ceil(steps * batch_size / num_rows)),
             "validate_every": max(1, steps // 2),
             "patience": None,
             "supervise": {**config.supervise.model_dump(mode="json"), "checkpoint_every_s": 0.01, "chunk_rows": None},
@@ -218,28 +219,7 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
     )
     run.mkdir(parents=True)
     write_resolved(run, short, choices)
-    if config.learn.stage == 2:
-        plan = make_stage2_plan(
-            rows,
-            snapshot.good_rows("train", MIN_VOUCHED),
-            snapshot.bad_rows(),
-            snapshot_hash=snapshot.hash,
-            settings_hash="verify-resume",
-            seed=short.seed,
-            batch_size=batch_size,
-            steps=steps,
-        )
-    else:
-        plan = make_plan(
-            rows,
-            snapshot_hash=snapshot.hash,
-            settings_hash="verify-resume",
-            seed=short.seed,
-            batch_size=batch_size,
-            epochs=short.epochs,
-            max_steps=steps,
-        )
-    write_plan(run, plan)
+    write_plan(run, plan_of(short, snapshot, "verify-resume"))
     return short
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.plan.choose import auto_dtype
 from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
 from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES
-from hivetune.train.worker.model.products import at_hand, chosen_products
+from hivetune.train.worker.model.products import chosen_products, product_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # A product of a small model's step (512 tokens, width 1024). Smaller ones measure the call, larger ones take longer.
@@ -164,7 +163,11 @@ def default_threads() -> int:
 
 def product_rates(device: torch.device) -> dict[str, float]:
     """Return the products a second of a small model's matrix product, by precision."""
-    return {name: 1 / _product_s(DTYPES[name], device) for name in ("float32", "bfloat16")}
+    shape = (PROBE_ROWS, PROBE_WIDTH, PROBE_WIDTH)
+    # The least: a disturbance makes it slower, nothing faster.
+    return {
+        name: 1 / min(product_seconds(shape, DTYPES[name], device, PROBE_ROUNDS)) for name in ("float32", "bfloat16")
+    }
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -187,21 +190,3 @@ def reset_peak_memory(device: torch.device) -> None:
         return
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")  # proc(5): resets the peak resident set size
-
-
-def _product_s(dtype: torch.dtype, device: torch.device) -> float:
-    """Return the least time of one product by the fastest library: a disturbance makes it slower, nothing faster."""
-    x, w = (torch.ones(n, PROBE_WIDTH, dtype=dtype, device=device) for n in (PROBE_ROWS, PROBE_WIDTH))
-    out = torch.empty(PROBE_ROWS, PROBE_WIDTH, dtype=dtype, device=device)
-    seconds = []
-    for multiply in at_hand(dtype, device):
-        multiply(x, w.t(), out)  # warms up
-        for _ in range(PROBE_ROUNDS):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            started = time.perf_counter()
-            multiply(x, w.t(), out)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - started)
-    return min(seconds)

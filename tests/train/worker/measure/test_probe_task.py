@@ -187,12 +187,14 @@ def test_an_emulated_precision_is_given_up_after_a_small_product(monkeypatch: py
     """As bfloat16 on AVX2 (pytorch/pytorch#146508): nobody waits a minute for a canary."""
     asked = []
 
-    def product_s(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> list[float]:
+    def product_seconds(
+        shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int
+    ) -> list[float]:
         asked.append((shape, dtype))
         operations = 2 * shape[0] * shape[1] * shape[2]
         return [operations / (1e11 if dtype == torch.float32 else 5e8)]
 
-    monkeypatch.setattr(rates, "_product_s", product_s)
+    monkeypatch.setattr(rates, "product_seconds", product_seconds)
     assert set(rates.canary_rates(CPU)) == {"float32"}
     assert (rates.CANARY_SHAPE["cpu"], torch.bfloat16) not in asked
 

@@ -17,7 +17,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout, TrimmedDocument, make_layout
 from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
-from hivetune.train.worker.model.fast.ops import Ops, TorchOps, wide_of
+from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
 from hivetune.train.worker.model.fast.passes import chunk_rows
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Attention
@@ -37,7 +37,7 @@ class Computing:
 
     device: torch.device
     dtype: torch.dtype
-    ops: Ops
+    ops: TorchOps
     attend: Callable[[Layout, ModelSpec], Attention]
     multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm
 

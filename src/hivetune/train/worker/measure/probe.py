@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     setup = replace(setup, path=probed.path)
     chosen = choose.fastest_that_fits(setup, target, work, memory_share=memory_share, correction=correction, rate=rate)
     prediction = _predict(chosen, work, snapshot, measured, correction, rate)
-    settled = replace(_with(settled, chosen), prediction=prediction.to_plain())
+    settled = replace(_with(settled, chosen), prediction=asdict(prediction))
     probe = document_of(measured, held)
     if config.dtype == "auto":
         profile = profile.with_dtype(name, setup.dtype)

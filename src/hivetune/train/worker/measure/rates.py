@@ -5,7 +5,6 @@ The plan uses these rates; they are measured once a machine and kept in its prof
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from hivetune.models.architecture import Architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, MeasureRates
 from hivetune.train.worker.device import DTYPES, check_device, default_threads
-from hivetune.train.worker.model.products import Multiply, at_hand
+from hivetune.train.worker.model.products import product_seconds, timed
 
 # Large enough that neither the call nor the caches decide: 17 GFLOP on a CPU (0.1 s), 137 GFLOP on a card (1 ms).
 CANARY_SHAPE = {"cpu": (1024, 2048, 4096), "cuda": (4096, 4096, 4096)}
@@ -43,11 +42,13 @@ def canary_rates(device: torch.device) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
         # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
-        small = 2 * 128**3 / min(_product_s((128, 128, 128), DTYPES[name], device))
-        if found and small < 0.02 * max(found.values()) and device.type == "cpu":
+        dtype = DTYPES[name]
+        small_s = min(product_seconds((128, 128, 128), dtype, device, CANARY_ROUNDS))
+        if found and 2 * 128**3 / small_s < 0.02 * max(found.values()) and device.type == "cpu":
             continue
-        # The least: whatever disturbs makes it slower, nothing faster.
-        found[name] = 2 * rows * inner * columns / min(_product_s((rows, inner, columns), DTYPES[name], device))
+        # The least: a disturbance makes it slower, nothing faster.
+        seconds = min(product_seconds(CANARY_SHAPE[device.type], dtype, device, CANARY_ROUNDS))
+        found[name] = 2 * rows * inner * columns / seconds
     return found
 
 
@@ -57,7 +58,7 @@ def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> 
     Measured again in the run, it shows whether the machine changed.
     """
     shape = (512, architecture.hidden, architecture.ffn)
-    return 2.0 * math.prod(shape) / statistics.median(_product_s(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
+    return 2.0 * math.prod(shape) / statistics.median(product_seconds(shape, DTYPES[dtype], device, OWN_CANARY_ROUNDS))
 
 
 def other_rates(device: torch.device) -> dict[str, float]:
@@ -86,32 +87,6 @@ def other_rates(device: torch.device) -> dict[str, float]:
 def best_s(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:
     """Return the least seconds of `work`, after one to warm up: a disturbance makes it slower, nothing faster."""
     return min(timed(work, device, rounds))
-
-
-def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
-    """Return the seconds of each of `rounds`, after one to warm up; each waits for the device."""
-    seconds = []
-    for _ in range(rounds + 1):
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return seconds[1:]
-
-
-def _product_s(
-    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int = CANARY_ROUNDS
-) -> list[float]:
-    """Return the seconds of x W^T by the fastest library, some times after a warm-up."""
-    rows, inner, columns = shape
-    x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
-    out = torch.empty(rows, columns, dtype=dtype, device=device)
-
-    def seconds(multiply: Multiply) -> list[float]:
-        return timed(lambda: multiply(x, w.t(), out), device, rounds)
-
-    return min(map(seconds, at_hand(dtype, device)), key=statistics.median)
 
 
 if __name__ == "__main__":

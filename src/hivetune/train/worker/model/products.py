@@ -6,6 +6,7 @@ packs the weights in every call, and the adapter's share takes passes of its own
 both on the way. All sum in float32, each in another order.
 """
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -82,6 +83,30 @@ def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:
     """Return the libraries that could be chosen."""
     both = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()
     return (by_torch, by_onednn) if both else (by_torch,)
+
+
+def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
+    """Return the seconds of each of `rounds`, after one to warm up; each waits for the device."""
+    seconds = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def product_seconds(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, rounds: int) -> list[float]:
+    """Return the seconds of x W^T by the fastest library, some times after a warm-up."""
+    rows, inner, columns = shape
+    x, w = (torch.ones(n, inner, dtype=dtype, device=device) for n in (rows, columns))
+    out = torch.empty(rows, columns, dtype=dtype, device=device)
+
+    def seconds(multiply: Multiply) -> list[float]:
+        return timed(lambda: multiply(x, w.t(), out), device, rounds)
+
+    return min(map(seconds, at_hand(dtype, device)), key=statistics.median)
 
 
 def chosen_products(decided: str | None, dtype: torch.dtype) -> Products:

@@ -10,7 +10,7 @@ from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.kernels.build import NoKernels
 from hivetune.train.worker.model.fast.kernels.native import NativeAttention, NativeOps
-from hivetune.train.worker.model.fast.ops import Ops, TorchOps, has_wide_products
+from hivetune.train.worker.model.fast.ops import TorchOps, has_wide_products
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Attention
 from hivetune.train.worker.model.memory import Workspace
@@ -19,7 +19,7 @@ from hivetune.train.worker.model.products import multiply_with
 
 def choose_ops(
     dtype: torch.dtype, device: torch.device, wanted: str | None, products: str | None = None
-) -> tuple[Ops, str]:
+) -> tuple[TorchOps, str]:
     """Return the kernels to use, and their name or why they are the plain ones; `products` as in products.py.
 
     Kernels in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
@@ -42,7 +42,7 @@ def choose_ops(
 
 
 def attention_tables(
-    ops: Ops, layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, eager: bool, few: bool = False
+    ops: TorchOps, layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, eager: bool, few: bool = False
 ) -> tuple[Tensor, ...]:
     """Return what `attention_of` reads of a layout, on the host. `few`: padded to few shapes.
 
@@ -50,7 +50,7 @@ def attention_tables(
     """
     if not eager and isinstance(ops, NativeOps):
         return ()
-    if not eager and not isinstance(ops, TorchOps):
+    if not eager and ops.name == "triton":
         from hivetune.train.worker.model.fast.gpu.ops import block_tables
 
         return block_tables(layout, spec, dtype, few=few)
@@ -58,7 +58,7 @@ def attention_tables(
 
 
 def attention_of(
-    ops: Ops,
+    ops: TorchOps,
     layout: Layout,
     tables: Sequence[Tensor],
     spec: ModelSpec,
@@ -73,7 +73,7 @@ def attention_of(
     """
     if not eager and isinstance(ops, NativeOps):
         return NativeAttention(layout, spec, ops, workspace)
-    if not eager and not isinstance(ops, TorchOps):
+    if not eager and ops.name == "triton":
         from hivetune.train.worker.model.fast.gpu.ops import TritonAttention, TritonOps
 
         assert isinstance(ops, TritonOps)
@@ -81,7 +81,7 @@ def attention_of(
     return TorchAttention(tables, spec, eager=eager)
 
 
-def _triton_ops(dtype: torch.dtype, device: torch.device) -> Ops:
+def _triton_ops(dtype: torch.dtype, device: torch.device) -> TorchOps:
     try:
         from hivetune.train.worker.model.fast.gpu.ops import SUPPORTED, TritonOps
     except ImportError as error:

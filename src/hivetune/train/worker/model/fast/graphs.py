@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hivetune.train.worker.model.fast.kernels.native import NativeOps
-from hivetune.train.worker.model.fast.ops import Ops
+from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables, Uses
 from hivetune.train.worker.model.memory import Workspace
@@ -70,7 +70,7 @@ class Graphs:
         return replay
 
 
-def can_replay(spec: ModelSpec, ops: Ops, num_streamed: int) -> bool:
+def can_replay(spec: ModelSpec, ops: TorchOps, num_streamed: int) -> bool:
     """Return whether steps can be replayed.
 
     Not where the host has to know how many rows an expert gets, or which layer is streamed next; and not the kernels in

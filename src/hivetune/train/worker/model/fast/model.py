@@ -28,7 +28,7 @@ from hivetune.train.worker.model.adapter import scaling
 from hivetune.train.worker.model.fast.attention import says_math_path
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
 from hivetune.train.worker.model.fast.graphs import ReplayedStep, can_replay
-from hivetune.train.worker.model.fast.ops import Drop, TorchOps
+from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.passes import Passes, loss_only
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
 from hivetune.train.worker.model.fast.state import LayerBatch, Walk
@@ -99,7 +99,7 @@ class FastModel:
         self.spec: ModelSpec = read_spec(folder, first_layers)
         self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
         self.product = step_product(self.kernels, choices.products)
-        rank_multiple = choices.rank_multiple or 1 if isinstance(self._ops, TorchOps) else 1
+        rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         streaming = streaming_of(choices, len(self.spec.layers), device, packed=quantized)
         self.num_streamed = streaming.layers

@@ -9,7 +9,7 @@ rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,66 +41,6 @@ class Drop:
 
     def of(self, rows: Tensor | slice) -> "Drop":
         return replace(self, key_T=self.key_T[rows])
-
-
-class Ops(Protocol):
-    """The operations that layer.py asks for; TorchOps says what each does."""
-
-    name: str
-
-    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None: ...
-
-    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None: ...
-
-    def do(self, call: Callable[..., object], *arguments: Any) -> None: ...
-
-    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None: ...
-
-    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None: ...
-
-    def add_norm(
-        self,
-        x_TD: Tensor,
-        delta_TD: Tensor | None,
-        sum_TD: Tensor,
-        w_D: Tensor,
-        eps: float,
-        y_TD: Tensor,
-        rstd_T: Tensor,
-    ) -> None: ...
-
-    def norm_backward(
-        self, dy_TD: Tensor, x_TD: Tensor, rstd_T: Tensor, w_D: Tensor, dx_TD: Tensor, y_TD: Tensor | None
-    ) -> None: ...
-
-    def rope(self, x_TN: Tensor, cos_TH: Tensor, sin_TH: Tensor, head_dim: int, *, inverse: bool) -> None: ...
-
-    def glu(self, gate_up_TN: Tensor, h_TF: Tensor, activation: str) -> None: ...
-
-    def glu_backward(
-        self, dh_TF: Tensor, gate_up_TN: Tensor, dgate_up_TN: Tensor, h_TF: Tensor, activation: str
-    ) -> None: ...
-
-    def adapt(self, y_TW: Tensor, group: Group, *, adapter: bool) -> None: ...
-
-    def adapt_backward(self, dy_TW: Tensor, group: Group) -> None: ...
-
-    def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None: ...
-
-    def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None: ...
-
-    def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None: ...
-
-    def cross_entropy(
-        self,
-        logits_CV: Tensor,
-        target_C: Tensor,
-        count_C: Tensor,
-        softcap: float | None,
-        nll_C: Tensor,
-        *,
-        gradient: bool,
-    ) -> None: ...
 
 
 class TorchOps:
@@ -205,7 +145,7 @@ class TorchOps:
             y_TW[:, : group.outputs] += group.bias_N
         for member in group.adapted if adapter else ():
             start = group.outputs + member.rank_at
-            up_RN = _up(member.scaled_up_RN)
+            up_RN = bound(member.scaled_up_RN)
             y_TW[:, member.start : member.stop].addmm_(left_factor(y_TW[:, start : start + len(up_RN)]), up_RN)
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
@@ -213,14 +153,14 @@ class TorchOps:
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
             start = group.outputs + member.rank_at
-            up_RN = _up(member.scaled_up_RN)
+            up_RN = bound(member.scaled_up_RN)
             mm(dy_TW[:, member.start : member.stop], up_RN.t(), dy_TW[:, start : start + len(up_RN)])
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         """Add scale * dY^T S to dB of each member."""
         for member in group.adapted:
-            d_up_NR = _up(member.d_up_NR)
-            s = s_TR[:, member.rank_at : member.rank_at + len(_up(member.scaled_up_RN))]
+            d_up_NR = bound(member.d_up_NR)
+            s = s_TR[:, member.rank_at : member.rank_at + len(bound(member.scaled_up_RN))]
             product_NR = self._wide_product(dy_TW[:, member.start : member.stop].t(), s)
             d_up_NR.add_(product_NR[:, : d_up_NR.shape[1]], alpha=scale)
 
@@ -302,7 +242,7 @@ def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
     return True
 
 
-def _up(tensor: Tensor | None) -> Tensor:
+def bound(tensor: Tensor | None) -> Tensor:
     """Return the tensor of a bound member: those in `Group.adapted` are (matrices.bind_adapter)."""
     assert tensor is not None
     return tensor
@@ -319,7 +259,7 @@ def _up(tensor: Tensor | None) -> Tensor:
 # Shapes: T tokens, K inputs, N outputs, R rank columns, W = N + R.
 
 
-def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
+def project(ops: TorchOps, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | None, *, adapter: bool) -> None:
     """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T; without adapter the rank columns stay as they were."""
     if adapter and drop is None:
         ops.project(x_TK, group, y_TW)
@@ -332,7 +272,7 @@ def project(ops: Ops, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop | Non
     ops.adapt(y_TW, group, adapter=adapter)
 
 
-def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: Drop | None) -> None:
+def input_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: Drop | None) -> None:
     """Compute dX = dY W + dS A, from dy = [dY | dS]."""
     if drop is None:
         ops.multiply(dy_TW, group.weight_NRK, dx_TK)
@@ -344,7 +284,7 @@ def input_gradient(ops: Ops, group: Group, dy_TW: Tensor, dx_TK: Tensor, drop: D
         ops.rowwise(Tensor.add_, dx_TK, _dropped(ops, product_TK, drop, member))
 
 
-def down_gradient(ops: Ops, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, drop: Drop | None) -> None:
+def down_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, drop: Drop | None) -> None:
     """Add scale * dS^T (dropped x) to dA."""
     if drop is None:
         ops.down_gradient(dy_TW[:, group.outputs :], x_TK, group, scale)
@@ -365,7 +305,7 @@ def _across(a_TR: Tensor, b_TK: Tensor, out: Tensor) -> None:
     mm(a_TR.t(), b_TK, out)
 
 
-def _dropped(ops: Ops, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
+def _dropped(ops: TorchOps, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
     """Return x with the member's mask, in a buffer that the next call writes over."""
     dropped_TK = drop.workspace.take("dropped", *x_TK.shape, dtype=x_TK.dtype)
     ops.drop(x_TK, drop, member.salt, dropped_TK)

@@ -18,7 +18,7 @@ from torch import Tensor
 from hivetune.train.worker.model.fast.kernels.calls import Result
 from hivetune.train.worker.model.fast.kernels.native import NativeAttention, NativeOps
 from hivetune.train.worker.model.fast.layer import backward_layer, forward_layer
-from hivetune.train.worker.model.fast.ops import Ops
+from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Kept, Walk
 from hivetune.train.worker.model.fast.weights.matrices import Weights, refresh_downs, refresh_ups
@@ -123,7 +123,7 @@ class Passes:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: Weights, ops: Ops, *, scaling: float, recompute: int, keep_calls: bool
+        self, spec: ModelSpec, weights: Weights, ops: TorchOps, *, scaling: float, recompute: int, keep_calls: bool
     ):
         self._spec, self._weights, self._ops, self._scaling = spec, weights, ops, scaling
         self.recompute = recompute

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.ops import Drop, Ops, wide_of
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps, wide_of
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Layer
 from hivetune.train.worker.model.memory import Workspace
@@ -138,7 +138,7 @@ class Walk:
 
     spec: ModelSpec
     layers: list[Layer]
-    ops: Ops
+    ops: TorchOps
     workspace: Workspace
     dtype: torch.dtype
     batch: LayerBatch

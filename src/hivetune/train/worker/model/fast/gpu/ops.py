@@ -4,7 +4,7 @@ They compute float32, bfloat16 and float16. Arguments are the caller's buffers a
 writes where the plain form writes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,11 @@ from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.gpu import attend, row_kernels
-from hivetune.train.worker.model.fast.ops import Drop, drop_below
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps, bound, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import few_of
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
 from hivetune.train.worker.model.memory import Workspace
-from hivetune.train.worker.model.products import by_torch
 
 SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 # Threads of a program. AMD's Instinct cards run 64 of them in step (a wave), Radeon and NVIDIA cards 32.
@@ -32,29 +31,14 @@ MIN_DOT = 16  # of each side of a product in a kernel
 TILE_BYTES = 64 * 64 * 2
 
 
-class TritonOps:
+class TritonOps(TorchOps):
     """The operations of ops.TorchOps, in Triton. `wave`: threads that a device runs in step."""
 
     name = "triton"
 
     def __init__(self, device: torch.device):
+        super().__init__()
         self.wave = torch.cuda.get_device_properties(device).warp_size if device.type == "cuda" else 32
-
-    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        by_torch(a_MK, b_KN, out_MN)
-
-    def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
-        self.multiply(x_TK, group.weight_NRK.t(), y_TW)
-        self.adapt(y_TW, group, adapter=True)
-
-    def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        call(*arguments)
-
-    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
-        call(*tensors, **named)
-
-    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
-        total.add_(product, alpha=scale)
 
     def add_norm(
         self,
@@ -123,7 +107,7 @@ class TritonOps:
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         for member in group.adapted:
-            d_up_NR = _bound(member.d_up_NR)
+            d_up_NR = bound(member.d_up_NR)
             dy_TN, s = dy_TW[:, member.start : member.stop], s_TR[:, member.rank_at :]
             row_kernels.sum_up[(triton.cdiv(member.size, COLUMNS),)](
                 dy_TN, dy_TN.stride(0), s, s.stride(0), d_up_NR, len(dy_TW), member.size, d_up_NR.shape[1], scale,
@@ -165,7 +149,7 @@ class TritonOps:
         )  # fmt: skip
 
     def _tiles(self, member: Member) -> dict[str, int]:
-        columns = len(_bound(member.scaled_up_RN))
+        columns = len(bound(member.scaled_up_RN))
         return {"RANKS": _padded(columns), "ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": self._warps(BLOCK_THREADS)}
 
     def _warps(self, threads: int) -> int:
@@ -267,16 +251,10 @@ def _channels(spec: ModelSpec) -> int:
 
 def _thin(y_TW: Tensor, group: Group, member: Member) -> tuple[Any, ...]:
     """Return arguments of the products with `scaled_up_RN`, whose rows may be more than the rank: zeros behind."""
-    up_RN = _bound(member.scaled_up_RN)
+    up_RN = bound(member.scaled_up_RN)
     at = group.outputs + member.rank_at
     return (y_TW, y_TW.stride(0), up_RN, len(y_TW), member.start, member.size, at, len(up_RN))
 
 
 def _padded(rank: int) -> int:
     return max(MIN_DOT, int(triton.next_power_of_2(rank)))
-
-
-def _bound(tensor: Tensor | None) -> Tensor:
-    """Return the tensor of a bound member: those in `Group.adapted` are (matrices.bind_adapter)."""
-    assert tensor is not None
-    return tensor

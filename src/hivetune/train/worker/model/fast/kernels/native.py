@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, Calls, kernels_for, product_arguments
-from hivetune.train.worker.model.fast.ops import Drop, drop_below
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Group
 from hivetune.train.worker.model.memory import Workspace
@@ -53,7 +53,7 @@ class LayoutArguments(ctypes.Structure):
     )
 
 
-class NativeOps:
+class NativeOps(TorchOps):
     """The operations of ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters.
 
     `calls`: of the model; all that is computed here goes through them. `layout`: of the micro-batch that attention is
@@ -64,6 +64,7 @@ class NativeOps:
     name = "native"
 
     def __init__(self, dtype: torch.dtype, multiply: Multiply | None = by_torch):
+        super().__init__()
         self._kernels, self._product = kernels_for(dtype), None if multiply is None else _rows_first(multiply)
         self.calls, self.layout = Calls(), LayoutArguments()
         self._scale, self._up_scale = FLOAT(), FLOAT()

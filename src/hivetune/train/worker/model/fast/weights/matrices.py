@@ -18,7 +18,7 @@ from hivetune.train.worker.model.fast.weights.image import PackedLayers
 from hivetune.train.worker.model.fast.weights.stream import LayerStream
 from hivetune.train.worker.model.memory import padded_zeros
 
-# As ops.Ops: makes a call of torch with these arguments.
+# As TorchOps.do: makes a call of torch with these arguments.
 Do = Callable[..., None]
 
 

@@ -31,67 +31,43 @@ STAMPS_KEPT = 4096
 Stamp = Any
 
 
-class StreamDevice(Protocol):
-    """What a `LayerStream` asks of its device."""
+class StreamDevice:
+    """The device of a stream: memory that copies go to, and what comes after what. This one is a processor.
+
+    Its copies are made by the thread that asks for them, so nothing has to wait.
+    """
 
     def empty(self, size_bytes: int) -> Tensor:
         """Return memory of the device that products read, as bytes."""
-        ...
-
-    def pinned(self, size_bytes: int) -> list[Tensor]:
-        """Return host memory that copies to the device begin in, in one piece or several."""
-        ...
-
-    def now(self) -> Stamp:
-        """Return a stamp after everything that the device was given to compute so far."""
-        ...
-
-    def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> tuple[Stamp, Stamp]:
-        """Copy as much of the pieces, one behind the other, as the target holds, after `after`. Return both ends."""
-        ...
-
-    def wait(self, stamp: Stamp) -> None:
-        """Let what the device is given to compute from here on come after `stamp`."""
-        ...
-
-    def finish(self, stamp: Stamp) -> None:
-        """Let the host wait for `stamp`."""
-        ...
-
-    def seconds(self, begin: Stamp, end: Stamp) -> float:
-        """Return the seconds between two stamps; waits for the later one."""
-        ...
-
-
-class StreamingProcessor:
-    """A processor: copies are made by the thread that asks for them."""
-
-    def empty(self, size_bytes: int) -> Tensor:
         return memory_for(size_bytes, torch.device("cpu"))
 
     def pinned(self, size_bytes: int) -> list[Tensor]:
+        """Return host memory that copies to the device begin in, in one piece or several."""
         return _pieces(size_bytes, pin=False)
 
     def now(self) -> Stamp:
+        """Return a stamp after everything that the device was given to compute so far."""
         return time.perf_counter()
 
     def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> tuple[Stamp, Stamp]:
+        """Copy as much of the pieces, one behind the other, as the target holds, after `after`. Return both ends."""
         begin = self.now()
         for part_n, piece_n in _pairs(target_n, pieces):
             part_n.copy_(piece_n)
         return begin, self.now()
 
     def wait(self, stamp: Stamp) -> None:
-        """Do nothing: the copy was made before its stamp existed."""
+        """Let what the device is given to compute from here on come after `stamp`."""
 
     def finish(self, stamp: Stamp) -> None:
-        """Do nothing, as in `wait`."""
+        """Let the host wait for `stamp`."""
 
     def seconds(self, begin: Stamp, end: Stamp) -> float:
+        """Return the seconds between two stamps; waits for the later one."""
         return float(end - begin)
 
 
-class StreamingCard:
+class StreamingCard(StreamDevice):
     """A card: copies have a stream of their own, from host memory to the card and never back."""
 
     def __init__(self, device: torch.device):
@@ -133,7 +109,7 @@ class StreamingCard:
 
 
 def device_of(device: torch.device) -> StreamDevice:
-    return StreamingCard(device) if device.type == "cuda" else StreamingProcessor()
+    return StreamingCard(device) if device.type == "cuda" else StreamDevice()
 
 
 def _pieces(size_bytes: int, *, pin: bool) -> list[Tensor]:
