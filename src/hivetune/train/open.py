@@ -73,10 +73,10 @@ def open_run(
         return with_workers(load_run(folder), config.workers)
     if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
-    check_eval(config.eval)  # now, and not when hours of training are over
+    check_eval(config.eval)  # now, not after hours of training
     plan = plan_of(config, snapshot, settings_hash)
     if (cluster := cluster_of(config)) is not None:
-        own_address(cluster)  # nobody is there: no run is left that never began
+        own_address(cluster)  # raised before a folder is made: no run is left that never began
     make_folder(folder)
     check_own(folder)
     write_resolved(folder, config, Choices())

@@ -77,7 +77,7 @@ def probe_run(
         if outcome.error is not None and outcome.error.exit_code != 1:
             (run.folder / PROBE / OUTCOME).unlink()
             outcome.check("the probe")
-        do_once()  # it died before
+        do_once()  # the child ended before it was done
     return variables
 
 

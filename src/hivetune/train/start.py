@@ -18,7 +18,7 @@ from hivetune.train.supervise.room import write_when_there_is_room
 from hivetune.train.supervise.supervisor import supervise_run
 
 FOR_STAGE_2 = "for-stage-2"  # the reason in data/reasons.py
-# Of the worker's result, what `train --json` tells.
+# The fields of the worker's result that `train --json` reports.
 REPORTED = (
     "loss_first",
     "loss_last",
@@ -49,12 +49,12 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     record = run.record
     if record["status"] == "done":
         return {**record["result"], "already_done": True}
-    # From the first look on: the run's lock is held by then, which is how an exporter knows that it goes on.
+    # Exporters start at the first look: the run's lock is held by then, which tells them that the run is alive.
     terms = replace(terms, on_look=Exporters(run.folder, run.config.report_to).look)
     outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
     run = load_run(run.folder)  # with the amendments that were made
     result = outcome.result
-    # Of the whole run: a resumed one does not forget what happened before.
+    # The events of the whole run: a resumed one reports what happened before, too.
     events = list(read_journal(run.folder / EVENTS))
     document = {
         "schema": 1,

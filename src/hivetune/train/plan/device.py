@@ -14,7 +14,7 @@ GB = 10**9
 CPU_ENTRIES = (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
 # Shares of free memory that a run leaves alone: fragmentation, a desktop that draws, the error of the prediction.
 MARGIN = {"cpu": 0.10, "cuda": 0.25, "rocm": 0.25}
-# Until they are measured: PCIe 4 with 16 lanes as copies from pinned memory reach it (its raw rate is 31.5 GB/s), and a
+# Assumed until they are measured: PCIe 4 with 16 lanes as copies from pinned memory reach it (31.5 GB/s raw), and a
 # plain NVMe drive (SATA reaches 0.5 GB/s, PCIe 5 drives 12).
 LINK_BYTES_PER_S = 25e9
 DISK_READ_BYTES_PER_S = 2e9

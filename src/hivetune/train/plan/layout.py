@@ -20,27 +20,28 @@ from hivetune.config import LoraConfig
 
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
-# New token counts are not free: a card searches for its fastest kernel, and on some the only crashes that are left are
-# in rare shapes.
+# New token counts are not free: a card searches for its fastest kernel, and on some cards the remaining crashes are in
+# rare shapes.
 TOKEN_MULTIPLE = 64
-# On a CPU, oneDNN's products are compiled for each (15 ms) and keep 5 MB of it; 473 tokens take as long as 512, 480 of
-# them 7 % less (docs/log.md).
+# On a CPU, oneDNN compiles products for each token count (15 ms, 5 MB kept). 473 tokens take as long as 512, and 480
+# take 7 % less (docs/log.md).
 COMPILED_MULTIPLE = 32
 # Our own product computes 8 rows at a time.
 NATIVE_MULTIPLE = 8
 
 # Packs of a usual step: two to four for each of a few workers, so that nobody waits long for the last one.
 PACKS_A_STEP = 8
-# Smaller micro-batches cost more than they share out. By whether it is a CPU: a card needs more to be busy.
+# Smaller micro-batches cost more than dividing them gains. The key is whether it is a CPU: a card needs more to be
+# busy.
 MIN_PACK_TOKENS = {True: 256, False: 1024}
-# A prefix is computed once more for another worker if that is at most a quarter of the pack's work.
+# A prefix is computed again for another worker if that is at most a quarter of the pack's work.
 WORTH_SHARING = 4
 
 
 Padding = Callable[[int], int]
 """Maps a number of rows to the number that it is padded to."""
-# As `bucketed` pads: multiples of the first, and from 8 times as many on eight sizes for each doubling, so that at most
-# an eighth is padding and a run meets few sizes.
+# The sizes of `bucketed`: multiples of the first, and from 8 times that on eight sizes for each doubling. So at most an
+# eighth is padding, and a run meets few sizes.
 MIN_SIZE, SIZES_A_DOUBLING = 64, 8
 
 

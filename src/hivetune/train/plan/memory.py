@@ -17,25 +17,26 @@ from hivetune.train.plan.device import Device
 from hivetune.train.plan.layout import compiles_products
 
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-# With double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
+# Bits a weight with double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
 NF4_BITS = 4.127
-# Of streamed layers the scales are not packed again: 4 + 32/64 (train/worker/model/fast/weights/image.py).
+# Streamed layers keep their scales in float32: 4 + 32/64 bits (train/worker/model/fast/weights/image.py).
 STREAMED_NF4_BITS = 4.5
-# Positions whose logits exist at a time: a round number near both paths' chunks (train/worker/model/).
+# Positions whose logits exist at the same time: a round number near both paths' chunks (train/worker/model/).
 LOGITS_CHUNK = 256
-# Buffers of hidden size alive at once inside a layer, beside what it keeps.
+# Buffers of hidden size that are alive at once inside a layer, besides what it keeps.
 TRANSIENT_WIDTHS = 6
 # Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
 RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
-# What oneDNN keeps for each new row count of products on a CPU, whatever the widths: bfloat16, 30 counts of tokens and
-# 30 of entries, 326 MB; float32 0.6 MB for each of a step's eight products; MKL nothing. A micro-batch has two counts:
-# its tokens, and those with a loss.
+# What oneDNN keeps for each new row count of products on a CPU, whatever the widths. Measured: in bfloat16 326 MB for
+# 30 counts of tokens and 30 of entries; in float32 0.6 MB for each of a step's eight products; MKL keeps nothing. A
+# micro-batch has two counts: its tokens, and those with a loss.
 COMPILED_BYTES = 5_500_000
-# Of a checkpoint, for each trained parameter: its value and AdamW's two moments in float32.
+# Bytes of a checkpoint for each trained parameter: its value and AdamW's two moments in float32.
 STATE_BYTES = 12
 # The general path (any transformers model) keeps what autograd keeps: norms, products and masks too.
 GENERAL_FACTOR = 2.3
-# As a share of the inputs and outputs of all products, where they were counted: the same for Llama's shapes.
+# What is kept, as a multiple of the inputs and outputs of all products, where those were counted; 1.3 fits Llama's
+# shapes.
 COUNTED_FACTOR = 1.3
 # Half-widths of the error bar. Formula: against published peaks it was off by -10 to +10 %, against CPU processes by
 # up to 25 % (malloc keeps what was freed). With two probe steps: within 10 % on a CPU, 5 % by a card's allocator.
@@ -45,7 +46,8 @@ UNKNOWN_ERROR = 0.5
 UNKNOWN_PROBED_ERROR = 0.15
 PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
 
-# Of streamed layers: one is computed with, one is there, one is on its way (train/worker/model/fast/weights/stream.py).
+# Places of streamed layers: one is computed with, one is there, one is on its way
+# (train/worker/model/fast/weights/stream.py).
 STREAM_PLACES = 3
 
 Path = Literal["fast", "general"]
@@ -272,7 +274,7 @@ def with_recompute(setup: TrainingSetup, layers: int) -> TrainingSetup:
 
 # Streaming: frozen layers that are read when they are needed instead of staying on the device.
 
-# With less gain than this the rate of a link is too uncertain to leave weights that fit where they could stay.
+# With less gain than this, weights that fit stay on the device: the rate of a link is too uncertain.
 WORTH_STREAMING = 0.10
 # Share of the host's free memory that pinned layers may take.
 PINNED_SHARE = 0.8

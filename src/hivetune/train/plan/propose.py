@@ -17,7 +17,7 @@ from hivetune.records import Progress, silent
 from hivetune.train.plan.run import Planned, checked_rows, plan_run
 
 MULTIPLE = 64  # token counts are padded to multiples of it
-SHORTEST = 256  # a row of a question and an answer; below it the memory is needed by the model and not by the rows
+SHORTEST = 256  # one question and answer; shorter rows save no memory that matters beside the model
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     and nothing trained. Raises DataRefused when the rows can't be trained on.
     """
     length_said = "max_length" in settings.model_fields_set
-    # No row is too long here: what length they need is the question.
+    # No row is too long here: the lengths of the rows decide the setting.
     longest = settings.max_length if length_said or folder is None else MAX_TOKENS_A_ROW
     found = check(settings.data, model_folder=folder, max_length=longest, learn=settings.learn, progress=progress)
     found.refuse(settings.data.max_rejected)
@@ -63,7 +63,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
         settings = _with_length(settings, settings.max_length // 2)
         planned = _plan(settings, report)
     if report["lengths"]["unit"] == "tokens" and report["lengths"]["longest_seen"] > settings.max_length:
-        # Counted as train counts: what is longer than the length that was chosen is rejected.
+        # Counted as `train` counts: rows longer than the chosen length are rejected.
         again = check(settings.data, model_folder=folder, max_length=settings.max_length, learn=settings.learn)
         again.refuse(settings.data.max_rejected)
         report = {**again.document, "lengths": report["lengths"]}

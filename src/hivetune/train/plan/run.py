@@ -48,14 +48,14 @@ from hivetune.train.plan.memory import TrainingSetup, adapters_of, disk_bytes
 from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_probe, worth_of
 from hivetune.train.plan.steps import BAD_SHARE
 
-# Of English prose, by the vocabularies of SmolLM2 and Qwen2.5; and what templates write around a message.
+# English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
 CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
 ASSUMED_ROWS, ASSUMED_TOKENS = 1500, 150
 CHECKED_BYTES, CHECKED_ROWS = 2_000_000, 4_000  # one to two seconds of processor time, tokens included
 COUNTED_BYTES = 20_000_000  # a CSV file of it takes 0.6 s of processor time, JSON Lines 0.2 s
 PART_BYTES = 8_000_000
 _PACKED = 8  # a part of a compressed file is so many times smaller
-SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the first, and of the others one in so many
+SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the first ones, and one in 50 of the others
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ PROBED_TIME_ERROR = 0.10
 # 371, docs/log.md).
 NOISY_ERROR = 0.3
 PROBED = "two probe steps on this machine"
-# Of a micro-batch: launches of some 20 kernels a layer on a card, Python on a CPU.
+# Overhead of a micro-batch: launches of some 20 kernels a layer on a card, Python on a CPU.
 OVERHEAD_S = {"cpu": 0.01, "cuda": 0.02, "rocm": 0.02}
 # Beyond this change of the canary's rate a comparison says nothing about the prediction.
 VOID_AT = 0.05

@@ -82,7 +82,7 @@ def watch(job: Job, child: Child, workers: Workers) -> Outcome:
             job.terms.on_step(last_step(job.run))
         still = job.terms.stand_still() and not job.stop.count
         if still != child.still and not child.ended:
-            # By the kernel, at any instruction: somebody else needs the processor now, and no step need end first.
+            # SIGSTOP at any instruction: somebody else needs the processor now, and no step has to end first.
             child.stand_still(still)
             job.events.append("stands_still" if still else "goes_on")
         workers.tend(still=still)

@@ -15,7 +15,7 @@ from hivetune.process.protocol import Outcome
 
 # These faults say only that something ended. They are tried last, when no other fault fits.
 LAST_RESORT = frozenset({"program-error", "unknown"})
-# The exit codes that an error of ours chooses, and the facts that say how something ended but not why.
+# Exit codes that our own errors choose, and facts that say how something ended but not why.
 REFUSALS = frozenset({"exit:2", "exit:3", "exit:4", "exit:5"})
 WEAK_FACTS = ("signal:", "exit:1", "always")
 # "package.module.Name: message" or "NameError: message" at the start of a line, as Python ends a traceback.

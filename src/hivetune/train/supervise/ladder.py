@@ -236,7 +236,7 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
             last.rungs,
         )
     alike = _alike(history)
-    # Those that ended in a quarantine were the row's doing, not the machine's.
+    # Failures that ended in a quarantine were caused by the row, not by the machine.
     scattered = [
         f for f in history[:-1] if (f.fault, f.quarantined) == (last.fault, last.quarantined) and f not in alike
     ]
@@ -404,7 +404,7 @@ def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try
         tried.add("isolate")
     published = bounds.published.get(fault.id, {})
     left = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
-    if last_try:  # an isolation takes no attempt; the processor is what always works
+    if last_try:  # an isolation takes no attempt, and the processor is the safest device
         left = [name for name in ("isolate", "cpu") if name in left] or left
     if not left:
         left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]

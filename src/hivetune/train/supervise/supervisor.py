@@ -275,7 +275,7 @@ class _Supervisor:
     def _remember(self) -> None:
         try:
             remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
-        except OSError as error:  # the profile is not worth the run
+        except OSError as error:  # a profile that can't be written must not end the run
             self.job.events.append("warning", text=f"the machine's profile could not be written: {error}")
 
     def _limits(self) -> LearnedLimits:
@@ -294,7 +294,7 @@ class _Supervisor:
             quarantined=quarantined(job.run),
             rungs=self.rungs,
             tried=self.tried,
-            # Not by a training row: validation and saving are not bisected.
+            # Validation and saving compute no training rows, so there is none to look for.
             isolated=ended.phase in (Beat.VALIDATING, Beat.SAVING),
         )
         self.history.append(failure)

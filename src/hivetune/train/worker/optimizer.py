@@ -31,8 +31,8 @@ class AdamW:
         self.exp_avg_sq_N = torch.zeros_like(master_N)
         scratch = 0 if self._native else len(master_N)
         self._scratch_N = unwritten(scratch, dtype=master_N.dtype, device=master_N.device)
-        # Shares of the new gradient and of the old square, the square root's correction, decay, rate: of this update,
-        # of one that changes nothing, and of the one that is made.
+        # Five terms: shares of the new gradient and of the old square, the square root's correction, decay, rate.
+        # `_own` are this update's, `_idle` those of an update that changes nothing, `_made` the ones that are used.
         self._own, self._made = unwritten(2, 5, dtype=master_N.dtype, device=master_N.device)
         self._idle = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=master_N.dtype, device=master_N.device)
         self._whole = torch.ones((), dtype=torch.float64, device=master_N.device)

@@ -74,7 +74,7 @@ class LoopState:
     grid: int = FIRST_EXPONENT
 
 
-# Written at every step; `start_loss` and `grid` have a value that means "as at the start".
+# Fields that every checkpoint holds; `start_loss` and `grid` may be missing, which means "as at the start".
 _IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history"})
 
 
@@ -123,7 +123,7 @@ class Session:
         """
         if self.config.validate_every is not None:
             return self.config.validate_every
-        if self.config.learn.stage == 2:  # the only guard of the good rows
+        if self.config.learn.stage == 2:  # nothing else guards the good rows
             return max(1, math.ceil(self.num_steps / STAGE2_VALIDATIONS))
         cheap_enough = math.ceil(10 / 3 * len(self.sample_rows) / self.config.batch_size)
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
@@ -212,7 +212,7 @@ def restore(session: Session) -> LoopState:
     _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
     for problem in problems:
         journal(session, "problem", step=progress.step, text=problem)
-    # The supervisor reads from it which step a worker died in, and which path it took.
+    # The supervisor reads here which step a worker died in, and which path it took.
     journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid())
     return progress
 
@@ -284,7 +284,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     """
     compare_products(session, progress.step, every_s=0)
     save_now(session, progress)
-    session.saver.release()  # what is read and written below takes its place in memory
+    session.saver.release()  # makes room in memory for what is read and written below
     done = progress.stopped_early or progress.step == session.num_steps
     if done and not progress.updates:
         raise DataRefused(

@@ -19,12 +19,12 @@ from hivetune.train.plan.steps import Plan
 from hivetune.train.worker.model.protocol import Bad, Document, LoraModel, read_documents
 from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
 
-# All bad rows of a step push at most this share of what its good rows pull.
+# All bad rows of a step together push at most half as hard as its good rows pull.
 MAX_PUSH = 0.5
 # Nats per token by which the loss of the good validation rows may rise before the run stops.
 MAX_LOSS_RISE = 0.02
 
-# With fewer validation rows that were called good, all of them guard the run.
+# With fewer validation rows that people called good, all validation rows guard the run.
 MIN_GUARDS = 20
 
 
@@ -84,7 +84,7 @@ def open_stage2(
     if known.get("dtype") != dtype or len(known["nll"]) != len(rows):
         known = {"schema": 1, "dtype": dtype, "nll": _measure(model, snapshot, rows, heartbeat)}
         write_sealed(folder / REFERENCE, known)
-    # A number that is not finite makes the step so, and the search for its cause names the row.
+    # A number that is not finite makes the step not finite, and the search for the cause then names the row.
     reference = {int(row): math.nan if nll is None else float(nll) for row, nll in known["nll"].items()}
     return Stage2(better, reference, config.learn.weight, config.learn.beta)
 

@@ -10,9 +10,9 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.train.plan.steps import spread_sample
 from hivetune.train.worker.model.protocol import Document, read_documents
 
-# Scored together: their prefixes are shared, and the supervisor hears of it.
+# So many documents are scored together: their prefixes are shared. Then the supervisor gets a heartbeat.
 VALIDATION_DOCUMENTS = 64
-# Tokens at a row's beginning that say of what kind it is: rows of one agent have its system prompt in common.
+# The first tokens of a row stand for its kind: rows of one agent have its system prompt in common.
 KIND_TOKENS = 32
 
 
@@ -55,7 +55,9 @@ def score_rows(
     sums = torch.zeros(6, dtype=torch.float64)
     left_out: list[int] = []
     found: dict[int, float] = {}
-    ordered = sorted(rows, key=lambda row: snapshot.tokens(row).tobytes())  # what shares a prefix is scored together
+    ordered = sorted(
+        rows, key=lambda row: snapshot.tokens(row).tobytes()
+    )  # rows that share a prefix are scored together
     for start in range(0, len(ordered), VALIDATION_DOCUMENTS):
         beat()
         documents = read_documents(snapshot, ordered[start:][:VALIDATION_DOCUMENTS])

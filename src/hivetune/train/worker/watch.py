@@ -18,12 +18,12 @@ from hivetune.train.worker.checkpoint import read_rng, set_rng
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 WINDOW = 64
-# Fewer losses than this say nothing about what is usual.
+# Fewer losses than this do not show what is usual.
 SETTLED = 16
-# Median absolute deviation to standard deviation, for a normal distribution.
+# Factor from median absolute deviation to standard deviation, for a normal distribution.
 MAD_TO_SIGMA = 1.4826
-# One loss that no data explains, or a row of losses that the update before them explains. Tested: no alarm in 10,000
-# steps of normal, lognormal or bursty noise (tests/train/worker/test_watch.py).
+# A spike is one loss that no data explains, or three high losses in a row, which a bad update explains. Tested: no
+# alarm in 10,000 steps of normal, lognormal or bursty noise (tests/train/worker/test_watch.py).
 SINGLE_Z, SINGLE_TIMES = 20.0, 5.0
 LASTING_Z, LASTING_STEPS = 6.0, 3
 MAX_ROLLBACKS = 2
@@ -86,7 +86,7 @@ class LossHistory:
         if z <= LASTING_Z or loss <= usual_most:
             return LossHistory((*self.losses, *self.high, loss)[-WINDOW:], (), start), None
         high = (*self.high, loss)
-        if len(high) < LASTING_STEPS:  # high losses are no part of what is usual until the next one is low
+        if len(high) < LASTING_STEPS:  # high losses do not count as usual until the next one is low
             return LossHistory(self.losses, high, start), None
         reason = f"losses of {len(high)} steps up to step {step} are {z:.0f} deviations above the median"
         return calm, _spike(step, len(high), reason)

@@ -38,7 +38,7 @@ from hivetune.train.worker.model.protocol import Document, Streamed, halved
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
 RECOMPUTED_CHUNK_LOGITS = 32 << 20
 GENERAL_BUDGET_TOKENS = 2048
-# How far two passes that compute the same may lie apart, in units of the dtype's precision.
+# Two equal passes may differ by so many units of the dtype's precision.
 ROUNDINGS = 16
 # Gemma 2's attention, by the name that transformers knows it by.
 CAPPED = "hivetune_capped"
@@ -76,7 +76,7 @@ class LoraExperts(nn.Module):
         base, (tokens, chosen) = self.base, index_TK.shape
         expert_n = index_TK.reshape(-1)
         order_n = torch.argsort(expert_n, stable=True)
-        # Rows beyond the last expert are places that no expert takes (a router's word for "none").
+        # Some routers use numbers beyond the last expert for "no expert".
         counts = torch.bincount(expert_n, minlength=base.num_experts)[: base.num_experts].tolist()
         order_n = order_n[: sum(counts)]
         adapters = self._adapters(x_TD.dtype) if self.switch.on else {}
@@ -172,7 +172,7 @@ class GeneralModel:
         master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=master_dtype, device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
-        tile = TILE if self.device.type in PADDED_DEVICES else 1  # no factor is narrower than what a kernel reads
+        tile = TILE if self.device.type in PADDED_DEVICES else 1  # no factor may be narrower than a kernel's tile
         self.switch = Switch(scaling(lora), lora.dropout, math.lcm(choices.rank_multiple or 1, tile))
         self._place_adapters()
         _recompute_layers(module, choices.recompute or 0)
@@ -385,13 +385,13 @@ def load_module(
     if first_layers is not None:
         found["unexpected_keys"] = [key for key in found["unexpected_keys"] if not _is_beyond(key, first_layers)]
     refuse_invented(found, folder.name)
-    # Not train(): the base model's own dropout would be noise that nobody asked for.
+    # Not train(): that would switch on the base model's own dropout.
     module.eval().requires_grad_(False)
     if method == "qlora":
         from bitsandbytes.nn import Linear4bit
 
-        # In eval mode it repacks itself on CPUs with AVX-512 into a form without a backward pass, for widths of whole
-        # blocks only; it has no dropout that training mode would switch on.
+        # In eval mode Linear4bit repacks itself on CPUs with AVX-512 into a form without a backward pass, for widths of
+        # whole blocks only. It has no dropout that training mode would switch on.
         for name, child in module.named_modules():
             if isinstance(child, Linear4bit):
                 _check_blocks(name, child.in_features, device)
@@ -454,7 +454,7 @@ def _check_causal(module: nn.Module) -> None:
     before_LV, after_LV = (
         module(input_ids=tokens, use_cache=False).logits[0, :5] for tokens in (tokens_BL, changed_BL)
     )
-    # The same positions of the same products: a few roundings differ at most, where tokens are sorted by expert.
+    # Both passes compute the same positions: a few roundings differ at most, where tokens are sorted by expert.
     if (before_LV - after_LV).abs().max() > ROUNDINGS * torch.finfo(module.dtype).eps * before_LV.abs().max():
         raise UsageError(
             f"{type(module).__name__} is not causal: its output for a token depends on tokens that follow",

@@ -21,7 +21,7 @@ INNER_BLOCK = 32
 TILE = 64
 # Where operands have slack behind them.
 PADDED_DEVICES = frozenset({"cuda"})
-# For developers: what was allocated and not yet written is NaN, so that whoever reads it is seen on any machine.
+# For developers: memory that was allocated and not written is NaN, so that reading it shows on any machine.
 POISON_VARIABLE = "HIVETUNE_POISON"
 POISONED = os.environ.get(POISON_VARIABLE) == "1"
 
@@ -103,7 +103,7 @@ class Workspace:
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return a view of the buffer `name`, grown if need be. What is in it is undefined."""
-        view = self._views.get(name)  # mostly what it was the last time
+        view = self._views.get(name)  # mostly the same as last time
         if view is not None and view.shape == shape and view.dtype == dtype:
             return poison(view)
         size = math.prod(shape) * dtype.itemsize

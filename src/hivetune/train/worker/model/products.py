@@ -18,15 +18,15 @@ from hivetune.train.worker.model.fast.kernels.build import NoKernels
 from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES, kernels_for, product_arguments
 from hivetune.train.worker.model.memory import left_factor, mm, unwritten
 
-# a [M, K] times b [K, N] into the third one; rows may be strided.
+# Multiplies a [M, K] by b [K, N] into the third argument; rows may be strided.
 Multiply = Callable[[Tensor, Tensor, Tensor], None]
 Products = Literal["torch", "onednn", "native"]
-ROWS = 512  # of oneDNN's float32 product at a time
-# What is timed is a step in small: rows by each of several weights, which together do not fit the nearer caches.
+ROWS = 512  # oneDNN's float32 product takes so many rows at a time
+# A small step is timed: rows by each of several weights, which together do not fit the nearer caches.
 TIMED_ROWS, WIDTH, WEIGHTS, ROUNDS = 256, 1024, 4, 5
 ONEDNN_WORTH_IT = 1.25  # times as fast as torch: its result is copied once, and its code is kept for each row count
-# What our product saves beside itself, as a share: the passes for S B' (3 % of all products' time on SmolLM2-135M at
-# rank 8) and the padding to 32 rows. So a tie, which noise would decide, goes to it.
+# What our product saves elsewhere, as a share of its time: the passes for S B' (3 % of all products' time on
+# SmolLM2-135M at rank 8) and the padding to 32 rows. So a tie, which noise would decide, goes to it.
 SAVED_BESIDE = 0.05
 
 
@@ -127,7 +127,7 @@ def fastest_products(dtype: torch.dtype) -> Products:
             for w in weights:
                 multiply(x, w.t(), out)
             seconds[name].append(time.perf_counter() - started)
-    # The least after a warm-up: whatever disturbs makes it slower, nothing faster.
+    # The least after a warm-up: a disturbance makes it slower, nothing faster.
     least = {name: min(of_one[1:]) for name, of_one in seconds.items()}
     if "native" in least:
         least["native"] *= 1 - SAVED_BESIDE
@@ -144,6 +144,6 @@ def _candidates(dtype: torch.dtype) -> dict[Products, Multiply]:
         if dtype in KERNEL_SUFFIXES:
             kernels_for(dtype)
             found["native"] = by_native
-    except NoKernels:  # said elsewhere: `kernels` tells which run, and why
+    except NoKernels:  # reported elsewhere: `kernels` says which run, and why
         pass
     return found

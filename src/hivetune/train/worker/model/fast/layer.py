@@ -16,7 +16,7 @@ A name's suffix gives its shape, one letter a dimension:
        last layer the R rows that predict something    H  query heads
     R  as a first letter those rows, as a last letter  W  outputs of a merged matrix, then its rank columns:
        the rank columns of a merged matrix                [q | k | v | ranks], [gate | up | ranks], [D | ranks]
-    E  as a first letter loss entries (loss.py)        N  width of attention's output, H times head size
+    E  as a first letter loss entries (passes.py)        N  width of attention's output, H times head size
     n  rows of an inner norm: one per head and token (q, k) or per token; E as its last letter: its columns
 
 Gradients are named d + what they are the gradient of. Buffers live in the Workspace under these names; a slot is the
@@ -33,12 +33,12 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
     h, normed                           act(gate) * up; an inner norm's output   the next use; h recomputed in backward
     x_rows, out_rows                    rows selected in the last layer          the end of that layer's forward;
                                                                                  out_rows again in its backward
-    dx (loss.py), dx_all                gradient of the stream, wide; each       the end of the backward pass
+    dx (passes.py), dx_all                gradient of the stream, wide; each       the end of the backward pass
                                         layer adds to it in place
     dqkv, do, ddown, dgate_up, dout,    gradients inside a layer                 the next layer's backward
     dout_all, dh, dy, dnormed, dnormed_wide
-    logits, entries, dentries (loss.py) one chunk of logits, then its gradient   the next chunk
-    final, final_rstd, nll (loss.py)    the last norm's input; loss of entries   the next micro-batch
+    logits, entries, dentries (passes.py) one chunk of logits, then its gradient   the next chunk
+    final, final_rstd, nll (passes.py)    the last norm's input; loss of entries   the next micro-batch
 """
 
 import torch

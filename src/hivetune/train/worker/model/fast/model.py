@@ -42,7 +42,7 @@ from hivetune.train.worker.model.products import step_product
 from hivetune.train.worker.model.protocol import Document, Streamed, halved
 
 FAST_BUDGET_TOKENS = 4096
-# Steps that are laid out before their turn: the next one, and one that was given up.
+# Steps that are laid out before their turn: the next one, and one that was dropped.
 MAX_AHEAD = 2
 
 
@@ -93,7 +93,7 @@ class FastModel:
         quantized: bool = False,
     ):
         self.device, self.dtype = device, dtype
-        if device.type == "cuda":  # sums of partial products in half precision are torch's default there
+        if device.type == "cuda":  # by default torch sums partial products in half precision there
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder, first_layers)
@@ -125,7 +125,7 @@ class FastModel:
         precision = str(dtype).removeprefix("torch.")
         multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)
         self._pad = bucketed if self._replayed else multiples_of(multiple)
-        # Where work is replayed, its gradients are summed unscaled in a buffer of their own: a scale is no part of it.
+        # Replayed work sums its gradients unscaled in a buffer of its own: the scale differs from step to step.
         self.grad_N = torch.zeros_like(self._sum_N) if self._replayed else self._sum_N
         self._total, self._part = (torch.zeros((), dtype=self.master_N.dtype, device=device) for _ in "12")
         self._scale = torch.zeros(1, dtype=self.master_N.dtype, device=device)

@@ -157,16 +157,17 @@ def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dty
 
 # Few shapes: how attention's segments are batched and padded, and which shapes come often enough for a graph.
 
-# Segments are batched by sizes rounded up to this: few shapes, and little padding. Fused kernels want lengths that are
-# multiples of 8 at least, and their own blocks are 64 or 128.
+# Segments are batched by sizes rounded up to this, for few shapes and little padding. Fused kernels want lengths that
+# are multiples of 8 at least; their own blocks are 64 or 128.
 SIZE_STEP = 64
-# All segments are one class, though the scores are then so many times as many, or no more than this a head: scores are
-# a twentieth of a step's operations at 150 tokens a row, and each class is a handful of launches a layer.
+# All segments become one class while that makes at most twice as many scores, or no more than CHEAP_SCORES a head.
+# Scores are a twentieth of a step's operations at 150 tokens a row, and each class costs a handful of launches a layer.
 MAX_PADDED, CHEAP_SCORES = 2, 1 << 19
-# A graph costs about as much as three steps without one: one to record it, two to make it ready. A shape that came so
-# often pays for its graph if it comes as often again, and nobody knows better (rent or buy).
+# A graph costs about as much as three steps without one: one to record it, two to make it ready. A shape that came
+# three times pays for its graph if it comes three times more; without knowing the future no rule does better (ski
+# rental).
 USES_BEFORE = 3
-# Each holds its tables, a few MB, and its nodes.
+# Each graph holds its tables, a few MB, and its nodes.
 MAX_GRAPHS = 48
 
 

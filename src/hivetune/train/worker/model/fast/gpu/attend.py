@@ -12,7 +12,7 @@ last; `readers` [start, size, depth] of the segments that see it, itself first.
 import triton
 import triton.language as tl
 
-# Columns of `segments` where a segment's entries in `ranges` and in `readers` are told.
+# Columns of `segments` that point to a segment's entries in `ranges` and in `readers`.
 RANGES, READERS = tl.constexpr(3), tl.constexpr(5)
 
 

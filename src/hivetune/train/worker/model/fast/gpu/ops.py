@@ -25,7 +25,7 @@ ROW_THREADS = 256
 BLOCK_THREADS = 128
 LOGITS, GATES = 4096, 1024
 ROWS, COLUMNS = 64, 64
-MIN_DOT = 16  # of each side of a product in a kernel
+MIN_DOT = 16  # the least size of each side of a product in a kernel
 # Tiles of queries, keys and values of a block must fit into the 64 KB that a program of every card has, and CUDA's
 # compiler keeps three of them: of 16 KB each they took 103 KB (make proof NAME=triton).
 TILE_BYTES = 64 * 64 * 2

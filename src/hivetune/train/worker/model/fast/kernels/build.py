@@ -26,7 +26,7 @@ import torch
 from hivetune.base.disk import home
 
 SOURCES = Path(__file__).parent
-# -march=native is why the processor is part of the name. Errno and traps are not looked at; NaN and infinity are kept.
+# Because of -march=native the processor is part of the name. Errno and traps are unused; NaN and infinity are kept.
 FLAGS = (
     "-std=c++17",
     "-O3",

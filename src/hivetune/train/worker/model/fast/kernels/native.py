@@ -20,8 +20,9 @@ from hivetune.train.worker.model.products import Multiply, by_torch
 
 LANES = 16
 # Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
-# the others are fewer than TASKS or a row longer than LONG_KEYS, so that they keep many cores busy. It follows from the
-# rows alone: sums have the same order on any machine. A part has every so-manieth PIECE_KEYS keys (attention.h: PIECE).
+# the others are fewer than TASKS or a row longer than LONG_KEYS, so that they keep many cores busy. The division
+# follows from the rows alone: sums have the same order on any machine. A part takes turns with the others, PIECE_KEYS
+# keys at a time (attention.h: PIECE).
 PIECE_KEYS, LONG_KEYS, TASKS, MAX_PARTS = 256, 1024, 6, 8
 
 

@@ -21,8 +21,8 @@ from hivetune.base.packages import install_command
 from hivetune.errors import MachineNotFit
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
 
-# Where a matrix begins: what vector instructions and a card's matrix products want, and the same for every layer, as
-# some products round differently at another alignment.
+# Matrices begin at multiples of this: vector instructions and a card's products want it. It is the same for every
+# layer, because some products round differently at another alignment.
 ALIGN_BYTES = 256
 
 
@@ -137,7 +137,7 @@ class PackedImage:
             scales_n = image_n[scales_at : scales_at + 4 * -(-part.values // BLOCK)].view(torch.float32)
             values_n = plain_n[part.at : part.at + part.values * dtype.itemsize].view(dtype)
             state = QuantState(scales_n, shape=values_n.shape, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
-            # With `out`, bitsandbytes has it for cards only.
+            # bitsandbytes supports `out` on cards only.
             values_n.copy_(dequantize_4bit(codes, state).view(-1))
 
 

@@ -18,7 +18,7 @@ from hivetune.train.worker.model.fast.weights.image import PackedLayers
 from hivetune.train.worker.model.fast.weights.stream import LayerStream
 from hivetune.train.worker.model.memory import padded_zeros
 
-# As TorchOps.do: makes a call of torch with these arguments.
+# Makes a call of torch with these arguments (TorchOps.do).
 Do = Callable[..., None]
 
 
@@ -277,7 +277,7 @@ def _bind_experts(mlp: ExpertMlps, flat: _Flat, adapter: dict[str, Tensor], rank
         )
         stack.down_ERK, d_down_ERK = (half.view(experts, rank, -1) for half in (adapter[a_name], d_a))
         stack.up_NRE, stack.d_up_NRE = (half.view(-1, rank, experts) for half in (adapter[b_name], d_b))
-        # What is read behind the factor of one expert is that of the next.
+        # A kernel that reads past the factor of one expert reads that of the next.
         size, weight = (experts * columns, linear.outputs), stack.weight_EWK
         ups_RN = padded_zeros(*size, dtype=weight.dtype, device=weight.device)
         stack.scaled_up_ERN = ups_RN.view(experts, columns, linear.outputs)

@@ -109,7 +109,7 @@ def read_weights(
     reader = _Reader(Checkpoint(folder), spec, find_adapted(spec, lora), columns, dtype, device)
     embedding_VD = reader.matrix("embed_tokens.weight")
     head_VD = embedding_VD if spec.tied else reader.matrix("lm_head.weight")
-    # The last norm carries the scale of the logits: one rounding of its output, as without.
+    # The last norm carries the scale of the logits: its output is rounded once, as without a scale.
     weights = Weights(embedding_VD, head_VD, reader.norm("norm") * spec.logit_scale)
     plain = [reader.outline(index) for index in range(len(spec.layers))]
     packed = [PackedImage(image) for image in plain] if streaming.packed else []

@@ -23,7 +23,7 @@ from hivetune.train.worker.model.fast.weights.image import LayerImage
 from hivetune.train.worker.model.memory import memory_for
 from hivetune.train.worker.model.protocol import Streamed
 
-# Of the newest layers, so that a run which never asks what streaming took keeps no more.
+# Stamps of the newest copies only, because a run may never ask what streaming took.
 STAMPS_KEPT = 4096
 
 
