@@ -180,7 +180,7 @@ def test_damage_is_found_and_the_checkpoint_before_is_used(run: Path, case: str)
     found, problems = load_newest_good(run)
     assert found is not None and same(found, state_at(6))
     assert "checkpoint 7" in problems[0]
-    assert problems[-1] == "1 steps are repeated: going on from step 6 instead of 7"
+    assert problems[-1] == "1 steps are repeated: training continues from step 6 instead of 7"
     save(run, state_at(7))  # the run goes on
     found, _ = load_newest_good(run)
     assert found is not None and same(found, state_at(7))

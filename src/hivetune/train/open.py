@@ -124,12 +124,15 @@ def load_run(folder: Path) -> Run:
     config, _ = read_resolved(folder)
     model = Path(record.get("model", "(not recorded)"))
     if not model.exists():
-        raise UsageError(f"the model of {folder} is gone: {model}", hint=f"hivetune fetch {config.model}")
+        raise UsageError(
+            f"the model that {folder} is trained on is missing: {model}",
+            hint=f"get it again: hivetune fetch {config.model}",
+        )
     snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
     for part, hint in ((model, f"hivetune fetch {config.model}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
         problems = problems_once(part)
         if problems:
-            raise UsageError(f"{folder} rests on what is damaged: {part / problems[0]}", hint=hint)
+            raise UsageError(f"{folder} needs a file that is damaged: {part / problems[0]}", hint=hint)
     if "identity" in record:
         refuse_changed(folder, record["identity"], identity_of(config, snapshot, model))
     return Run(folder, config, model, snapshot, read_plan(folder))

@@ -172,7 +172,7 @@ def test_a_sealed_line_that_is_no_amendment_is_refused(tmp_path: Path, wrong: di
     path = amended(tmp_path)
     with Journal(path) as journal:
         journal.append("amendment", **({"from_step": 0, "until_step": None, "rows": [1], "reason": "r"} | wrong))
-    with pytest.raises(UsageError, match=rf"{path}:1: this is no amendment"):
+    with pytest.raises(UsageError, match=rf"{path}:1: this is not an amendment"):
         read_plan(tmp_path)
 
 

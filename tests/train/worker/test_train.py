@@ -259,8 +259,10 @@ def test_answers_that_are_read_late_are_the_same_run(
     given out before the last one is read, but where something comes between."""
     calls: list[str] = []
     for name in ("give_step", "end_step"):
-        work = getattr(train, name)
-        monkeypatch.setattr(train, name, lambda *given, name=name, work=work: (calls.append(name), work(*given))[1])
+        work = getattr(train.Loop, name)
+        monkeypatch.setattr(
+            train.Loop, name, lambda *arguments, name=name, work=work: (calls.append(name), work(*arguments))[1]
+        )
     for name, choices in (("waits", {}), ("ahead", {"graphs": True})):
         make_run(tmp_path / name, learnable_rows(100), validate_every=4, choices={"path": "general", **choices})
         run_training(tmp_path / name, tiny_model_folder)
@@ -296,7 +298,7 @@ def test_a_step_that_is_not_finite_stops_before_the_update_and_names_its_rows(
     make_run(tmp_path, learnable_rows(60))
     rows = read_plan(tmp_path / "run").steps[3].rows
     poison(monkeypatch, set(rows))
-    with pytest.raises(StepNotFinite, match="step 3: the loss is nan; it is every row") as caught:
+    with pytest.raises(StepNotFinite, match="step 3: the loss is nan; every row of the step fails") as caught:
         run_training(tmp_path, tiny_model_folder)
     assert all(f"rows.jsonl:{row + 1}" in caught.value.message for row in rows)
     assert [entry["step"] for entry in metrics(tmp_path) if entry["event"] == "step"] == [1, 2, 3]

@@ -240,7 +240,11 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
     full = 12 * a.parameters
     words = {
         "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state"
-        + (f"; {setup.streamed} of {a.layers} layers are streamed, 3 at a time are here" if setup.streamed else ""),
+        + (
+            f"; {setup.streamed} of {a.layers} layers are streamed, 3 of them at a time are on the device"
+            if setup.streamed
+            else ""
+        ),
         "adapters": f"{n:,} trained parameters ({100 * n / a.parameters:.2f} % of the model), float32",
         "gradients": "one float32 for each trained parameter",
         "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "

@@ -35,7 +35,10 @@ def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Seq
     Raises UsageError when there are no rows.
     """
     if not rows and not _store_has_rows():
-        raise UsageError("which rows? the store is empty", hint="hivetune init rows.jsonl, or first: hivetune collect")
+        raise UsageError(
+            "no rows are named and the store is empty",
+            hint="name a file: hivetune init rows.jsonl; or collect interactions first: hivetune collect",
+        )
     paths = list(rows or ["store"])
     for name in paths:
         check_storable(name)

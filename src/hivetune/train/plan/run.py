@@ -85,7 +85,7 @@ def refuse_missing(data: DataConfig) -> None:
     if len(files) < len(sources) and _stored().rows:
         return
     what = "the store is empty" if not files else f"{files[0]} is empty"
-    raise UsageError(what, hint="a plan without rows: --rows N --tokens N, as many as there will be")
+    raise UsageError(what, hint="to plan without rows, state how many there will be: --rows N --tokens N")
 
 
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:

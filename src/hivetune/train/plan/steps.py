@@ -310,7 +310,7 @@ def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> lis
         try:
             amendment = from_plain(Amendment, fields)
         except ValueError as error:
-            raise UsageError(f"{where}: this is no amendment: {error}", hint=AMENDED_HINT) from None
+            raise UsageError(f"{where}: this is not an amendment: {error}", hint=AMENDED_HINT) from None
         if entry.get("number", line) != line:  # runs of 0.1.0 have none
             raise UsageError(f"{where}: this is amendment {entry['number']}: a line is missing", hint=AMENDED_HINT)
         unknown = [row for row in amendment.rows if known_rows is not None and row not in known_rows]

@@ -183,10 +183,12 @@ def load_newest_good(
     step = 0 if state is None else state.step
     newest_saved = _newest_saved(run)
     if newest_saved > newest_seen and not list((run / checkpoints.FOLDER).glob(f"{newest_saved:06d}*")):
-        problems.append(f"checkpoint {newest_saved} was saved and is gone")
+        problems.append(f"checkpoint {newest_saved} was saved and is missing now")
         newest_seen = newest_saved
     if newest_seen > step:
-        problems.append(f"{newest_seen - step} steps are repeated: going on from step {step} instead of {newest_seen}")
+        problems.append(
+            f"{newest_seen - step} steps are repeated: training continues from step {step} instead of {newest_seen}"
+        )
     return state, problems
 
 
