@@ -16,10 +16,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    system = one_of(row, "system_instruction", *SYSTEM)
-    if isinstance(system, dict) and "parts" in system:
-        system = system["parts"]
-    messages = read_messages(parsed(row["contents"]), parsed(system))
+    messages = read_messages(parsed(row["contents"]), parsed(one_of(row, "system_instruction", *SYSTEM)))
     return ordered_conversation("contents", messages, read_tools(tools_of(row)))
 
 
