@@ -146,7 +146,7 @@ def stub_on_path(folder: Path) -> str:
     """Make a PATH on which `llama-server` is a stand-in without a model (llama/stub_server.py)."""
     program = folder / "stub" / "llama-server"
     program.parent.mkdir(parents=True, exist_ok=True)
-    source = Path(__file__).with_name("llama") / "stub_server.py"
+    source = Path(__file__).parents[1] / "llama" / "stub_server.py"
     program.write_text(f"#!{sys.executable}\n" + source.read_text(encoding="utf-8"))
     program.chmod(0o755)
     return f"{program.parent}:{os.environ['PATH']}"
