@@ -11,7 +11,7 @@ import argparse
 import heapq
 from dataclasses import dataclass
 
-from hivetune.machine.network import TCP_SHARE
+from hivetune.machine.inventory import TCP_SHARE
 from hivetune.train.plan.speed import GRADIENT_BYTES, LOCAL_BYTES_PER_S, WEIGHT_BYTES
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)

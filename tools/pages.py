@@ -1,12 +1,18 @@
-"""Writes the pages that are generated from data of the source: `python tools/pages.py`. Tests hold them equal."""
+"""Writes the pages that are generated from the settings and the knowledge about machines: `python tools/pages.py`.
 
+Tests check that docs/config.md, docs/faults.md and docs/doctor.md are up to date.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from hivetune.config import FORMER_NAMES, GROUPS, known_settings, stored_settings
-from hivetune.machine.doctor.page import with_tables
-from hivetune.machine.faults import as_markdown
+from hivetune.machine.faults import catalogue
+from hivetune.machine.knowledge.facts import Fact, facts
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+FIRST = {"again": "the same again", "change": "a change, as it can't go away by itself"}
 
 
 def with_settings(page: str) -> str:
@@ -25,13 +31,138 @@ def with_settings(page: str) -> str:
     return page.partition("## All settings\n")[0] + "## All settings\n\n" + "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    config = DOCS / "config.md"
-    config.write_text(with_settings(config.read_text(encoding="utf-8")), encoding="utf-8")
-    (DOCS / "faults.md").write_text(as_markdown(), encoding="utf-8")
+def pages() -> dict[Path, str]:
+    """Return the text of each generated page."""
     doctor = DOCS / "doctor.md"
-    doctor.write_text(with_tables(doctor.read_text(encoding="utf-8")), encoding="utf-8")
+    config = DOCS / "config.md"
+    return {
+        config: with_settings(config.read_text(encoding="utf-8")),
+        DOCS / "faults.md": faults_page(),
+        doctor: with_tables(doctor.read_text(encoding="utf-8")),
+    }
+
+
+def faults_page() -> str:
+    """Return the page of the fault catalogue."""
+    lines = [
+        "# Faults",
+        "",
+        "What can end or spoil a run, and what is done about it. Generated from",
+        "`src/hivetune/machine/knowledge/faults.yaml`, which has the patterns too. The first entry that fits",
+        "is the diagnosis. Changes are tried from left to right ([reliability.md](reliability.md)).",
+    ]
+    for entry in catalogue():
+        retry = FIRST[entry.first] if entry.retry else "no retry"
+        changes = f"; changes: {', '.join(entry.rungs)}" if entry.rungs else ""
+        lines += [
+            "",
+            f"## {entry.id}",
+            "",
+            f"**{entry.title[0].upper()}{entry.title[1:]}.** {entry.cause} {entry.advice}",
+        ]
+        lines += [f"({entry.domain}; {retry}{changes})"]
+    lines += ["", *_published_table()]
+    return "\n".join(lines) + "\n"
+
+
+def _published_table() -> list[str]:
+    """Return the table of published faults of cards."""
+    lines = [
+        "## Published faults of cards",
+        "",
+        "Faults that others published, none of which was seen here. Tests give each to doctor, diagnosis and ladder.",
+        "",
+        "| thread | what happened | fault | first changes |",
+        "| --- | --- | --- | --- |",
+    ]
+    for fact in facts("published"):
+        thread = f"[{fact.more['thread']}]({fact.source[0]})"
+        name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none: nothing is said"
+        rungs = ", ".join(f"`{rung}`" for rung in fact.more["rungs"])
+        lines.append(f"| {thread} | {fact.says} | {name} | {rungs} |")
+    return lines
+
+
+def with_tables(page: str) -> str:
+    """Return `page` with each table between `<!-- NAME -->` and `<!-- end -->` written anew."""
+    return re.sub(
+        r"(<!-- (\w+) -->\n).*?(<!-- end -->)",
+        lambda found: found[1] + _TABLES[found[2]]() + found[3],
+        page,
+        flags=re.S,
+    )
+
+
+def _installs() -> str:
+    rows = (
+        (f.more["title"], f"`{f.more['requirement']}`", f"`{f.more['backend']}`", f"`{f.more['python']}`", _why(f))
+        for f in facts("install")
+    )
+    return _table(("machine", "torch", "build", "Python", "why"), rows)
+
+
+def _chips() -> str:
+    rows = ((f.more["gfx"], f.more["cards"], ", ".join(f.more["types"]), _why(f)) for f in facts("chip"))
+    return _table(("architecture", "cards", "number types of its own", "what to know"), rows)
+
+
+def _builds() -> str:
+    rows = (
+        (_where(f), f.more["verdict"] if f.more["verdict"] == "good" else f.more["severity"], _why(f), _unknown(f))
+        for f in facts("build")
+    )
+    return _table(("where", "verdict", "what is known", "what is not"), rows)
+
+
+def _variables() -> str:
+    rows = ((f"`{f.more['name']}`", f.more["verdict"], f.more.get("default", ""), _why(f)) for f in facts("variable"))
+    return _table(("variable", "verdict", "default", "what it really does"), rows)
+
+
+def _advice() -> str:
+    rows = ((f"`{f.more['name']}={f.more['value']}`", _where(f), _why(f), _unknown(f)) for f in facts("advice"))
+    return _table(("variable", "where", "why", "what is not known"), rows)
+
+
+def _poison() -> str:
+    rows = (
+        (", ".join(f"`{name}`" for name in f.more["name"].split()), f"{f.more['title']}: {_why(f)}")
+        for f in facts("poison")
+    )
+    return _table(("taken from the worker", "when and why"), rows)
+
+
+def _where(fact: Fact) -> str:
+    return ", ".join(
+        f"{name} {' or '.join(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str) else pattern}"
+        for name, pattern in fact.when.items()
+    )
+
+
+def _why(fact: Fact) -> str:
+    links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source, 1))
+    return f"{fact.says} ({fact.confidence}, {fact.date[:7]}: {links})"
+
+
+def _unknown(fact: Fact) -> str:
+    return str(fact.more.get("unknown", ""))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+
+
+_TABLES: dict[str, Callable[[], str]] = {
+    "installs": _installs,
+    "chips": _chips,
+    "builds": _builds,
+    "variables": _variables,
+    "advice": _advice,
+    "poison": _poison,
+}
 
 
 if __name__ == "__main__":
-    main()
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -40,7 +40,7 @@ def proof(device: str, work: Path, tiny: bool) -> Found:
     """The doctor's proof of this device alone; the profile that it writes is a finding too."""
     from hivetune.base.disk import read_json
     from hivetune.machine.doctor.prove import ProofJob, ProofLimits, job_of, prove_device, with_proven
-    from hivetune.machine.doctor.proven import proof_document
+    from hivetune.machine.doctor.report import proof_document
     from hivetune.machine.inventory import read_machine
     from hivetune.machine.profile import read_profile, write_profile
 

@@ -1,4 +1,4 @@
-"""Every way Hivetune can say no, and the exit code of each. Nothing else lives here.
+"""All errors for users, with their exit codes.
 
     HivetuneError 1
     ├── UsageError 2           the command line, the config file or a name is wrong
@@ -7,11 +7,11 @@
     ├── MachineNotFit 4        a missing package, driver or server
     ├── DoesNotFit 5           memory, time or disk
     ├── NotDeployed 6          the gate did not say deploy
-    ├── RecoveryExhausted 7    the ladder has no rung left; a loadable adapter remains if a step was committed
+    ├── RecoveryExhausted 7    all recovery steps were tried; a loadable adapter remains if a step was committed
     ├── Busy 75                another process holds the folder (EX_TEMPFAIL)
     └── Stopped 128 + signal   stopped by a signal after a clean checkpoint
 
-An error is for a person: `message` says what happened and where (`file:line`), `hint` the next thing to do.
+`message` says what happened and where (`file:line`), `hint` what to do next.
 Bugs are plain Python exceptions and exit with 1.
 """
 
@@ -19,7 +19,7 @@ import signal
 
 
 class HivetuneError(Exception):
-    """What happened, and in `hint` the one thing to do next."""
+    """The base of all errors for users."""
 
     exit_code = 1
 
@@ -37,7 +37,7 @@ class UsageError(HivetuneError):
 
 
 class NotThere(UsageError):
-    """What a request names does not exist, or not any more: 404 where HTTP is spoken."""
+    """Something that a request names does not exist (any more); 404 over HTTP."""
 
 
 class DataRefused(HivetuneError):
@@ -65,8 +65,10 @@ class Busy(HivetuneError):
 
 
 class Stopped(HivetuneError):
-    """A signal ended the work after everything was saved; exits with 128 + the signal's number. None: whoever started
-    the work asked for its end, such as a cycle whose window ends."""
+    """A signal ended the work after everything was saved. The exit code is 128 + the signal's number.
+
+    A `signal_number` of None means that the caller asked for the end, such as a cycle whose window ends.
+    """
 
     def __init__(self, message: str, *, signal_number: int | None = signal.SIGINT, hint: str = ""):
         super().__init__(message, hint=hint)

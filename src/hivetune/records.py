@@ -1,6 +1,6 @@
-"""The frozen values that cross from one room to another, and the vocabulary of the accounting. No behaviour but sums.
+"""The frozen dataclasses that packages exchange. They have no behaviour but sums.
 
-The walk: Interaction -> Example -> Rendered -> Plan -> run -> evaluation -> Verdict.
+The order: Interaction -> Example -> Rendered -> Plan -> run -> evaluation -> Verdict.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,9 @@ from typing import Any, Literal
 Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "validation", "test"]
 VerdictName = Literal["deploy", "iterate", "abort", "not-enough-evidence"]
-# What a row teaches: a good answer; a person's correction; the better of two; a bad answer, alone or before a retry.
+# The kinds of rows: a good answer; a person's correction; the better of two; a bad answer, alone or before a retry.
 LessonKind = Literal["sft", "correction", "pair", "failure", "retry"]
-# How long work tells how far it is: items done, and all of them where the number is known.
+# Reports progress: the number of items done, and the total if it is known.
 Progress = Callable[[int, int | None], None]
 
 
@@ -20,9 +20,9 @@ Progress = Callable[[int, int | None], None]
 class Message:
     """One turn.
 
-    `weight` 0 means: read, but not trained on (OpenAI's field). `reasoning`: what the assistant thought before its
-    answer, without markers such as `<think>`, where the row keeps it in a field of its own (`reasoning_content`,
-    `reasoning`, `thinking`); the template decides how it is written. `tool_calls`: calls of the assistant,
+    `weight` 0 means: read, but not trained on (OpenAI's field). `reasoning`: the assistant's thoughts before its
+    answer, without markers such as `<think>`, if the row has a field for them (`reasoning_content`, `reasoning`,
+    `thinking`); the template decides how it is written. `tool_calls`: calls of the assistant,
     each {"type": "function", "function": {"name": text, "arguments": object}, "id": text, if there is one};
     `tool_call_id` and `name`: the call that a tool's result answers, and the tool. Tools are in `Example.tools`.
     """
@@ -38,10 +38,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One usable row. `id` is the hash of its content (equal rows have equal ids); `source` is `file:line`;
-    `answered_by` the release whose own, unedited answer it holds. `lesson`: failure if the last answer is a bad one;
-    `worse`: a worse answer in place of the last one. `maker`: what made a synthetic row. `client`: whose token asked at
-    the gateway, which a quota counts, whatever user the request named."""
+    """One usable row.
+
+    `id` is the hash of its content, `source` is `file:line`, `answered_by` the release whose unedited answer it holds.
+    `lesson` is "failure" if the last answer is bad; `worse` is a worse answer in place of the last one. `maker`: the
+    source of a synthetic row. `client`: the owner of the gateway token, which a quota counts instead of `user`.
+    """
 
     id: str
     source: str
@@ -65,7 +67,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids and, for each, 1 if it is trained. Position i predicts token i + 1, so `trained[0]` is always 0."""
+    """Token ids, each with 1 if it is trained. Position i predicts token i + 1, so `trained[0]` is always 0."""
 
     tokens: tuple[int, ...]
     trained: bytes
@@ -73,7 +75,7 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Accounting:
-    """Law 1: every row that came in is in exactly one place. The same keys in every report."""
+    """The counts of rows: each input row is in exactly one of them. Every report has the same keys."""
 
     rows_in: int = 0
     trained: int = 0
@@ -86,7 +88,7 @@ class Accounting:
 
     @property
     def missing(self) -> int:
-        """Rows that are in no place; anything but 0 is a bug."""
+        """Return the number of rows in no count; anything but 0 is a bug."""
         placed = self.trained + self.held_out + self.duplicates + self.quarantined + self.not_reached
         return self.rows_in - placed - sum(self.rejected.values()) - sum(self.set_aside.values())
 
@@ -101,9 +103,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the verdict's table. `difference` is tuned - base; `passed` is None for what is only reported;
-    `anytime95` holds at every n at once (loss only), `ci95` at this n; `needed` is the n that would decide, while it is
-    open."""
+    """One line of the verdict's table.
+
+    `difference` is tuned - base. `passed` is None for metrics that are only reported. `anytime95` holds for all n at
+    once (loss only), `ci95` for this n. `needed` is the n that would decide an undecided metric.
+    """
 
     name: str
     base: float | None
@@ -120,7 +124,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change before the next run, and the measurement that says so. `rows`: places, or what else shows it."""
+    """A change for the next run, with the measurement behind it. `rows`: the places that show it."""
 
     about: str
     said: str
@@ -129,7 +133,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reasons` name every metric; the first `decisive` of them made the verdict."""
+    """The verdict. `reasons` name every metric; the first `decisive` of them led to it."""
 
     verdict: VerdictName
     reasons: tuple[str, ...]
@@ -139,4 +143,4 @@ class Verdict:
 
 
 def silent(done: int, total: int | None) -> None:
-    """A `Progress` that tells nobody."""
+    """A `Progress` that shows nothing."""

@@ -8,6 +8,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -202,3 +204,20 @@ def test_json_holds_names_that_are_not_utf_8(tmp_path: Path) -> None:
     named = {"file": os.fsdecode(b"rows\xff.jsonl")}
     write_json(tmp_path / "report.json", named)
     assert read_json(tmp_path / "report.json") == named
+
+
+def test_two_threads_write_one_file_at_a_time(tmp_path: Path) -> None:
+    """Each thread has a temporary name of its own, so neither renames or removes the other's file."""
+    barrier = threading.Barrier(2)
+
+    class SlowDisk(Disk):
+        def sync(self, path: Path) -> None:
+            barrier.wait(10)  # both have written their temporary file, and neither has renamed it
+            super().sync(path)
+
+    with ThreadPoolExecutor(2) as pool:
+        writes = [pool.submit(write_atomic, tmp_path / "file", bytes([i]) * 100, disk=SlowDisk()) for i in range(2)]
+        for write in writes:
+            write.result()
+    assert (tmp_path / "file").read_bytes() in (b"\0" * 100, b"\1" * 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

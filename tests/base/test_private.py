@@ -55,7 +55,7 @@ def test_what_libraries_create_is_private_too(tmp_path: Path) -> None:
     assert (mode(tmp_path / "rows.sqlite"), mode(tmp_path / "folder")) == (0o600, 0o700)
 
 
-@pytest.mark.parametrize("entry", ["hivetune", "hivetune.train.worker", "hivetune.llama.child"])
+@pytest.mark.parametrize("entry", ["hivetune", "hivetune.process", "hivetune.llama.child"])
 def test_every_process_of_ours_keeps_private(entry: str, tmp_path: Path) -> None:
     """Each is started with what makes it end early, and tells its umask then."""
     script = (

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.base import whole
-from hivetune.base.disk import home, sha256_file, write_manifest
-from hivetune.base.whole import named_problems, problems_once, sha256_once
+from hivetune.base import disk
+from hivetune.base.disk import home, named_problems, problems_once, sha256_file, sha256_once, write_manifest
 
 
 @pytest.fixture
@@ -21,9 +20,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256_file(path)
 
-    monkeypatch.setattr(whole, "sha256_file", read)
-    monkeypatch.setattr(whole.time, "time_ns", lambda: time.monotonic_ns() + (1 << 62))
-    whole._known.clear()
+    monkeypatch.setattr(disk, "sha256_file", read)
+    monkeypatch.setattr(disk.time, "time_ns", lambda: time.monotonic_ns() + (1 << 62))
+    disk._known.clear()
     return names
 
 
@@ -51,7 +50,7 @@ def test_a_new_file_is_not_remembered(tmp_path: Path, hashed: list[str], monkeyp
     """Two writes within one tick of the file system's clock look like one."""
     path = tmp_path / "weights"
     path.write_bytes(b"a")
-    monkeypatch.setattr(whole.time, "time_ns", lambda: path.stat().st_ctime_ns + 1)
+    monkeypatch.setattr(disk.time, "time_ns", lambda: path.stat().st_ctime_ns + 1)
     sha256_once(path)
     sha256_once(path)
     assert hashed == ["weights"] * 2
@@ -62,10 +61,10 @@ def test_other_processes_know_large_files_by_a_file_that_may_be_damaged(
     damage: bytes | None, tmp_path: Path, hashed: list[str]
 ) -> None:
     path = tmp_path / "weights"
-    path.write_bytes(bytes(whole.REMEMBERED_FROM_BYTES))
+    path.write_bytes(bytes(disk.REMEMBERED_FROM_BYTES))
     sha256_once(path)
-    whole._known.clear()  # another process
-    cache = home() / whole.CACHE
+    disk._known.clear()  # another process
+    cache = home() / disk.CACHE
     if damage is not None:
         cache.write_bytes(damage)
     assert sha256_once(path) == sha256_file(path)
@@ -79,7 +78,7 @@ def test_a_home_that_can_not_be_written_costs_nothing_else(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "file" / "home"))
     path = tmp_path / "weights"
-    path.write_bytes(bytes(whole.REMEMBERED_FROM_BYTES))
+    path.write_bytes(bytes(disk.REMEMBERED_FROM_BYTES))
     assert sha256_once(path) == sha256_file(path)
 
 
@@ -87,6 +86,7 @@ def test_a_folder_costs_its_sizes_only_the_second_time_and_tells_damage(tmp_path
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(name.encode() * 64)
     write_manifest(tmp_path)
+    hashed.clear()
     assert problems_once(tmp_path) == problems_once(tmp_path) == []
     assert sorted(hashed) == ["a", "b"]
     flip(tmp_path / "b")

@@ -24,7 +24,7 @@ from hivetune.config import RunConfig
 from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
 from hivetune.run.choices import Choices, write_resolved
-from hivetune.run.record import write_record
+from hivetune.run.folder import write_record
 from hivetune.train.open import load_run
 from hivetune.train.plan.steps import Amendment, append_amendment
 

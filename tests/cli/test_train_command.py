@@ -17,7 +17,7 @@ from hivetune.base.disk import lock, manifest_problems
 from hivetune.cli.arguments import read_settings
 from hivetune.cli.output import duration
 from hivetune.config import load_config
-from hivetune.run.record import read_record, write_record
+from hivetune.run.folder import read_record, write_record
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,7 @@ from typing import Any
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import Journal, read_journal
 from hivetune.run.checkpoints import STATE, TENSORS, commit
-from hivetune.run.folder import EVENTS, METRICS
-from hivetune.run.record import read_record, write_record
+from hivetune.run.folder import EVENTS, METRICS, read_record, write_record
 
 STEPS = 40
 

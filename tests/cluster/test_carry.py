@@ -22,8 +22,7 @@ from hivetune.config import parse_config
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.machine.cluster import DEVICE, Membership, write_membership
 from hivetune.run.checkpoints import newest_good
-from hivetune.run.folder import EVENTS, METRICS
-from hivetune.run.record import read_record
+from hivetune.run.folder import EVENTS, METRICS, read_record
 from hivetune.run.status import run_status
 from hivetune.train import open as open_station
 from hivetune.train.open import Run, load_run, open_run

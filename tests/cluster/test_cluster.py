@@ -31,7 +31,7 @@ from hivetune.machine.cluster import (
     write_membership,
 )
 from hivetune.process.cluster import ask_cluster
-from hivetune.run.record import read_record, write_record
+from hivetune.run.folder import read_record, write_record
 
 require_module("ray", "cluster")
 TESTS = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ from data.intake.collecting import RedisServer
 
 from hivetune.cluster.node import check_redis, judge_redis, redis_words
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.doctor.host import _redis
+from hivetune.machine.doctor.look import _redis
 
 
 def test_a_server_of_its_own_is_right_and_one_that_evicts_is_not(tmp_path: Path) -> None:

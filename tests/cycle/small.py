@@ -18,7 +18,7 @@ from hivetune.base.disk import home, read_json
 from hivetune.base.journal import read_journal
 from hivetune.cycle.ledger import cycles_of
 from hivetune.release.registry import releases
-from hivetune.run.record import read_record
+from hivetune.run.folder import read_record
 
 NAME = "demo"
 WORDS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "slow", "old", "new", "warm")

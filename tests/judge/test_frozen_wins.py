@@ -14,7 +14,7 @@ from hivetune.data.prepare.prepare import prepare
 from hivetune.data.snapshot import Snapshot
 from hivetune.judge.frozen import freeze_wins, frozen_prompts
 from hivetune.release.registry import Release
-from hivetune.run.record import write_record
+from hivetune.run.folder import write_record
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}
 

@@ -19,8 +19,7 @@ from gguf_families import write_model
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
 from hivetune.llama.child import SocketConnection
-from hivetune.process.environment import child_environment
-from hivetune.process.sandbox import available
+from hivetune.process.sandbox import available, named_environment
 from hivetune.release.gguf import RECIPES
 from hivetune.release.gguf import write_gguf_model as write_gguf
 
@@ -207,7 +206,7 @@ def test_what_a_shell_sets_for_llama_cpp_does_not_reach_it() -> None:
         **{name: "1" for name in ("LD_PRELOAD", "GGML_BACKEND_PATH", "GGML_RPC", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")},
         **{name: "1" for name in ("PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LC_ALL", "HIVETUNE_HOME")},
     }
-    made = child_environment(own, OMP_WAIT_POLICY="PASSIVE")
+    made = named_environment(own, OMP_WAIT_POLICY="PASSIVE")
     assert set(made) == {
         "PATH",
         "CUDA_VISIBLE_DEVICES",

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hivetune.process.beside import AGAIN_S, Exporters
+from hivetune.process.detach import AGAIN_S, Exporters
 
 
 class Process:

@@ -94,7 +94,7 @@ def test_it_dies_with_its_parent() -> None:
 
 
 def test_none_is_started_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "LEAST_AVAILABLE_BYTES", 1 << 60)
+    monkeypatch.setattr(launch, "MIN_AVAILABLE_BYTES", 1 << 60)
     with Ahead() as ahead:
         ahead.start()
         assert not waiting()

@@ -24,7 +24,7 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import ENTRIES, Outcome, Train
 from hivetune.records import Verdict
 from hivetune.release.registry import Release, promote, register
-from hivetune.run.adapter import adapter_hash
+from hivetune.run.folder import adapter_hash
 from hivetune.specialists import propose, routes, runs, station, survey
 from hivetune.train.open import Run, load_run, open_run, update_record
 from hivetune.train.start import account

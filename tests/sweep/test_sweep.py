@@ -22,7 +22,7 @@ from hivetune.config import parse_config
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.cluster import ClusterNode, ClusterView, ask_cluster
 from hivetune.records import Metric, Verdict
-from hivetune.run.record import read_record
+from hivetune.run.folder import read_record
 from hivetune.sweep import sweep as station
 from hivetune.sweep.sweep import run_sweep
 from hivetune.train import open as open_station

@@ -1,1 +1,1 @@
-"""What everything stands on: the disk, append-only journals, and hive.db."""
+"""The foundation: files, append-only journals, and hive.db."""

@@ -1,8 +1,7 @@
-"""Where things are on disk and how they get there whole: home, folders, atomic writes, manifests, locks.
+"""The disk: the home folder, atomic writes, manifests, hashes and locks.
 
-A folder is a promise: its `manifest.json` is written last, names every file with size and SHA-256, and readers trust
-only what it names. Every change of the disk that must survive a crash goes through a `Disk`, so that tests can fail
-the n-th operation.
+A folder's `manifest.json` is written last and names every file with its size and SHA-256; readers trust only what it
+names. Every change that must survive a crash goes through a `Disk`, so that tests can fail the n-th operation.
 """
 
 import contextlib
@@ -14,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,26 +27,26 @@ from hivetune.base.private import check_own, make_folder, open_plain, read_bound
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
-LOCK = ".lock"  # says who holds a folder now; no part of what it holds
+LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
 HASH_CHUNK_BYTES = 1 << 20
 # The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
 MAX_JSON_BYTES = 1 << 30
-# `lock_holder` holds a free lock itself for some microseconds: whoever takes one asks again before it counts as held.
-_ASKED_TIMES, _ASKED_AGAIN_S = 4, 0.01
+# `lock_holder` itself holds a free lock for some microseconds, so a lock is tried again before it counts as held.
+_LOCK_TRIES, _LOCK_RETRY_S = 4, 0.01
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-# The same in the words of a child's error, of SQLite and of libraries that have errors of their own.
+# The same in the error messages of children, SQLite and other libraries.
 FULL_DISK_WORDS = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
 
 
 class Disk:
-    """The operations a crash can fall between. Tests subclass it to fail or drop the n-th one."""
+    """The operations that a crash can fall between. Tests subclass it to fail or drop the n-th one."""
 
     def write(self, path: Path, data: bytes | memoryview) -> None:
         with open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(data)
 
     def sync(self, path: Path) -> None:
-        """fsync of a file or of a folder (its names)."""
+        """Flush a file, or the names in a folder, to the disk."""
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -67,8 +67,10 @@ DISK = Disk()
 
 
 def home() -> Path:
-    """`$HIVETUNE_HOME`, else the XDG data folder, without symbolic links: what lies below has one name. Not created
-    here. Raises UsageError where it is a file."""
+    """Return `$HIVETUNE_HOME` or the XDG data folder, with links resolved so that each file below has one name.
+
+    The folder is not created. Raise UsageError if it is a file.
+    """
     chosen = os.environ.get("HIVETUNE_HOME")
     path = real_path(chosen or platformdirs.user_data_dir("hivetune"))
     if path.is_file():
@@ -77,12 +79,12 @@ def home() -> Path:
 
 
 def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:
-    """All of `data` under `path`, or what was there before: temporary name, fsync, rename, fsync of the folder.
+    """Write `data` to `path`, whole or not at all: write a temporary file, fsync, rename, fsync the folder.
 
-    Raises: OSError, which names `path`; the temporary file is gone then.
+    Raise OSError that names `path`; then the temporary file is removed.
     """
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_name(path)
     try:
         disk.write(temporary, data)
         disk.sync(temporary)
@@ -90,14 +92,19 @@ def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> 
     except OSError as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        error.filename = str(path)  # nobody knows the temporary one
+        error.filename = str(path)  # the caller does not know the temporary name
         raise
     disk.sync(path.parent)
 
 
+def _temporary_name(path: Path) -> Path:
+    """Return a name beside `path` for this thread alone: the kernel's thread numbers are unique on a machine."""
+    return path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
+
+
 @contextlib.contextmanager
 def errors_name(path: Path) -> Iterator[None]:
-    """An OSError of the block names `path`, whatever temporary file it met."""
+    """Make each OSError of the block name `path` instead of a temporary file."""
     try:
         yield
     except OSError as error:
@@ -107,8 +114,8 @@ def errors_name(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file of any size that takes its name when all of it is on the disk, and is gone when that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Yield a file of any size that gets the name `path` when it is complete, and is removed if the block fails."""
+    temporary = _temporary_name(path)
     try:
         with errors_name(path):
             opened = open(temporary, "wb")  # noqa: SIM115
@@ -122,7 +129,7 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
-    """`path`, said before the work is done. Raises UsageError where no file can get this name, or an input has it."""
+    """Return `path`. Raise UsageError, before any work is done, if it is a folder or one of `inputs`."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="give the name of a file")
     if any(os.path.realpath(path) == os.path.realpath(each) for each in inputs):
@@ -131,22 +138,22 @@ def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, disk: Disk = DISK) -> None:
-    """`value` as indented JSON, atomically. Raises ValueError for NaN and infinities: a missing number is null."""
+    """Write `value` as indented JSON, atomically. Raise ValueError for NaN and infinities."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    # Names of files may hold bytes that are not UTF-8, as lone surrogates: written as \udcff they are JSON.
+    # File names may hold lone surrogates for bytes that are not UTF-8; written as \udcff they are valid JSON.
     write_atomic(path, text.encode("utf-8", "backslashreplace"), disk=disk)
 
 
 def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
-    """The JSON object in a file. `finite`: of our own, which hold no NaN and no infinity (a model's config may).
+    """Return the JSON object in a file. With `finite`, NaN and infinities are errors; a model's config may have them.
 
-    Raises OSError, also for a file of more than MAX_JSON_BYTES, and ValueError for one that holds no such object.
+    Raise OSError, also for a file of more than MAX_JSON_BYTES, and ValueError for a file without such an object.
     """
     return parse_json(read_bounded(path, MAX_JSON_BYTES, links=False), finite=finite)
 
 
 def parse_json(content: bytes, *, finite: bool = False) -> dict[str, Any]:
-    """The JSON object in these bytes. Raises ValueError."""
+    """Return the JSON object in these bytes. Raise ValueError."""
     try:
         value = json.loads(content.decode(), parse_constant=_refuse_constant if finite else None)
     except RecursionError:
@@ -161,7 +168,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below `folder`."""
+    """Return the bytes of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -178,7 +185,7 @@ def sha256_file(path: Path) -> str:
 
 
 def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: Disk = DISK) -> None:
-    """Name, size and hash of every file below `folder`, written last; `extra` is kept beside them."""
+    """Write the manifest of a folder: name, size and hash of every file, and `extra`."""
     files = {
         str(path.relative_to(folder)): {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
@@ -190,9 +197,9 @@ def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: D
 def manifest_problems(
     folder: Path, *, hash_of: Callable[[Path], str] = sha256_file, only: Collection[str] | None = None
 ) -> list[str]:
-    """What differs from the manifest, in words; an empty list means that every named file is whole.
+    """Return the differences from the manifest in words, none if every named file is intact.
 
-    `hash_of`: how a file's SHA-256 is found (base/whole.py remembers them). `only`: look at these files alone.
+    `hash_of` returns the SHA-256 of a file; `only` limits the check to these files.
     """
     try:
         manifest = read_json(folder / MANIFEST)
@@ -215,7 +222,7 @@ def manifest_problems(
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who holds a folder, as written in its lock file."""
+    """The process that holds a folder, as its lock file names it."""
 
     pid: int
     boot_id: str
@@ -223,9 +230,9 @@ class LockHolder:
 
 @contextlib.contextmanager
 def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[None]:
-    """Hold `folder` for this process; the kernel lets go when it dies. `hint`: what to do when another holds it.
+    """Lock `folder` for this process; the kernel unlocks it when the process dies.
 
-    Raises Busy naming the other process, UsageError for a folder that is not safe to write to.
+    Raise Busy with `hint` if another process holds it, and UsageError if the folder is not safe to write to.
     """
     make_folder(folder)
     check_own(folder)
@@ -240,8 +247,10 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
 
 
 def _name_holder(handle: int) -> None:
-    """Write this process over whoever held it before, so that a full disk has room for it. A new file has none there:
-    the folder is held all the same, by nobody who is named."""
+    """Write this process into the lock file, over the last holder so that a full disk has room for it.
+
+    If a new file gets no room, the folder is still held, but its holder has no name.
+    """
     name = f"{os.getpid()} {boot_id()}\n".encode()
     try:
         os.pwrite(handle, name, 0)
@@ -252,22 +261,22 @@ def _name_holder(handle: int) -> None:
 
 
 def _take(handle: int) -> bool:
-    """Lock it for this process alone; False when another one keeps it."""
-    for asked in range(_ASKED_TIMES):
+    """Lock a file for this process; return False if another process holds it."""
+    for attempt in range(_LOCK_TRIES):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            if asked + 1 < _ASKED_TIMES:
-                time.sleep(_ASKED_AGAIN_S)
+            if attempt + 1 < _LOCK_TRIES:
+                time.sleep(_LOCK_RETRY_S)
         else:
             return True
     return False
 
 
 def lock_holder(folder: Path) -> LockHolder | None:
-    """The process that holds `folder` now, or None."""
+    """Return the process that holds `folder` now, or None."""
     path = folder / LOCK
     if not path.exists():
         return None
@@ -286,18 +295,19 @@ def _is_holder(words: list[str]) -> bool:
 
 @contextlib.contextmanager
 def scratch_folder(below: Path | None = None) -> Iterator[Path]:
-    """A temporary folder for its user alone, gone after the block: in `below`, or where its path is short enough for
-    that of a socket.
+    """Yield a private temporary folder, in `below` or in a place whose path is short enough for a socket.
 
-    A process that is killed leaves its own, with a socket or with rows in it: the next one that needs a folder removes
-    those that nobody holds. Raises OSError, and UsageError where somebody else has planted the folder of them all.
+    It is removed after the block. A process that is killed leaves its folder, which the next caller removes. Raise
+    OSError, and UsageError if another user made the folder that contains them.
     """
     if below is not None:
         make_folder(below)
     room = temporary_folder("hivetune-scratch") if below is None else below
     with contextlib.ExitStack() as held:
         with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as alone:
-            fcntl.flock(alone, fcntl.LOCK_EX)  # waits: a folder is locked before another process looks at it
+            fcntl.flock(
+                alone, fcntl.LOCK_EX
+            )  # waits, so that a new folder is locked before another process looks at it
             for left in room.iterdir():
                 if left.is_dir() and lock_holder(left) is None:
                     shutil.rmtree(left, ignore_errors=True)
@@ -307,6 +317,70 @@ def scratch_folder(below: Path | None = None) -> Iterator[Path]:
 
 
 def boot_id() -> str:
-    """Changes at each start of the machine, so that a pid of an earlier boot is never mistaken for a live one."""
+    """Return an id of this boot, so that a pid of an earlier boot is not taken for a live process."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else "unknown"
+
+
+# Hashes are remembered by a file's identity: device, inode, size, and the times of content and inode, since each write
+# changes one of them. Hashes of large files are also kept in `hashes.json` in the home, which may be deleted. Bits that
+# a disk loses without a write are found only when the identity changes.
+CACHE = "hashes.json"
+# Smaller files are hashed faster than looked up (1 MiB takes about 1 ms).
+REMEMBERED_FROM_BYTES = 1 << 20
+MAX_HASHES = 1000
+# A newer file is not remembered, since it may be written again within one tick of the clock (2 s on FAT).
+SETTLED_NS = 2_000_000_000
+_HASH = re.compile("[0-9a-f]{64}")
+
+_known: dict[str, str] = {}
+
+
+def sha256_once(path: Path) -> str:
+    """Return the SHA-256 of a file, which is read again only if its identity is new. Raise OSError."""
+    status = os.stat(path)
+    identity = _identity(status)
+    remembered = status.st_size >= REMEMBERED_FROM_BYTES
+    if identity not in _known and remembered:
+        _known.update(_read_cache())
+    if identity in _known:
+        return _known[identity]
+    found = sha256_file(path)
+    after = os.stat(path)
+    if _identity(after) == identity and time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns) > SETTLED_NS:
+        _known[identity] = found
+        if remembered:
+            _write_cache({**_read_cache(), identity: found})
+    return found
+
+
+def problems_once(folder: Path) -> list[str]:
+    """Return the differences from the manifest, hashing each file only if its identity is new."""
+    return manifest_problems(folder, hash_of=sha256_once)
+
+
+def named_problems(folder: Path, names: Collection[str]) -> list[str]:
+    """Return the differences from the manifest for `names`; none without a manifest."""
+    if not (folder / MANIFEST).is_file():
+        return []
+    return manifest_problems(folder, hash_of=sha256_once, only=names)
+
+
+def _identity(status: os.stat_result) -> str:
+    parts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return "-".join(map(str, parts))
+
+
+def _read_cache() -> dict[str, str]:
+    """Return the hashes of earlier processes; none if the file is missing or damaged."""
+    try:
+        found = read_json(home() / CACHE)
+    except (OSError, ValueError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, str) and _HASH.fullmatch(value)}
+
+
+def _write_cache(entries: dict[str, str]) -> None:
+    newest = dict(list(entries.items())[-MAX_HASHES:])
+    with contextlib.suppress(OSError):  # without the cache a file is only hashed again
+        write_atomic(home() / CACHE, json.dumps(newest, indent=0).encode())

@@ -1,8 +1,8 @@
-"""Append-only JSON Lines files: one event a line, each handed to the kernel at once, readable after any crash.
+"""Append-only journals in JSON Lines: one event per line, each written at once, readable after any crash.
 
-One writer per file. A torn last line is the mark of a writer that died and is left out. Each line carries its CRC-32.
-A line that is not what was written (a flipped bit, an edit by hand, no CRC-32) is read as the event `damaged` with its
-number. It stops nobody, and whoever looks is told. Every version of Hivetune has written the CRC-32.
+Each file has one writer. A torn last line, which a dead writer leaves, is ignored. Each line has its CRC-32, in every
+version of Hivetune. A line that differs from what was written (a flipped bit, an edit, no CRC-32) is read as the event
+`damaged` with its number, so that readers go on and can report it.
 """
 
 import ctypes
@@ -23,17 +23,17 @@ from hivetune.base.private import make_folder, open_plain
 DAMAGED = "damaged"
 TAIL_BYTES = 1 << 16
 CHECKSUM = "crc32"
-# What one call of `read_after` takes at most, and what it knows a place by.
+# The most that one call of `read_after` reads, and the bytes by which it recognises a place.
 FOLLOWED_BYTES = 4 << 20
 MARK_BYTES = 64
-# Kept free on the disk behind the last line: about 300 events, more than a supervisor writes in a pause.
+# Reserved on the disk after the last line: about 300 events, more than a supervisor writes during a pause.
 RESERVE_BYTES = 64 << 10
 FALLOC_FL_KEEP_SIZE = 1
-# The losses of a million validation rows take 30 MB in one line. A longer line is none of ours.
+# The losses of a million validation rows take 30 MB in one line. Hivetune writes no longer line.
 MAX_LINE_BYTES = 256 << 20
 
-_LOSS = (int, float, type(None))  # null: it was not finite
-# By file, event and field: what readers take without asking. A line of the event that lacks one is a damaged line.
+_LOSS = (int, float, type(None))  # null if it was not finite
+# The fields that readers rely on, by file and event. A line without one of them is damaged.
 LINE_FIELDS: Mapping[str, Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "metrics.jsonl": {
         "started": {"step": int},
@@ -59,9 +59,9 @@ LINE_FIELDS: Mapping[str, Mapping[str, Mapping[str, type | tuple[type, ...]]]] =
 
 
 class Journal:
-    """Appends events to one file. `time` is wall clock seconds; the order is that of the lines, never of the clock.
+    """A journal to append to. `time` is the wall clock in seconds; only the order of lines counts.
 
-    Room for the lines to come is reserved on the disk, so that a full one does not stop the telling of it.
+    Room for the next lines is reserved, so that a full disk can still be reported.
     """
 
     def __init__(self, path: Path):
@@ -72,9 +72,9 @@ class Journal:
         self._open()
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
-        """Write one line. A process's death loses nothing; a power cut may lose the newest lines.
+        """Write one line, which survives the death of the process; a power cut may lose the newest lines.
 
-        Raises OSError; what could not be written is kept and comes first the next time.
+        Raise OSError; then the line is kept and written before the next one.
         """
         entry = {"event": event, "time": round(time.time(), 3), **fields}
         self._pending += _line(entry)
@@ -82,7 +82,7 @@ class Journal:
         return entry
 
     def flush(self) -> None:
-        """Write what a full disk refused. Raises OSError when it still does."""
+        """Write the lines that a full disk refused. Raise OSError if it still does."""
         while self._pending:
             written = os.write(self._handle, self._pending)
             self._pending = self._pending[written:]
@@ -90,17 +90,17 @@ class Journal:
         self._reserve()
 
     def replace(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Have these lines alone, atomically. Whoever holds this journal goes on with it. Raises OSError."""
+        """Replace all lines atomically, and go on with the new file. Raise OSError."""
         self.close()
         write_atomic(self._path, b"".join(map(_line, entries)))
         self._open()
 
     def sync(self) -> None:
-        """Also survive a power cut."""
+        """Flush the lines to the disk, so that they survive a power cut."""
         os.fsync(self._handle)
 
     def close(self) -> None:
-        """Raises OSError when lines are left that could not be written; the file is closed then too."""
+        """Close the file. Raise OSError if lines could not be written."""
         if self._handle < 0:
             return
         try:
@@ -122,7 +122,7 @@ class Journal:
         self._reserve()
 
     def _reserve(self) -> None:
-        """Blocks for the next lines, taken while there are any. On other systems and disks there is no such promise."""
+        """Reserve blocks for the next lines, where the system supports it."""
         if self._size_bytes + RESERVE_BYTES // 2 <= self._reserved_bytes or sys.platform != "linux":
             return
         start, size = ctypes.c_long(self._size_bytes), ctypes.c_long(RESERVE_BYTES)
@@ -131,10 +131,9 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Events in order; a torn last line is left out, a damaged one is `{"event": "damaged", "line": its number}`.
+    """Yield the events in order, without a torn last line; a damaged one is {"event": "damaged", "line": number}.
 
-    A file that does not exist has no events. Raises OSError for one that can't be read, or has a line of more than
-    MAX_LINE_BYTES.
+    A missing file has no events. Raise OSError for an unreadable file or a line of more than MAX_LINE_BYTES.
     """
     try:
         handle = open_plain(path)
@@ -148,7 +147,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_tail(path: Path) -> list[dict[str, Any]]:
-    """The whole events in the last TAIL_BYTES, in order: enough to tell where something stands, however long it ran."""
+    """Return the events in the last TAIL_BYTES, which is enough for the state of a long run."""
     try:
         handle = open_plain(path)
     except FileNotFoundError:
@@ -162,9 +161,11 @@ def read_tail(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class JournalPlace:
-    """How far a journal was read: the byte behind the last whole line, in the file with this inode. `mark`: CRC-32 of
-    the bytes before it, since a journal may be written anew (steps that are made again after a crash), and a new file
-    may get an old inode."""
+    """A place in a journal: the end of the last whole line, in the file with this inode.
+
+    `mark` is the CRC-32 of the bytes before it, since a journal may be replaced after a crash, and a new file may get
+    an old inode.
+    """
 
     inode: int = 0
     offset: int = 0
@@ -173,18 +174,17 @@ class JournalPlace:
 
 @dataclass(frozen=True)
 class Followed:
-    """The events behind a place, and the place behind them. `anew`: this is another file, read from its beginning, so
-    that all that was read before counts no more."""
+    """The events after a place, and the new place. `anew`: the file was replaced and is read from its beginning."""
 
     entries: tuple[dict[str, Any], ...]
     place: JournalPlace
     anew: bool = False
 
 
-def read_after(path: Path, place: JournalPlace, most_bytes: int = FOLLOWED_BYTES) -> Followed:
-    """What was appended since `place`: about `most_bytes` at once, so ask until there are no more entries.
+def read_after(path: Path, place: JournalPlace, max_bytes: int = FOLLOWED_BYTES) -> Followed:
+    """Return the events since `place`, about `max_bytes` at once, so call it until there are none.
 
-    A damaged line is an event `damaged`, a torn last one is left for the next time. Raises OSError as `read_journal`.
+    A damaged line is an event `damaged`; a torn last line is left for the next call. Raise OSError as `read_journal`.
     """
     try:
         handle = open_plain(path)
@@ -198,7 +198,7 @@ def read_after(path: Path, place: JournalPlace, most_bytes: int = FOLLOWED_BYTES
         offset = place.offset if known and status.st_size >= place.offset else 0
         file.seek(offset)
         lines: list[bytes] = []
-        while sum(map(len, lines)) < most_bytes and (line := _read_line(file, path)).endswith(b"\n"):
+        while sum(map(len, lines)) < max_bytes and (line := _read_line(file, path)).endswith(b"\n"):
             lines.append(line)
         end = offset + sum(map(len, lines))
         start = max(0, end - MARK_BYTES)
@@ -209,14 +209,13 @@ def read_after(path: Path, place: JournalPlace, most_bytes: int = FOLLOWED_BYTES
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    """JSON with the CRC-32 of all that stands before it as the last field."""
+    """Return an entry as JSON with the CRC-32 of the text before it as last field."""
     text = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")[:-1]
     return text + f', "{CHECKSUM}": {zlib.crc32(text)}}}\n'.encode()
 
 
 def _read_line(file: IO[bytes], path: Path) -> bytes:
-    """The next line, empty at the end. Raises OSError for one that is too long to be read at once: a sparse file of a
-    terabyte is one line of zeros."""
+    """Return the next line, empty at the end. Raise OSError for a too long one, such as a sparse file of zeros."""
     line = file.readline(MAX_LINE_BYTES)
     if len(line) == MAX_LINE_BYTES:
         raise OSError(errno.EFBIG, f"has a line of more than {MAX_LINE_BYTES >> 20} MiB", str(path))
@@ -224,7 +223,7 @@ def _read_line(file: IO[bytes], path: Path) -> bytes:
 
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
-    """The event without its checksum; None for a line that is not what was written, or lacks what readers need."""
+    """Return the event without its checksum, None for a damaged line or one without a needed field."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -238,7 +237,7 @@ def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
 
 
 def _drop_torn_line(handle: int) -> int:
-    """The size that is left, in bytes."""
+    """Remove a torn last line, and return the size in bytes."""
     size = end = os.fstat(handle).st_size
     tail = b""
     while end > 0:

@@ -1,7 +1,4 @@
-"""What the kernel says in its own files: texts, whole numbers, memory, and the cores that this process may use.
-
-`root` replaces `/` in tests.
-"""
+"""Values from the kernel's files: texts, numbers, memory, and the usable cores. `root` replaces `/` in tests."""
 
 import os
 from pathlib import Path
@@ -10,7 +7,7 @@ _ROOT = Path("/")
 
 
 def system_text(path: Path) -> str:
-    """What a file of the kernel or the system says; empty where it can't be read."""
+    """Return the text of a file of the kernel or the system, empty if it can't be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -18,13 +15,13 @@ def system_text(path: Path) -> str:
 
 
 def whole_number(path: Path) -> int | None:
-    """The number in a file of the kernel; None where there is none, or one from 2^60 on, which means "no limit"."""
+    """Return the number in a file of the kernel, or None; from 2^60 on it means "no limit"."""
     text = system_text(path)
     return int(text) if text.lstrip("-").isdecimal() and int(text) < 1 << 60 else None
 
 
 def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
-    """/proc/meminfo in bytes, by its own names."""
+    """Return /proc/meminfo in bytes."""
     sizes = {}
     for line in system_text(root / "proc/meminfo").splitlines():
         words = line.replace(":", " ").split()
@@ -34,8 +31,10 @@ def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Cores in the affinity mask, cut by the CPU quota of a container (rounded down, at least one): more threads than
-    the quota has cores stand still for most of each period."""
+    """Return the cores of the affinity mask, limited by a container's CPU quota (rounded down, at least one).
+
+    More threads than that would stand still for most of each period.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = (system_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
     if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():

@@ -1,8 +1,10 @@
-"""A person's path: where it leads, and what to do where it cannot be used, by the error that the system gives."""
+"""Paths and commands in messages: where a path leads, how it is quoted, and hints for errors."""
 
 import errno
 import os
+import re
 import shlex
+from importlib import metadata
 from pathlib import Path
 
 _OWN = "give yourself the right to it"
@@ -19,8 +21,11 @@ _TO_DO = {
 
 
 def real_path(path: str | Path) -> Path:
-    """Where it leads: absolute, `~` and links resolved. Links in a circle stay as they are, so that whoever opens them
-    gets an OSError; Path.resolve raises RuntimeError for them before Python 3.13."""
+    """Return the absolute path with `~` and links resolved.
+
+    Circular links stay as they are, so that opening them raises OSError; Path.resolve would raise RuntimeError before
+    Python 3.13.
+    """
     return Path(os.path.realpath(Path(path).expanduser()))
 
 
@@ -31,10 +36,22 @@ def spelled(path: object) -> str:
 
 
 def quoted(path: object) -> str:
-    """A path or name in a command that is proposed, as a shell takes it."""
+    """Return a path or name quoted for a shell."""
     return shlex.quote(str(path))
 
 
 def what_to_do(error: OSError, otherwise: str = "look at the path with ls") -> str:
-    """The hint for a person whose path led to this error."""
+    """Return the hint for an error of a person's path."""
     return _TO_DO.get(error.errno or 0, otherwise)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an optional part: from the source folder, else its packages by name."""
+    if (ROOT / "pyproject.toml").is_file():
+        return f"pip install -e {quoted(f'{ROOT}[{extra}]')}"
+    needed = [line.partition(";") for line in metadata.requires("hivetune") or ()]
+    names = [quoted(name.strip()) for name, _, when in needed if extra in re.findall(r"[\w-]+", when)]
+    return f"pip install {' '.join(names)}"

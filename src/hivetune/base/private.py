@@ -1,7 +1,7 @@
-"""Files and folders that are their owner's alone, since rows may be in any of them, and that nobody else has planted.
+"""Private files and folders: readable only by their owner, since any may hold rows, and not planted by others.
 
-All that Hivetune writes goes through here: by `keep_private` even what libraries write. docs/security.md says against
-whom this protects.
+Everything that Hivetune writes goes through here, by `keep_private` even what libraries write. docs/security.md names
+the threats.
 """
 
 import errno
@@ -16,21 +16,22 @@ PRIVATE_FILE, PRIVATE_FOLDER, PRIVATE_UMASK = 0o600, 0o700, 0o077
 
 
 def keep_private() -> None:
-    """All that this process and its children create from now on, through whatever library, is for its user alone."""
+    """Make all files that this process and its children create private, whatever library writes them."""
     os.umask(PRIVATE_UMASK)
 
 
 def make_folder(folder: Path) -> None:
-    """`folder` and those above it that are missing, for their owner alone. One that exists stays as it is."""
+    """Make a private folder with its missing parents. An existing one stays as it is."""
     for path in (*reversed(folder.parents), folder):
         if not path.is_dir():
             path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
 def temporary_folder(name: str, below: Path | None = None) -> Path:
-    """`name` and this user's number among the temporary files, for what needs a short path: the name of a socket has at
-    most 107 bytes. `below`: instead of the folder for temporary files. It stays, and the next process finds it again.
-    Raises UsageError where somebody else has planted it.
+    """Return a private folder with a short path in the temporary folder, since a socket's path has at most 107 bytes.
+
+    Its name has the user's number, and it stays for the next process. `below` replaces the temporary folder. Raise
+    UsageError if another user made it.
     """
     folder = (below or Path(tempfile.gettempdir())) / f"{name}-{os.geteuid()}"
     make_folder(folder)
@@ -41,17 +42,17 @@ def temporary_folder(name: str, below: Path | None = None) -> Path:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
-    """A handle of an ordinary file. What is written is for its owner alone, also where it was open to others before.
+    """Open an ordinary file and return its handle. A file that is written becomes private.
 
-    `links`: the user has named this file, and it may be a link. Raises OSError for any other link, a pipe or a device:
-    whoever planted it would have another file read or written, or have us wait for ever.
+    With `links` the file may be a link, for files that the user names. Raise OSError for any other link, a pipe or a
+    device, which could lead to another file or make this process wait for ever.
     """
     try:
         handle = os.open(path, flags | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "is a symbolic link, which is not followed here", str(path)) from None
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+        if error.errno == errno.ENXIO:  # a pipe without a reader
             raise OSError(errno.ENXIO, "is not an ordinary file", str(path)) from None
         raise
     status = os.fstat(handle)
@@ -63,24 +64,23 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> 
     return handle
 
 
-def read_bounded(path: Path, most_bytes: int, *, links: bool = True) -> bytes:
-    """The content of a file of at most `most_bytes`. `links` as in `open_plain`: the user or a model's maker wrote it.
+def read_bounded(path: Path, max_bytes: int, *, links: bool = True) -> bytes:
+    """Return the content of a file of at most `max_bytes`; `links` as in `open_plain`.
 
-    Raises OSError, also for a larger file, before any of it is read: nothing that is read whole may fill the memory (a
-    sparse file has any size that it likes), nor come from a pipe that nobody writes to.
+    Raise OSError, also for a larger file before it is read, since a sparse file could fill the memory.
     """
     with open(open_plain(path, links=links), "rb") as file:
-        if os.fstat(file.fileno()).st_size <= most_bytes:
+        if os.fstat(file.fileno()).st_size <= max_bytes:
             content = file.read()
-            if len(content) <= most_bytes:
+            if len(content) <= max_bytes:
                 return content
-    raise OSError(errno.EFBIG, f"is larger than {most_bytes >> 10:,} KiB", str(path))
+    raise OSError(errno.EFBIG, f"is larger than {max_bytes >> 10:,} KiB", str(path))
 
 
 def check_own(folder: Path) -> None:
-    """Whether `folder` is safe to write to: nobody else can have planted it, and no link leads out of it.
+    """Raise UsageError if `folder` may have been made by another user, or a link leads out of it.
 
-    Raises UsageError. A group may write to it: on most systems each user has a group of its own.
+    A group may write to it, because on most systems each user has a group of its own.
     """
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):

@@ -1,7 +1,7 @@
-"""Files that tell whether they are what was written: each holds the SHA-256 of all the rest of it, its seal.
+"""Sealed files: each holds the SHA-256 of its other content.
 
-What makes a run what it is stands in them. A bit that flipped, a file that was cut or a value that was edited is told
-as one error instead of becoming another run. A file without a seal (an earlier version's) is read as it is.
+They describe runs. A flipped bit, a truncated file or an edited value is an error instead of another run. A file of an
+earlier version without a seal is read as it is.
 """
 
 import json
@@ -20,12 +20,12 @@ HINT = "restore it from a copy; or begin anew, in another folder: hivetune train
 
 
 def write_sealed(path: Path, document: Mapping[str, Any], *, disk: Disk = DISK) -> None:
-    """A JSON object with its seal, atomically. Raises as `write_json`."""
+    """Write a JSON object with its seal, atomically. Raise as `write_json` does."""
     write_json(path, {**document, SEAL: _seal(document)}, disk=disk)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """The object without its seal. Raises UsageError for a file that is missing, unreadable or damaged."""
+    """Return the object without its seal. Raise UsageError for a missing, unreadable or damaged file."""
     try:
         document = read_json(path, finite=True)
     except OSError as error:
@@ -39,12 +39,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def write_sealed_text(path: Path, text: str, *, disk: Disk = DISK) -> None:
-    """A text whose comments begin with '#', its seal in the first line, atomically."""
+    """Write a text whose comments begin with '#', with its seal in the first line, atomically."""
     write_atomic(path, f"{TEXT_SEAL}{sha256_bytes(text.encode())}\n{text}".encode(), disk=disk)
 
 
 def read_sealed_text(path: Path) -> str:
-    """Raises as `read_sealed`."""
+    """Return the text without its seal. Raise as `read_sealed` does."""
     try:
         text = read_bounded(path, MAX_TEXT_BYTES, links=False).decode()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain JSON values and back: the fields of a record that crosses a border are declared once."""
+"""The conversion of frozen dataclasses to plain JSON values and back (docs/decisions/0102: why not pydantic)."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 def to_plain(value: Any) -> Any:
-    """Dataclasses as objects, paths as text, tuples as lists, sets as sorted lists; everything else as it is."""
+    """Return dataclasses as objects, paths as text, tuples as lists, sets as sorted lists, other values unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Path):
@@ -25,9 +25,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: type[_T], value: Any) -> _T:
-    """The `kind` that `to_plain` made these values of; fields with a default may be missing.
+    """Return a `kind` from the values of `to_plain`; fields with a default may be missing.
 
-    Raises ValueError naming the field that is unknown, missing or of another type.
+    Raise ValueError that names an unknown, missing or wrong field.
     """
     read: _T = _read(kind, value, kind.__name__)
     return read
@@ -50,7 +50,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-# What holds many, and what it is in JSON.
+# Containers, and their types in JSON.
 _STORED_AS: dict[Any, type] = {tuple: list, frozenset: list, Mapping: dict}
 
 

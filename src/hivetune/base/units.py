@@ -1,20 +1,20 @@
-"""Seconds, bytes and numbers as people say them."""
+"""Seconds, bytes and numbers for people."""
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 42 s, 3 min, 2.5 h."""
+    """Return seconds as 42 s, 3 min or 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def step_time(seconds: float) -> str:
-    """Of a step, by two digits where that is finer than a second: 0.052 s, 4.8 s, 263 s."""
+    """Return the time of a step with two digits below 100 s: 0.052 s, 4.8 s, 263 s."""
     return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
 
 
 def size(size_bytes: float) -> str:
-    """Bytes as people say them, in powers of 1000."""
+    """Return bytes with a unit in powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if abs(size_bytes) < 999.5:
             return f"{size_bytes:.0f} {unit}"
@@ -23,4 +23,5 @@ def size(size_bytes: float) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
+    """Return a number with so many decimals, or "-" for None."""
     return "-" if value is None else f"{value:.{digits}f}"

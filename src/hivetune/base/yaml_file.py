@@ -1,4 +1,4 @@
-"""Values in a YAML file that somebody else wrote: bounded in bytes, values and depth, no key given twice."""
+"""The reader of untrusted YAML: limited in bytes, values and depth, without repeated keys."""
 
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,20 @@ from hivetune.base.paths import spelled
 from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 
-# A config of all settings has 3 kB and 60 values; lists of files and system prompts make it longer.
-LARGEST_YAML_BYTES, MOST_YAML_VALUES, DEEPEST_YAML = 1 << 20, 100_000, 100
+# A config with all settings has 3 kB and 60 values, and more with lists of files and system prompts.
+MAX_YAML_BYTES, MAX_YAML_VALUES, MAX_YAML_DEPTH = 1 << 20, 100_000, 100
 # libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _LOOKS_LIKE = "settings are lines of text such as `name: value`"
 
 
 def read_yaml(path: Path) -> Any:
-    """The values in a YAML file, at most LARGEST_YAML_BYTES and MOST_YAML_VALUES. Raises UsageError, OSError."""
-    return parse_yaml(read_bounded(path, LARGEST_YAML_BYTES), spelled(path))
+    """Return the values of a YAML file within the limits. Raise UsageError, OSError."""
+    return parse_yaml(read_bounded(path, MAX_YAML_BYTES), spelled(path))
 
 
 def parse_yaml(text: bytes | str, where: str) -> Any:
-    """The values in a YAML text. Raises UsageError naming `where` and the line."""
+    """Return the values of a YAML text. Raise UsageError that names `where` and the line."""
     try:
         _check_depth(text)
         loader = LOADER(text)
@@ -48,36 +48,36 @@ def _not_yaml(text: bytes | str, where: str, error: Exception) -> UsageError:
     lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).splitlines()
     if number < len(lines) and lines[number].lstrip(" ").startswith("\t"):
         return UsageError(f"{where}:{number + 1}: the line is indented with a tab", hint="indent with spaces")
-    told = ", ".join(part for part in (error.context, error.problem) if part)
-    return UsageError(f"{where}:{number + 1} is not YAML: {told}", hint=_LOOKS_LIKE)
+    problem = ", ".join(part for part in (error.context, error.problem) if part)
+    return UsageError(f"{where}:{number + 1} is not YAML: {problem}", hint=_LOOKS_LIKE)
 
 
 def _check_depth(text: bytes | str) -> None:
-    """Raises ValueError before libyaml's binding, which composes by recursion in C, overruns the stack."""
+    """Raise ValueError for deep nesting, because libyaml's binding is recursive and would overrun the stack."""
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST_YAML:
-            raise ValueError(f"it is nested more than {DEEPEST_YAML} levels deep")
+        if depth > MAX_YAML_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} levels deep")
 
 
 def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """The values below a node with aliases written out: nine lines of them can stand for 10^9. Raises ValueError."""
+    """Return the number of values with aliases expanded: nine lines can stand for 10^9. Raise ValueError."""
     if id(node) not in known:
-        known[id(node)] = MOST_YAML_VALUES + 1  # while it is counted: an alias of itself has no end
+        known[id(node)] = MAX_YAML_VALUES + 1  # an alias of itself would never end
         children: list[yaml.Node] = []
         if isinstance(node, yaml.SequenceNode):
             children = node.value
         elif isinstance(node, yaml.MappingNode):
             children = [part for pair in node.value for part in pair]
         known[id(node)] = 1 + sum(_count_values(child, known) for child in children)
-    if known[id(node)] > MOST_YAML_VALUES:
-        raise ValueError(f"it stands for more than {MOST_YAML_VALUES:,} values")
+    if known[id(node)] > MAX_YAML_VALUES:
+        raise ValueError(f"it stands for more than {MAX_YAML_VALUES:,} values")
     return known[id(node)]
 
 
 def _refuse_repeated(node: yaml.Node | None, where: str, seen: set[int]) -> None:
-    """Raises UsageError for a key that stands twice in one mapping: YAML would take the last and drop the others."""
+    """Raise UsageError for a repeated key, of which YAML would silently use the last."""
     if node is None or id(node) in seen:
         return
     seen.add(id(node))

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.checkers.limited import TooSlow, run_limited
 from hivetune.errors import MachineNotFit, UsageError
 

@@ -168,7 +168,9 @@ def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
     """
     if settings.data.columns:
         return None, False
-    name, lines = next(iter(suggested_for(settings.data.path, settings.data.encoding).items()), ("", []))
+    with progress("reading the files", "files") as report:
+        found = suggested_for(settings.data.path, settings.data.encoding, report)
+    name, lines = next(iter(found.items()), ("", []))
     if not lines:
         return None, False
     show(f"{spelled(name)}: unknown layout; possible mappings:")

@@ -17,8 +17,15 @@ from hivetune.machine.doctor.findings import Judgement, judge_machine
 from hivetune.machine.doctor.look import Look, look
 from hivetune.machine.doctor.observe import OVERRIDE, Demand
 from hivetune.machine.doctor.prove import ProvenDevice, prove_look
-from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
-from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
+from hivetune.machine.doctor.report import (
+    facts_as_text,
+    findings_as_text,
+    of_this_account,
+    proof_as_text,
+    proof_document,
+    report_document,
+    with_proof,
+)
 from hivetune.machine.doctor.variables import advised_variables, as_shell, proven_environment
 from hivetune.machine.profile import read_profile
 from hivetune.run.folder import WORKER_LOG

@@ -8,8 +8,7 @@ import traceback
 from pathlib import Path
 
 from hivetune.base.disk import FULL_DISK, home
-from hivetune.base.packages import install_command
-from hivetune.base.paths import what_to_do
+from hivetune.base.paths import install_command, what_to_do
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 

@@ -10,8 +10,7 @@ from typing import Annotated, get_args
 import typer
 
 from hivetune.base.disk import write_atomic
-from hivetune.base.packages import install_command
-from hivetune.base.paths import real_path
+from hivetune.base.paths import install_command, real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget

@@ -35,8 +35,7 @@ from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs, shortest_name
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
-from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run
-from hivetune.run.tell import tell_event
+from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run, tell_event
 from hivetune.train.open import load_run
 
 TEXT_WIDTH, TEXT_HEIGHT = 48, 10

@@ -9,7 +9,7 @@ import typer
 
 from hivetune import walk
 from hivetune.base.disk import home, scratch_folder
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, model_folder, read_settings
 from hivetune.cli.data import learned_words
 from hivetune.cli.judge import show_metrics

@@ -32,11 +32,10 @@ from hivetune.errors import (
     UsageError,
 )
 from hivetune.machine.cluster import DEVICE, connect_ray, offered_by
-from hivetune.process.beside import Exporters
+from hivetune.process.detach import Exporters
 from hivetune.process.stop import StopRequest
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVENTS, SUPERVISOR_LOG
-from hivetune.run.record import read_record
+from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, read_record
 from hivetune.run.status import hold_run
 from hivetune.train.open import Run, update_record
 

@@ -22,7 +22,7 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.disk import home
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.base.private import temporary_folder
 from hivetune.data.intake.sources.redis_server import connect, explain_redis, load_redis, parse_server
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError

@@ -36,10 +36,8 @@ from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
-from hivetune.run.adapter import adapter_hash
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD
-from hivetune.run.record import read_record
+from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
 from hivetune.specialists.station import not_looked_at

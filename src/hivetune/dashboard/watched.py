@@ -19,10 +19,8 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
-from hivetune.run.record import read_record
-from hivetune.run.status import RunStatus, RunTally, status_of
-from hivetune.run.tell import tell_event
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
+from hivetune.run.status import RunStatus, RunTally, status_of, tell_event
 from hivetune.train.plan.layout import shares_prefixes, trim_document
 from hivetune.train.plan.memory import TrainingSetup, adapters_of
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes

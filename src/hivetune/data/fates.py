@@ -1,6 +1,5 @@
-"""What became of each row, and the results of chunks that it is read from. Decided in prepare/decide.py.
-
-One byte a row; everything else that is known of a row lies in the result of its chunk.
+"""The decision on each row, one byte a row, made in prepare/decide.py. Everything else about a row is in the result
+of its chunk.
 """
 
 import sqlite3
@@ -15,7 +14,7 @@ from typing import Any
 from hivetune.data.judged.lessons import Lessons
 from hivetune.data.leave_out import LEAVE_OUT
 
-# What became of a row; the first three are the splits in the order of SPLITS. From LEFT_OUT on: data.leave_out.
+# The decisions; the first three are the splits in the order of SPLITS, and from LEFT_OUT on come those of leave_out.
 (
     TRAIN,
     VALIDATION,
@@ -56,7 +55,7 @@ NO_VALUE = "-"  # the agent or category of rows that have none
 
 @dataclass
 class Decisions:
-    """One byte a row in input order, and everything that was counted on the way."""
+    """The decision on each row in input order, with all counts."""
 
     fate: array = field(default_factory=lambda: array("B"))  # type: ignore[type-arg]
     stays: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]  # the row that a row equals, or itself
@@ -77,18 +76,18 @@ class Decisions:
         return len(self.fate)
 
     def count(self, *fates: int) -> int:
-        return sum(self.fate.count(one) for one in fates)
+        return sum(self.fate.count(fate) for fate in fates)
 
     def drop(self, row: int, stays: int, fate: int) -> None:
         self.fate[row], self.stays[row] = fate, stays
 
     def place(self, row: int) -> tuple[int, int]:
-        """(chunk, number within the chunk) of a row."""
+        """Return (chunk, number within the chunk) of a row."""
         chunk = bisect_right(self.chunk_starts, row) - 1
         return chunk, row - self.chunk_starts[chunk]
 
     def original(self, row: int) -> int:
-        """The row that a duplicate equals, begins or resembles; another row may resemble that one and stay for both."""
+        """Return the row that stays for a duplicate, following chains of rows that resemble each other."""
         kind = self.fate[row]
         row = self.stays[row]
         while self.stays[row] != row and self.fate[row] == kind:
@@ -97,19 +96,19 @@ class Decisions:
 
 
 def open_result(path: Path) -> sqlite3.Connection:
-    """The result of one chunk, read-only."""
+    """Open the result of one chunk, read-only."""
     return sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
 
 
 class RowLookup:
-    """Columns of single rows, read when they are asked for; the database of the last chunk stays open."""
+    """Reads columns of single rows on demand; the database of the last chunk stays open."""
 
     def __init__(self, results: Sequence[Path], decisions: Decisions, query: str):
         self._results, self._decisions, self._query = results, decisions, query
         self._open: tuple[int, sqlite3.Connection] | None = None
 
     def find(self, row: int) -> Any:
-        """What the query, which takes the row's number within its chunk, gives of a row."""
+        """Return the query's result for a row. The query's parameter is the row's number within its chunk."""
         chunk, number = self._decisions.place(row)
         if self._open is None or self._open[0] != chunk:
             self.close()
@@ -122,7 +121,7 @@ class RowLookup:
 
 
 def fates(decisions: Decisions, chunk: int) -> Iterator[tuple[int, int]]:
-    """(row number within the chunk, fate) of one chunk."""
+    """Return (row number within the chunk, decision) for the rows of one chunk."""
     start = decisions.chunk_starts[chunk]
     last = chunk + 1 == len(decisions.chunk_starts)
     end = decisions.num_rows if last else decisions.chunk_starts[chunk + 1]

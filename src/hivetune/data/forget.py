@@ -1,7 +1,7 @@
-"""Forgetting a user, a session, a source or a row: out of the store, kept out, and what was already made from it named.
+"""Removes a user, a session, a source or a row from the store, keeps it out, and names the releases made from it.
 
-A tombstone holds the hash of what was forgotten, not the name itself. Files that rows came from are other people's and
-stay as they are; a later collection passes these rows over.
+A tombstone holds the hash of what was forgotten, not the name itself. The input files belong to others and are not
+changed; a later collection skips these rows.
 """
 
 import contextlib
@@ -28,13 +28,15 @@ from hivetune.data.snapshot import DROPPED_FILE, ROWS_FILE
 from hivetune.errors import Busy, UsageError
 
 ForgetKind = Literal["user", "session", "source", "row"]
-_ASKED_BEFORE = "asked"  # kind of a tombstone that keeps nothing out: this row was forgotten before
+_ASKED_BEFORE = "asked"  # a tombstone that records a request and keeps nothing out
 
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A snapshot that holds forgotten rows (at least `rows`; its folder may be gone), the runs trained on it, and the
-    releases (NAME@VERSION) made from those."""
+    """A snapshot with forgotten rows (at least `rows`), its runs, and the releases (NAME@VERSION) of those.
+
+    The snapshot's folder may be gone.
+    """
 
     snapshot: str
     path: str
@@ -45,9 +47,9 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was removed, what is tainted, and snapshots that could not be looked into (their rows are gone).
+    """The result: counts of removed rows, the tainted snapshots, and those that no longer exist (`unchecked`).
 
-    `past_wins`: frozen questions that were made of it.
+    `past_wins`: removed frozen questions.
     """
 
     kind: ForgetKind
@@ -60,10 +62,10 @@ class Forgotten:
 
 
 def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgotten:
-    """Remove and keep out every interaction of `value`, and name what it taints; may be repeated.
+    """Remove every interaction of `value`, keep it out, and return what it tainted. It may be repeated.
 
-    `row` takes the id of an interaction or its place (`file:line` under any name of the file, `stream:id`), and takes
-    its exact copies with it; what stands at that place in the file is kept out of later preparations too.
+    `row` is the id of an interaction or its place (`file:line` under any name of the file, `stream:id`). Exact copies
+    are removed too, and the row at that place in the file is kept out of later preparations.
     Raises UsageError for a row that is neither known nor was forgotten before, DoesNotFit, Busy.
     """
     database.execute("PRAGMA secure_delete = ON")  # overwrite, not only unlink
@@ -95,14 +97,14 @@ _Found = list[tuple[str, str, str]]  # id, content id, source
 
 
 def _contents_at(place: str) -> set[str]:
-    """Content ids of the rows that stand at FILE:LINE now, if it is a file: they may be there again elsewhere."""
+    """Return the content ids of the rows at FILE:LINE now, if it is a file; copies may be elsewhere."""
     name = place.rpartition(":")[0]
     if not os.path.isfile(name):
         return set()
     contents = set()
     for raw in rows_of_files(name):
         if raw.source == place and raw.problem is None:
-            with contextlib.suppress(RowRefused):  # what is no row has no content; its place is remembered
+            with contextlib.suppress(RowRefused):  # an unreadable row has no content id; its place is stored
                 contents.add(row_hash(parse_row(raw.payload)))
     return contents
 
@@ -117,14 +119,14 @@ def _find(database: sqlite3.Connection, kind: ForgetKind, value: str, contents: 
             contents |= {row[1] for row in database.execute(f"{select}id = ? OR source = ?", (place, place))}
         return [row for content in contents for row in database.execute(f"{select}content_id = ?", (content,))]
     found = database.execute(f"{select}{kind} IN (?, ?)", (value, redacted_name(value))).fetchall()
-    # Rows that were stored when their column's name was not known yet.
+    # Rows that were stored by a version that did not know their column.
     unnamed = database.execute(f"SELECT id, content_id, source, row FROM interactions WHERE {kind} IS NULL")
     found += [tuple(about) for *about, row in unnamed if _is_of(row, kind, value)]
     return found
 
 
 def _is_of(text: str, kind: str, value: str) -> bool:
-    """Whether a stored row names `value` as its `kind`; one that was damaged, anywhere."""
+    """Return whether a stored row has `value` as its `kind`; a damaged one, whether it has it anywhere."""
     try:
         return bool(getattr(extract(json.loads(text)), kind) == value)
     except ValueError:
@@ -140,20 +142,20 @@ def _of_source(name: str) -> tuple[str, int, str, str]:
 
 
 def _names(value: str) -> list[str]:
-    """The source as it was typed, and what the path may be called in the store and in snapshots."""
+    """Return the source as typed, and the forms of its path in the store and in snapshots."""
     if "://" in value:
         return [value]
     return list(dict.fromkeys((value, os.path.realpath(value), os.path.relpath(value))))
 
 
 def _places(value: str) -> list[str]:
-    """FILE:LINE under all names that the file may have; a place that is no file's under its own alone."""
+    """Return FILE:LINE under all forms of the path; a place outside a file as it is."""
     name, colon, number = value.rpartition(":")
     return [f"{one}:{number}" for one in _names(name)] if colon and name else [value]
 
 
 def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> tuple[int, set[str]]:
-    """How many, and hashes of what they held. Whose a broken row was only shows in its text."""
+    """Remove refused rows and return their number and content hashes. They are searched by text."""
     if kind in ("user", "session"):
         every = database.execute("SELECT id, raw FROM refused").fetchall()
         gone = [(identity, raw) for identity, raw in every if value in names_in(raw)]
@@ -174,7 +176,7 @@ def _bury(
     names = _names(value) if kind == "source" else [value, redacted_name(value)]  # as the gateway stores a user
     stones = {tombstone(kind, name) for name in names}
     if kind == "row":
-        # By its content where that is known: at its place may stand another row tomorrow.
+        # By content if it is known, since another row may come to that place.
         stones = {tombstone(_ASKED_BEFORE, value), *(tombstone("row", identity) for identity, _, _ in found)}
         stones |= {tombstone("content", content) for content in contents}
         if not contents:
@@ -186,7 +188,7 @@ def _bury(
 
 
 def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found) -> tuple[str, ...]:
-    """Look into every snapshot and remember the tainted ones: once forgotten, the ids are nowhere else."""
+    """Record the tainted snapshots, since the ids are nowhere else afterwards. Return those that do not exist."""
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
         rows_file = Path(path) / ROWS_FILE
@@ -205,9 +207,9 @@ def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, f
 
 
 def _count_rows(rows_file: Path, kind: ForgetKind, value: str, found: _Found) -> int:
-    """Rows of a snapshot that come from what is forgotten, by interaction id and by what the snapshot itself says.
+    """Return the number of a snapshot's forgotten rows, by interaction id and by the snapshot's own columns.
 
-    Rows that were left out as duplicates count too: their text is in the snapshot's folder.
+    Rows that were left out as duplicates count too, since their text is in the snapshot's folder.
     """
     is_gone = _gone_test(kind, value, found)
     snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
@@ -228,7 +230,7 @@ _IsGone = Callable[[str, str | None, str | None, str | None], bool]
 
 
 def _gone_test(kind: ForgetKind, value: str, found: _Found) -> _IsGone:
-    """Whether a row of this source, session, user and interaction id is among what is forgotten."""
+    """Return the test of a row's source, session, user and interaction id."""
     gone = {identity for identity, _, _ in found}
     names = {"source": _names, "row": _places}.get(kind, lambda _value: [])(value)
     wanted = {os.path.realpath(name) if "://" not in name else name for name in names} | set(names)
@@ -242,7 +244,7 @@ def _gone_test(kind: ForgetKind, value: str, found: _Found) -> _IsGone:
 
 
 def _remove_wins(kind: ForgetKind, value: str, found: _Found) -> int:
-    """Past wins that were made of what is forgotten."""
+    """Remove the past wins that were made from it and return their number."""
     is_gone, removed = _gone_test(kind, value, found), 0
     for name in names_with_wins():
         for win in wins_of(name):
@@ -253,7 +255,7 @@ def _remove_wins(kind: ForgetKind, value: str, found: _Found) -> int:
 
 
 def _all_names(source: str, kind: ForgetKind) -> list[str]:
-    """What a row's source may be called: its place, or for a source the file, the table and the database."""
+    """Return the forms of a row's source: its place, or for a source the file, the table and the database."""
     name, colon, number = source.rpartition(":")
     if not colon:
         name, number = source, ""

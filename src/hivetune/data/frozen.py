@@ -1,11 +1,11 @@
-"""Frozen questions: never trained, asked of every candidate, and still to be answered rightly once a release did.
+"""Frozen questions: never trained on and asked of every candidate. What a release answered right must stay right.
 
-    HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of all that is asked
+    HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of the messages and tools
     general.jsonl               general questions, shipped beside this module
     eval.frozen                 the user's own files, rows of any layout with a checker
 
-One file a question, written whole and never changed: a set grows by new files, so that a process that is killed leaves
-the old set or the new one. `data forget` deletes what came from whom it forgets.
+Each question is a file of its own, written atomically and never changed, so that a killed process leaves a complete
+set. `data forget` deletes the questions of what it forgets.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ GENERAL_FILE = Path(__file__).with_name("general.jsonl")
 
 @dataclass(frozen=True)
 class FrozenQuestion:
-    """A conversation up to the answer that is asked for. `release`: the first that answered it rightly (wins only).
+    """A conversation without its last answer. `release`: the first that answered it right (wins only).
 
-    `interaction_id`, `session` and `user` say whose row a win was, so that it can be forgotten with them.
+    `interaction_id`, `session` and `user` come from the row of a win, so that it can be forgotten with them.
     """
 
     origin: Origin
@@ -57,31 +57,31 @@ class FrozenQuestion:
 
 
 def asked_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    """The hash of all that a server is asked, 32 hex digits."""
+    """Return the hash of a request's messages and tools, 32 hex digits."""
     asked = json.dumps([messages, tools], ensure_ascii=False, sort_keys=True)
     return hashlib.blake2b(asked.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def frozen_folder(name: str) -> Path:
-    """Where the wins of the releases NAME lie."""
+    """Return the folder of the wins of the releases NAME."""
     return home() / FROZEN / name
 
 
 def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
-    """Keep wins of NAME for good; how many were new. Raises OSError, UsageError for a damaged home."""
+    """Store wins of NAME and return how many are new. Raises OSError, UsageError for a damaged home."""
     folder, new = frozen_folder(name), 0
     make_folder(folder.parent)
     make_folder(folder)
-    for one in questions:
-        path = folder / f"{one.key}.json"
+    for win in questions:
+        path = folder / f"{win.key}.json"
         if not path.exists():
-            write_sealed(path, _document(one))
+            write_sealed(path, _document(win))
             new += 1
     return new
 
 
 def wins_of(name: str) -> list[FrozenQuestion]:
-    """The past wins of the releases NAME, by key. Raises UsageError for a file that is damaged."""
+    """Return the past wins of the releases NAME, by key. Raises UsageError for a damaged file."""
     return [_win(path) for path in sorted(frozen_folder(name).glob("*.json"))]
 
 
@@ -90,7 +90,7 @@ def names_with_wins() -> list[str]:
 
 
 def drop_win(name: str, key: str) -> None:
-    """Remove the one win whose key begins so. Raises UsageError where none or several do."""
+    """Remove the win whose key begins with `key`. Raises UsageError if there is none or more than one."""
     found = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
     if len(found) != 1:
         many = f"{len(found)} questions of {name} begin" if found else f"no question of {name} begins"
@@ -99,7 +99,7 @@ def drop_win(name: str, key: str) -> None:
 
 
 def general_questions() -> list[FrozenQuestion]:
-    """Short questions that any instructed model of size answers, with checkers."""
+    """Return short questions with checkers, which any larger instruction model answers."""
     with open(GENERAL_FILE, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return [
@@ -115,14 +115,14 @@ def general_questions() -> list[FrozenQuestion]:
 
 
 def is_name(entry: str) -> bool:
-    """Whether an entry of eval.frozen names releases, not a file."""
+    """Return whether an entry of eval.frozen is a name of releases and not a file."""
     return not {"/", ".", "*"} & set(entry)
 
 
 def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> list[FrozenQuestion]:
-    """The user's own, of the files in eval.frozen. `checker`: of rows without one.
+    """Return the user's own questions from the files in eval.frozen. `checker` is for rows without one.
 
-    Raises DataRefused for a row that can't be used, naming it, UsageError for a file that is not there.
+    Raises DataRefused naming the first unusable row, UsageError for a missing file.
     """
     found = []
     paths = [entry for entry in entries if not is_name(entry)]
@@ -135,7 +135,7 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
             raise DataRefused(f"eval.frozen: {raw.source}: {error.reason}", hint=error.hint) from None
         if example.checker is None and checker is None:
             raise DataRefused(
-                f"eval.frozen: {example.source} has no checker, so nobody could say whether it is kept",
+                f"eval.frozen: {example.source} has no checker, so its answers cannot be judged",
                 hint="give the row a `checker`, or set eval.checker",
             )
         asked, reference = _split(example.messages)
@@ -155,7 +155,7 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
 
 
 def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQuestion:
-    """A held-out row whose answer by `release` its checker accepted."""
+    """Return a held-out row as a win: its checker accepted the answer of `release`."""
     asked, reference = _split(info.messages)
     return FrozenQuestion(
         "win",
@@ -174,15 +174,15 @@ def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQue
 
 
 def kept_out(own: Sequence[str] = ()) -> frozenset[int]:
-    """What `decide` compares rows with, so that no frozen question is trained; 64 bits each.
+    """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training.
 
-    A question of one turn is known by its words, whatever stands before or behind it; a longer conversation by all that
-    is read in it, since conversations share their beginnings.
+    A question of one turn is compared by its words, whatever precedes or follows it. A longer conversation is compared
+    as a whole, since conversations share their beginnings.
     """
-    wins = [one for name in names_with_wins() for one in wins_of(name)]
+    wins = [win for name in names_with_wins() for win in wins_of(name)]
     # A checker is not needed to keep a row out.
     own_rows = own_questions(own, {"name": "not_empty"})
-    return frozenset(_marks(one.messages) for one in (*wins, *own_rows, *general_questions()))
+    return frozenset(_marks(frozen.messages) for frozen in (*wins, *own_rows, *general_questions()))
 
 
 def _marks(messages: Sequence[Message]) -> int:
@@ -191,7 +191,7 @@ def _marks(messages: Sequence[Message]) -> int:
 
 
 def _split(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str | None]:
-    """The messages before the last answer, and that answer."""
+    """Return the messages before the last answer, and that answer."""
     last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
     return messages[:last], messages[last].content if last < len(messages) else None
 

@@ -1,4 +1,4 @@
-"""What makes a run the run it is: its settings, snapshot and model. Another of them is another run."""
+"""The identity of a run: its settings, snapshot and model."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig, stored_settings
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
-from hivetune.run.record import read_record
+from hivetune.run.folder import read_record
 
-# What says where or how carefully, not what: changing it does not make another run.
+# Settings that may change within one run, since they decide where or how carefully it works.
 NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "export", "cycle", "experts", "workers")
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:
-    """The part of `run.json` that tells whether a folder belongs to this config, data and model."""
+    """Return the identity that `run.json` holds: of settings, data and model."""
     return {"settings": settings_of(config), "snapshot": snapshot.hash, "model": sha256_file(model / MANIFEST)}
 
 
@@ -26,7 +26,7 @@ def identity_hash(identity: Mapping[str, Any]) -> str:
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """The settings that make a run what it is."""
+    """Return the settings that belong to the identity."""
     settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_IDENTITY}
     if config.workers is not None:  # with any number of them gradients are added as integers
         settings["workers"] = "set"
@@ -35,9 +35,9 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Raises UsageError when the run in `folder` has another identity, naming each difference.
+    """Raise UsageError with all differences if the run in `folder` has another identity.
 
-    A setting that an earlier version did not have is no difference at its default.
+    A setting that an earlier version did not have counts as equal at its default.
     """
     known = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
     defaults = {setting.key: setting.default for setting in stored_settings()}
@@ -53,9 +53,9 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def refuse_changed(folder: Path, known: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Raises UsageError when what a run reads at a start is not what it was begun with, naming each difference.
+    """Raise UsageError with all differences between a run's identity at its beginning and now.
 
-    Settings that this version knows and the one that began the run did not are no difference.
+    Settings that only this version has are not compared.
     """
     differences = _differences(known, present, _leaves(known["settings"]))
     if differences:
@@ -66,7 +66,7 @@ def refuse_changed(folder: Path, known: Mapping[str, Any], present: Mapping[str,
 
 
 def differing_settings(known: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
-    """What two runs' settings differ in: dotted key -> both values, in words."""
+    """Return the differing settings of two runs: dotted key -> both values, in words."""
     return {
         key: f"{key}: {_at(known, key)!r} there, {_at(other, key)!r} here"
         for key in sorted(_leaves(known) | _leaves(other))

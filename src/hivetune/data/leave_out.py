@@ -1,4 +1,4 @@
-"""The file behind `data.leave_out`: which rows are set aside, by the hash of their content, and why."""
+"""The file behind `data.leave_out`: the hashes of rows to set aside, each with its reason."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from hivetune.base.disk import write_atomic
 from hivetune.data.reasons import REASONS
 from hivetune.errors import UsageError
 
-# Why a row may be left out by name; each has its entry in REASONS.
+# The reasons that the file may name; each has its entry in REASONS.
 LEAVE_OUT = (
     "own-share",
     "own-evidence",
@@ -24,13 +24,13 @@ assert set(LEAVE_OUT) <= REASONS.keys()
 
 
 def write_leave_out(path: Path, named: Mapping[str, str]) -> None:
-    """`named`: id of a row -> reason. Sorted, so that equal choices are equal bytes."""
+    """Write a file from `named`, id of a row -> reason. It is sorted, so that equal choices are equal bytes."""
     lines = [json.dumps({"id": identity, "reason": reason}) + "\n" for identity, reason in sorted(named.items())]
     write_atomic(path, "".join(lines).encode())
 
 
 def read_leave_out(path: Path) -> dict[str, str]:
-    """Raises UsageError naming the line that is not what `write_leave_out` writes."""
+    """Return id of a row -> reason. Raises UsageError naming the first line of another form."""
     named = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -1,14 +1,14 @@
-"""The snapshot: an immutable folder of tokenised rows, memory-mapped, addressed by what it holds.
+"""The snapshot: an immutable folder of tokenised rows, memory-mapped and addressed by its content.
 
     tokens.u32     token ids of all rows, one after the other
     trained.u8     1 where a token is trained, in the same places
     offsets.u64    row i is tokens[offsets[i]:offsets[i + 1]]
-    rows.sqlite    who said what, from where, in which split
-    duplicates.jsonl  rows that were left out because another row says the same, each with that row
-    metadata.json  the distribution; report.json, report.html: what was done to the rows
+    rows.sqlite    the messages of each row, its source and split
+    duplicates.jsonl  rows that were left out as duplicates, each with the row that stays
+    metadata.json  the distribution; report.json and report.html: what was changed
     manifest.json  names, sizes and hashes, written last
 
-Standard library only. The hash covers tokens, masks, ids and splits, not where the rows lay.
+Standard library only. The hash covers tokens, masks, ids and splits, but not the sources.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class RowInfo:
-    """One row of a snapshot, for people and for evaluation."""
+    """One row of a snapshot, for display and evaluation."""
 
     row: int
     id: str
@@ -72,7 +72,7 @@ class RowInfo:
 
 @dataclass(frozen=True, slots=True)
 class BadAnswer:
-    """A bad answer of the train side. `own`: it is a row of the input; else the worse answer of the row `better`."""
+    """A bad answer of the train split. `own`: it is a row of the input, else the worse answer of the row `better`."""
 
     row: int
     content_id: str
@@ -88,8 +88,11 @@ class BadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """One row of the input for whoever chooses among rows. `tied` is equal for the rows of one group; `length` and
-    `trained`: tokens of all its views, which are the snapshot's rows `numbers`."""
+    """One row of the input, for choosing among rows.
+
+    `tied` is equal for the rows of one group. `length` and `trained` count the tokens of all its views, which are the
+    snapshot's rows `numbers`.
+    """
 
     id: str
     source: str
@@ -106,7 +109,7 @@ class PoolRow:
 
 
 class Snapshot:
-    """An open snapshot. Views stay valid while it lives. Use `open_snapshot`."""
+    """An open snapshot, made by `open_snapshot`. Its memory views stay valid while it exists."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]):
         self.folder = folder
@@ -119,47 +122,47 @@ class Snapshot:
         self._trained = _mapped(folder / "trained.u8")
 
     def length(self, row: int) -> int:
-        """Number of tokens."""
+        """Return the number of tokens of a row."""
         return int(self._offsets[row + 1] - self._offsets[row])
 
     def num_trained(self, row: int) -> int:
         return bytes(self.trained(row)).count(1)
 
     def tokens(self, row: int) -> memoryview:
-        """Ids, format "I", [length(row)]."""
+        """Return the ids of a row, format "I", [length(row)]."""
         return self._tokens[self._offsets[row] : self._offsets[row + 1]]
 
     def trained(self, row: int) -> memoryview:
-        """0 or 1, format "B", [length(row)]."""
+        """Return 0 or 1 a token, format "B", [length(row)]."""
         return self._trained[self._offsets[row] : self._offsets[row + 1]]
 
     def rows(self, split: Split) -> list[int]:
-        """Row numbers of one split, ascending."""
+        """Return the row numbers of one split, ascending."""
         with _damage_told(self.folder):
             return [n for (n,) in self._database.execute("SELECT row FROM rows WHERE split = ? ORDER BY row", (split,))]
 
     def first_views(self) -> dict[int, int]:
-        """For each view that is not the first of its row of the input: the first one."""
+        """Return for each later view of an input row its first view."""
         if self.num_rows == self.manifest["accounting"]["usable"]:
             return {}
         return {row: row - view for row, view in self._database.execute("SELECT row, view FROM rows WHERE view > 0")}
 
     def plan_rows(self, split: Split) -> Iterator[tuple[int, str, int, int]]:
-        """(row, id, length, trained tokens) of one split, ascending; 20 times faster than `info` for each."""
+        """Yield (row, id, length, trained tokens) of one split, ascending; 20 times faster than `info`."""
         with _damage_told(self.folder):
             yield from self._database.execute(
                 "SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", (split,)
             )
 
     def good_rows(self, split: Split, least: int) -> list[int]:
-        """Rows of a split whose answers were called good, ascending; all of the split where they are fewer."""
+        """Return the rows of a split with answers called good, ascending; the whole split if fewer than `least`."""
         with _damage_told(self.folder):
             query = "SELECT row FROM rows WHERE split = ? AND vouched ORDER BY row"
             vouched = [row for (row,) in self._database.execute(query, (split,))] if self.num_bad else []
         return vouched if len(vouched) >= least else self.rows(split)
 
     def bad_rows(self) -> list[BadAnswer]:
-        """Bad answers of the train side, ascending; none in a snapshot of a config that does not learn from them."""
+        """Return the bad answers of the train split, ascending; none if the config does not learn from them."""
         if not self.num_bad:
             return []
         with _damage_told(self.folder):
@@ -171,7 +174,7 @@ class Snapshot:
             ]
 
     def pool(self) -> Iterator[PoolRow]:
-        """Every row of the input once, whatever its split. Raises UsageError for a snapshot of an earlier version."""
+        """Yield every row of the input once, of all splits. Raises UsageError for a snapshot of an earlier version."""
         with _damage_told(self.folder):
             rows = self._database.execute(
                 "SELECT id, source, split, tied, agent, category, user, time, answered_by, sum(length), sum(trained),"
@@ -183,7 +186,7 @@ class Snapshot:
                 yield PoolRow(*about)
 
     def info(self, row: int) -> RowInfo:
-        """Raises IndexError for a row that is not there."""
+        """Return one row. Raises IndexError if there is no such row."""
         with _damage_told(self.folder):
             return self._info(row)
 
@@ -218,7 +221,7 @@ class Snapshot:
 
 
 def open_snapshot(folder: Path) -> Snapshot:
-    """Raises UsageError when `folder` holds no complete snapshot of this version."""
+    """Open the snapshot in a folder. Raises UsageError when it holds no complete snapshot of this version."""
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
@@ -235,7 +238,7 @@ def open_snapshot(folder: Path) -> Snapshot:
 
 
 def messages_from(text: str) -> tuple[Message, ...]:
-    """Messages from the JSON in rows.sqlite."""
+    """Return messages from the JSON in rows.sqlite."""
     return tuple(
         Message(
             turn["role"],
@@ -251,7 +254,7 @@ def messages_from(text: str) -> tuple[Message, ...]:
 
 
 def messages_json(messages: Sequence[Message]) -> str:
-    """Messages as JSON, fields with their default left out. `messages_from` reads it back."""
+    """Return messages as JSON without fields at their default. `messages_from` reads it back."""
     plain = []
     for m in messages:
         turn: dict[str, Any] = {"role": m.role, "content": m.content}

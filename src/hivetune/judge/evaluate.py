@@ -18,8 +18,7 @@ from hivetune.models.sides import BASELINE
 from hivetune.records import Progress, silent
 from hivetune.release.dry_export import dry_export
 from hivetune.release.gguf import SERVED_QUANT
-from hivetune.run.adapter import adapter_hash, require_adapter
-from hivetune.run.folder import EVALUATION
+from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
 from hivetune.train.open import Run
 
 

@@ -31,8 +31,7 @@ from hivetune.judge.statistics import MIN_UNITS, Interval, paired_proportions, p
 from hivetune.models.sides import parse_side
 from hivetune.records import Metric
 from hivetune.release.registry import Release
-from hivetune.run.folder import EVALUATION
-from hivetune.run.record import read_record
+from hivetune.run.folder import EVALUATION, read_record
 
 WINS_PER_RELEASE = 20
 MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s

@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from hivetune.base.disk import home, lock, sha256_file, write_atomic
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.base.private import make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.artefacts import Artefact, find_artefact

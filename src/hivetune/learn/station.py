@@ -24,8 +24,7 @@ from hivetune.judge.held_out import SIDES, evaluation_document, plan_evaluation
 from hivetune.judge.losses import scored
 from hivetune.models.sides import BASELINE
 from hivetune.records import Progress, Verdict, silent
-from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import EVALUATION
+from hivetune.run.folder import EVALUATION, adapter_hash
 from hivetune.train.open import Run, open_run
 
 STAGE1, STAGE2, LONGER = "stage1", "stage2", "stage1-longer"

@@ -32,15 +32,14 @@ from typing import Any, Literal
 
 import psutil
 
-from hivetune.base.disk import scratch_folder
-from hivetune.base.whole import named_problems
+from hivetune.base.disk import named_problems, scratch_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.llama.child import SocketConnection
 from hivetune.llama.outside import check_outside
 from hivetune.models.gguf_header import read_header
-from hivetune.process.environment import child_environment
 from hivetune.process.lease import serve_on
+from hivetune.process.sandbox import named_environment
 from hivetune.process.still import join_standstill, moving_s
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
@@ -164,7 +163,7 @@ def build_problem(program: str, _changed_ns: int) -> str | None:
     try:
         finished = subprocess.run(
             [program, "--version"],
-            env=child_environment(),
+            env=named_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -385,7 +384,7 @@ def _start(
                 stdout=output,
                 stderr=output,
                 pass_fds=(writer, *leases),
-                env=child_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
+                env=named_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
                 start_new_session=True,
             )
         join_standstill(process)

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.private import keep_private
-from hivetune.process.environment import child_environment
-from hivetune.process.sandbox import DEVICES, SYSTEM, confine
+from hivetune.process.sandbox import DEVICES, SYSTEM, confine, named_environment
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
@@ -125,7 +124,7 @@ def _run_program(settings: dict[str, Any]) -> None:
         command += ["--lora", path]  # scales come with each request
     # The key goes by the environment, not by the arguments, which every user of the machine can read.
     # LLAMA_ARG_CACHE_RAM is --cache-ram, which older versions refuse as an argument; they have no such cache.
-    environment = {**child_environment(), "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
+    environment = {**named_environment(), "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
     if settings["on_cpu"]:
         environment["LLAMA_ARG_N_GPU_LAYERS"] = "0"
     if not settings["warm_up"]:

@@ -18,7 +18,7 @@ from typing import Any
 from hivetune.base.disk import MANIFEST
 from hivetune.errors import UsageError
 from hivetune.models.gguf_header import read_tokenizer
-from hivetune.process.environment import child_environment
+from hivetune.process.sandbox import named_environment
 
 MAX_TOKEN_BYTES = 1 << 16
 MAX_TEMPLATE_BYTES = 1 << 20  # the largest published ones have 30,000
@@ -100,7 +100,7 @@ def template_problem(template: str) -> str | None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             timeout=TEMPLATE_TIMEOUT_S,
-            env=child_environment(),
+            env=named_environment(),
             preexec_fn=_limit,
         )
     except subprocess.TimeoutExpired:

@@ -1,1 +1,1 @@
-"""What this machine is and can do, and the facts that are known about machines."""
+"""This machine, its measured profile, and the known facts about machines."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, home, read_json, sha256_file, write_json
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.base.private import make_folder, open_plain
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.errors import MachineNotFit, UsageError

@@ -1,4 +1,4 @@
-"""Whether somebody uses this machine now: a person at its desktop by logind, other programs by their processor time."""
+"""The use of this machine by others: a person at its desktop (by logind), and programs (by processor time)."""
 
 import subprocess
 from collections import deque
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 _PROGRAM = "loginctl"
 _TIMEOUT_S = 3.0
-OVER_S, FEWEST_S = 60.0, 30.0
+WINDOW_S, MIN_WINDOW_S = 60.0, 30.0
 _ASKED = ("Remote", "Class", "Active", "IdleHint", "IdleSinceHint")
 
 
 @dataclass(frozen=True)
 class CoreUse:
-    """Processor seconds at a moment: of all programs, and of our own processes."""
+    """The processor seconds of all programs and of our own processes at one moment."""
 
     time_s: float
     all_s: float
@@ -20,23 +20,22 @@ class CoreUse:
 
 
 class OtherPrograms:
-    """How many cores other programs keep busy, over the last minute: looks are seconds apart, and a burst is no use of
-    the machine."""
+    """The number of cores that other programs keep busy, averaged over a minute so that a short burst counts little."""
 
     def __init__(self) -> None:
         self._looks: deque[CoreUse] = deque()
 
     def cores(self, now: CoreUse) -> float:
-        """0 until there was a look at least FEWEST_S ago."""
+        """Return the average; 0 until the first sample is MIN_WINDOW_S old."""
         self._looks.append(now)
-        while len(self._looks) > 2 and self._looks[1].time_s <= now.time_s - OVER_S:
+        while len(self._looks) > 2 and self._looks[1].time_s <= now.time_s - WINDOW_S:
             self._looks.popleft()
         before = self._looks[0]
-        return cores_of_others(before, now) if now.time_s - before.time_s >= FEWEST_S else 0.0
+        return cores_of_others(before, now) if now.time_s - before.time_s >= MIN_WINDOW_S else 0.0
 
 
 def cores_of_others(before: CoreUse, after: CoreUse) -> float:
-    """How many cores other programs kept busy between two moments, on average."""
+    """Return how many cores other programs kept busy between two moments, on average."""
     seconds = after.time_s - before.time_s
     if seconds <= 0:
         return 0.0
@@ -44,10 +43,10 @@ def cores_of_others(before: CoreUse, after: CoreUse) -> float:
 
 
 def person_idle_s(now_s: float, program: str = _PROGRAM) -> float | None:
-    """Seconds since somebody last touched keyboard or mouse of this machine; infinite when nobody sits at it, None
-    where nothing tells. `now_s`: wall clock.
+    """Return the seconds since a person last used keyboard or mouse: infinite without a session, None if unknown.
 
-    Asks logind, which every desktop tells when its session is idle. Sessions over the network do not count.
+    `now_s` is the wall clock. logind knows this, since each desktop reports its idle sessions to it. Sessions over the
+    network do not count.
     """
     listed = _ask(program, "list-sessions", "--no-legend")
     if listed is None:

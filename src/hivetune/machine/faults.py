@@ -1,7 +1,10 @@
-"""The fault catalogue (`knowledge/faults.yaml`) as frozen values."""
+"""The fault catalogue (`knowledge/faults.yaml`) as frozen values, with patterns for documented error codes."""
 
+import errno
 import functools
+import os
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -9,16 +12,89 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from hivetune.machine.codes import code_pattern
-from hivetune.machine.knowledge.facts import facts
+_CARD = "(?i:cuda|hip|rocm|triton|thccheck)"
+# Below this number the old and the new CUDA runtime have different errors; there only the words decide.
+MIN_CUDA_NUMBER = 98
+
+
+def code_pattern(family: str, code: str) -> str:
+    """Return a regular expression for a code of `family` (cuda, hsa, xid, errno, signal) as logs have it.
+
+    Raise KeyError for an undocumented code.
+    """
+    return _PATTERN_OF[family](code)
+
+
+def _cuda(code: str) -> str:
+    names, _, words = _documented()["cuda"][int(code)].partition(" | ")
+    camel = "|".join(name for name in names.split() if not name.isupper())
+    capitals = "|".join(name for name in names.split() if name.isupper()) or "(?!)"
+    found = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
+    found += [rf"Triton Error \[\w+\]:\s+Code: {code}\b"]
+    if int(code) >= MIN_CUDA_NUMBER:
+        failed = r"[ -]?(?i:runtime |driver |api )?(?i:error|failure)\w*(?: \(error)?(?: code)?[ :=#(]+"
+        found += [rf"{_CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
+    found += [rf"{_CARD}[^\n]{{0,60}}(?i:{words[1:]})\b" if words.startswith("~") else rf"(?i:{words})\b"]
+    return "|".join(found)
+
+
+def _hsa(code: str) -> str:
+    numbers = [number for number, name in _documented()["hsa"].items() if name == code]
+    if not numbers:
+        raise KeyError(code)
+    return rf"HSA_STATUS_(?:ERROR_)?{code}\b|(?:code|status|error)[ :=]+0x{numbers[0]:x}\b"
+
+
+def _xid(code: str) -> str:
+    """Match NVIDIA's kernel messages (https://docs.nvidia.com/deploy/xid-errors/index.html)."""
+    return rf"\bX[iI][dD](?: \([^)]*\):)? {int(code)}\b"
+
+
+def _errno(code: str) -> str:
+    """Match an errno as Python ([Errno 28]), Rust (os error 28; code: 28), C++ and the C library print it."""
+    number = getattr(errno, code, None)
+    if number is None:
+        raise KeyError(code)
+    words = re.escape(os.strerror(number))
+    return (
+        rf"\[Errno {number}\]|\b(?:os error|errno)[ :=]+{number}\b|\b[Ee]rror code {number} \(|\bcode: {number}, "
+        rf"|\b{code}\b|(?i:{words})"
+    )
+
+
+def _signal(code: str) -> str:
+    """Match a signal as shells, torchrun, Docker and Python's subprocess report it."""
+    number = int(signal.Signals[code])  # a KeyError for a name that no signal has
+    words = re.escape((signal.strsignal(number) or code).partition(" (")[0])
+    ended = r"(?:exit|return|status)\w*(?: with)?(?: code| status)?[ :=(]+"
+    return (
+        rf"\b{code}\b|\bsignal[ :=]+(?:number )?{number}\b|\b{ended}(?:-{number}|{128 + number})\b"
+        rf"|Signal: {words} \({number}\)|\b{words}: {number}\b|\berror code -{number}\b|\bline \d+:\s+\d+ {words}\b"
+        rf"|signal[ :]+{words}|Unexpected (?i:{words}) encountered|\b{words}(?: \(core dumped\)|\s*$)"
+    )
+
+
+@functools.cache
+def _documented() -> Mapping[str, Mapping[int, str]]:
+    text = resources.files("hivetune.machine").joinpath("knowledge/codes.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Mapping[int, str]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
+
+
+_PATTERN_OF = {
+    "cuda": _cuda,
+    "hsa": _hsa,
+    "xid": _xid,
+    "errno": _errno,
+    "signal": _signal,
+}
+
 
 Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
 
-FIRST = {"again": "the same again", "change": "a change, as it can't go away by itself"}
-
 
 class Sign(NamedTuple):
-    """Something to recognise a fault by: as a person reads it, and as it is searched for."""
+    """A sign of a fault: in words for people, and as a pattern."""
 
     words: str
     pattern: re.Pattern[str]
@@ -26,7 +102,7 @@ class Sign(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry of the catalogue; the head of the file says what each field means."""
+    """One entry of the catalogue. The comment at the top of faults.yaml explains the fields."""
 
     id: str
     domain: Domain
@@ -50,13 +126,13 @@ class Fault:
 
 @functools.cache
 def catalogue() -> tuple[Fault, ...]:
-    """All faults, in the order in which they are tried."""
+    """Return all faults in the order in which they are tried."""
     text = resources.files("hivetune.machine").joinpath("knowledge/faults.yaml").read_text(encoding="utf-8")
     return tuple(_fault(entry) for entry in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def fault(identifier: str) -> Fault:
-    """Raises KeyError for a name that the catalogue does not have."""
+    """Return a fault by its id. Raise KeyError for an unknown one."""
     return {entry.id: entry for entry in catalogue()}[identifier]
 
 
@@ -87,7 +163,7 @@ def _fault(entry: Mapping[str, Any]) -> Fault:
 
 
 def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> tuple[Sign, ...]:
-    """Regular expressions as they are; of {family: [code, ...]} one for all its codes."""
+    """Return the signs of a list of regular expressions and of {family: [code, ...]}, each with one pattern."""
     found = []
     for item in listed:
         if isinstance(item, str):
@@ -97,44 +173,3 @@ def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> tuple[S
             together = "|".join(code_pattern(family, str(code)) for code in codes)
             found.append(Sign(f"{family} {', '.join(map(str, codes))}", re.compile(together, re.MULTILINE)))
     return tuple(found)
-
-
-def as_markdown() -> str:
-    """docs/faults.md; a test holds the page equal to this."""
-    lines = [
-        "# Faults",
-        "",
-        "What can end or spoil a run, and what is done about it. Generated from",
-        "`src/hivetune/machine/knowledge/faults.yaml`, which has the patterns too. The first entry that fits",
-        "is the diagnosis. Changes are tried from left to right ([reliability.md](reliability.md)).",
-    ]
-    for entry in catalogue():
-        retry = FIRST[entry.first] if entry.retry else "no retry"
-        changes = f"; changes: {', '.join(entry.rungs)}" if entry.rungs else ""
-        lines += [
-            "",
-            f"## {entry.id}",
-            "",
-            f"**{entry.title[0].upper()}{entry.title[1:]}.** {entry.cause} {entry.advice}",
-        ]
-        lines += [f"({entry.domain}; {retry}{changes})"]
-    lines += ["", *_published_table()]
-    return "\n".join(lines) + "\n"
-
-
-def _published_table() -> list[str]:
-    """Faults of cards as others published them: a test asks doctor, diagnosis and ladder about each."""
-    lines = [
-        "## Published faults of cards",
-        "",
-        "Faults that others published, none of which was seen here. Tests give each to doctor, diagnosis and ladder.",
-        "",
-        "| thread | what happened | fault | first changes |",
-        "| --- | --- | --- | --- |",
-    ]
-    for fact in facts("published"):
-        thread = f"[{fact.more['thread']}]({fact.source[0]})"
-        name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none: nothing is said"
-        rungs = ", ".join(f"`{rung}`" for rung in fact.more["rungs"])
-        lines.append(f"| {thread} | {fact.says} | {name} | {rungs} |")
-    return lines

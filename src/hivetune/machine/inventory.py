@@ -1,7 +1,7 @@
-"""What this machine is, read from the kernel and the drivers without torch: cores, memory and its limits, cards, disk.
+"""The inventory of this machine: cores, memory and its limits, cards, disk and network, read without torch.
 
-Nothing is measured here, so it takes milliseconds; what is measured lies in the profile of the machine's fingerprint.
-`root` replaces `/` in tests.
+Nothing is measured here, so it takes milliseconds; measurements are in the machine's profile. `root` replaces `/` in
+tests.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from hivetune.base.disk import home
 from hivetune.base.kernel import memory_sizes, system_text, usable_cores, whole_number
 from hivetune.machine.kfd import kfd_architectures
@@ -21,17 +23,17 @@ from hivetune.machine.knowledge.facts import facts, is_met
 from hivetune.machine.nvml import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
-# The instruction sets that decide how fast a GEMM is, in rising order of what they give.
+# The instruction sets that decide the speed of a GEMM, slowest first.
 ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
-# Of a machine's cores a worker without a card takes one in so many (config: workers).
-CORES_A_WORKER = 4
+# A worker without a card gets a quarter of the cores (config: workers).
+WORKERS_PER_MACHINE = 4
 AMD_VENDOR = "0x1002"
-PAGE_BYTES = 4096  # of the processors that these chips have
+PAGE_BYTES = 4096  # on the processors with such chips
 
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its driver shows it. Sizes in bytes; `free_bytes`: memory that no program holds now."""
+    """One GPU as its driver reports it. `free_bytes` is the memory that no program uses now."""
 
     kind: CardKind
     index: int
@@ -40,14 +42,14 @@ class Card:
     free_bytes: int
     driver: str
     architecture: str = ""
-    """gfx1201, or the compute capability such as 9.0; empty when the driver does not say."""
+    """gfx1201, or a compute capability such as 9.0; empty if the driver does not report it."""
     slot: str = ""
-    """Where it sits on the bus, domain:bus:device.function; of AMD cards only."""
+    """The place on the bus, domain:bus:device.function; only for AMD cards."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`cores` and `memory_*` are what this process may use: affinity, CPU quota and cgroup limits applied."""
+    """This machine. `cores` and `memory_*` respect affinity, CPU quota and cgroup limits."""
 
     cpu: str
     isa: tuple[str, ...]
@@ -55,14 +57,14 @@ class Machine:
     memory_bytes: int
     available_bytes: int
     memory_limit: str
-    """Where the memory limit comes from: "machine", or the cgroup's file."""
+    """The source of the memory limit: "machine" or the cgroup's file."""
     disk_free_bytes: int
     cards: tuple[Card, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over everything that can change a measured rate or a chosen backend; not over what is free."""
+        """A hash (16 hex digits) of everything that can change a measured rate or a chosen backend."""
         parts = {
             "cpu": [self.cpu, *self.isa, self.cores],
             "cards": [[card.name, card.architecture, card.memory_bytes, card.driver] for card in self.cards],
@@ -74,8 +76,10 @@ class Machine:
 def read_machine(
     root: Path = Path("/"), folder: Path | None = None, nvidia: Callable[[], Sequence[Card]] | None = None
 ) -> Machine:
-    """This machine now. `folder` is where the runs will lie (default: the home); its free space is told. `nvidia` reads
-    those cards (default: their driver's library)."""
+    """Return this machine now. `folder` is where runs will lie (default: the home), for its free space.
+
+    `nvidia` reads NVIDIA's cards (default: through their driver's library).
+    """
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
     total, available = _read_memory(root)
     limit = _memory_limit(root)
@@ -96,23 +100,24 @@ def read_machine(
 
 
 def cpu_workers(cores: int, threads: int | None = None) -> int:
-    """How many workers share `cores` cores, each with `threads` threads; None: a quarter of the cores."""
-    return max(1, cores // (threads or max(1, cores // CORES_A_WORKER)))
+    """Return how many workers share the cores, each with `threads` threads (default: a quarter of the cores)."""
+    return max(1, cores // (threads or max(1, cores // WORKERS_PER_MACHINE)))
 
 
 def kernel_release(root: Path = Path("/")) -> str:
+    """Return the version of the kernel."""
     return system_text(root / "proc/sys/kernel/osrelease") or platform.release()
 
 
 def disk_free_bytes(folder: Path) -> int:
-    """Free space for this user where `folder` is, or would be made."""
+    """Return the free space for this user where `folder` is or would be made."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def read_amd_cards(root: Path = Path("/")) -> list[Card]:
-    """AMD GPUs from the kernel's own tree; works for every driver version and before ROCm is installed."""
+    """Return AMD's GPUs from sysfs, which works with every driver and without ROCm."""
     architectures = kfd_architectures(root)
     driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
     cards: list[Card] = []
@@ -132,9 +137,11 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
 
 
 def _shared_memory(root: Path, device: Path, architecture: str) -> int:
-    """Bytes of the machine's memory that a chip with unified memory may take: the driver's table (GTT), which the
-    kernel's limit on pages (ttm) bounds, half of the memory by default. 0 for other cards. What the firmware sets aside
-    (mem_info_vram_total) can be 0.5 GB of 128 (ROCm/legacy-rocm-build#5595, unslothai/unsloth#7960)."""
+    """Return the memory that a chip with unified memory may use, 0 for other cards.
+
+    It is the driver's table (GTT), limited by the kernel's pages_limit (ttm), by default half of the memory. The memory
+    that the firmware reserves can be 0.5 GB of 128 (ROCm/legacy-rocm-build#5595, unslothai/unsloth#7960).
+    """
     chip = next((fact for fact in facts("chip") if is_met(fact.when, {"gfx": architecture})), None)
     if chip is None or not chip.more.get("unified"):
         return 0
@@ -144,7 +151,7 @@ def _shared_memory(root: Path, device: Path, architecture: str) -> int:
 
 
 def _marketing_name(root: Path, device: Path) -> str:
-    """Consumer cards do not tell their name; libdrm's list of PCI ids and revisions does, where it is installed."""
+    """Return the name of a consumer card from libdrm's list of PCI ids, where it is installed."""
     ids = [system_text(device / name).removeprefix("0x").upper() for name in ("device", "revision")]
     for line in system_text(root / "usr/share/libdrm/amdgpu.ids").splitlines():
         fields = [part.strip() for part in line.split(",", 2)]
@@ -154,6 +161,7 @@ def _marketing_name(root: Path, device: Path) -> str:
 
 
 def read_nvidia_cards() -> list[Card]:
+    """Return NVIDIA's GPUs."""
     names = ("name", "memory_bytes", "free_bytes", "driver", "architecture")
     return [Card("cuda", index, **{name: card[name] for name in names}) for index, card in enumerate(read_nvidia())]
 
@@ -170,7 +178,7 @@ def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _read_memory(root: Path) -> tuple[int, int]:
-    """Total and available bytes; swap counts for nothing: a training that swaps never ends."""
+    """Return total and available bytes, without swap: a training that swaps never ends."""
     sizes = memory_sizes(root)
     if "MemTotal" not in sizes:
         import psutil
@@ -181,7 +189,7 @@ def _read_memory(root: Path) -> tuple[int, int]:
 
 
 def _memory_limit(root: Path) -> tuple[int, int, str] | None:
-    """The tightest cgroup limit on this process: (limit, left of it, its file). None without one."""
+    """Return the smallest cgroup limit on this process as (limit, bytes left, file), or None."""
     found: list[tuple[int, int, str]] = []
     for folder, limit_name, used_name in _memory_groups(root):
         limit = whole_number(folder / limit_name)
@@ -192,7 +200,7 @@ def _memory_limit(root: Path) -> tuple[int, int, str] | None:
 
 
 def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
-    """The cgroup folders from this process's up to the top, version 2 and version 1."""
+    """Return the cgroup folders from this process's to the top, of version 2 and version 1."""
     groups = []
     for line in system_text(root / "proc/self/cgroup").splitlines():
         _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
@@ -210,7 +218,7 @@ def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Page cache that the kernel gives back before it kills: counted as used by the cgroup, but not in the way."""
+    """Return the page cache that counts as used, but that the kernel frees before it kills."""
     for line in system_text(folder / "memory.stat").splitlines():
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])
@@ -218,7 +226,7 @@ def _reclaimable(folder: Path) -> int:
 
 
 def _versions() -> dict[str, str]:
-    """Versions that decide which kernels run. Read from package metadata: importing torch takes seconds."""
+    """Return the versions that decide which kernels run, from package metadata: importing torch takes seconds."""
     found = {"python": platform.python_version(), "system": platform.system()}
     for name in ("torch", "triton", "bitsandbytes"):
         try:
@@ -233,7 +241,7 @@ def _number_in(path: Path) -> int:
 
 
 def describe_machine(machine: Machine) -> dict[str, Any]:
-    """Plain values for JSON."""
+    """Return the machine as plain values for JSON."""
     return {
         "fingerprint": machine.fingerprint,
         "cpu": machine.cpu,
@@ -246,3 +254,41 @@ def describe_machine(machine: Machine) -> dict[str, Any]:
         "cards": [vars(card) for card in machine.cards],
         "versions": dict(machine.versions),
     }
+
+
+# The share of the nominal speed that a TCP connection gets, after the headers of Ethernet, IP and TCP.
+TCP_SHARE = 0.94
+ASSUMED_BITS_PER_S = 1e9
+
+
+@dataclass(frozen=True)
+class NetworkLink:
+    """An interface with its nominal speed, which is assumed if the driver does not report it (virtual machines)."""
+
+    interface: str
+    bits_per_s: float
+    assumed: bool = False
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The bytes per second of a TCP connection."""
+        return self.bits_per_s / 8 * TCP_SHARE
+
+    @property
+    def words(self) -> str:
+        """The link in words."""
+        return f"{self.bits_per_s / 1e9:g} Gbit/s{' (assumed)' if self.assumed else ''} of {self.interface}"
+
+
+def link_of(own_address: str) -> NetworkLink | None:
+    """Return the link of the interface with this address, None for the loopback."""
+    if own_address.startswith("127.") or own_address == "::1":
+        return None
+    names = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(one.address.partition("%")[0] == own_address for one in addresses)
+    ]
+    megabits = psutil.net_if_stats()[names[0]].speed if names else 0
+    name = names[0] if names else "the network"
+    return NetworkLink(name, megabits * 1e6) if megabits > 0 else NetworkLink(name, ASSUMED_BITS_PER_S, assumed=True)

@@ -1,6 +1,6 @@
-"""NVIDIA cards through the driver's own library (NVML), called directly: no package, no torch, no subprocess.
+"""NVIDIA's cards through their driver's library (NVML), called directly (docs/decisions/0102).
 
-API: https://docs.nvidia.com/deploy/nvml-api/. What a card does not report is left out.
+API: https://docs.nvidia.com/deploy/nvml-api/. Values that a card does not report are missing.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from typing import Any
 LIBRARY = "libnvidia-ml.so.1"
 NAME_BYTES = 96
 TEMPERATURE_GPU = 0  # nvmlTemperatureSensors_t
-# Why clocks are held back (nvmlClocksEventReasons): the bits that heat and power set.
+# The bits of nvmlClocksEventReasons that heat and power set.
 HEAT_OR_POWER = 0x08 | 0x20 | 0x40 | 0x80
 
 
@@ -22,8 +22,10 @@ class _Busy(ctypes.Structure):
 
 
 def read_nvidia() -> list[dict[str, Any]]:
-    """Each card: name, driver, architecture ("9.0", or empty), memory_bytes, free_bytes, used_bytes, and where the
-    card reports them temperature_c, watts, busy_percent and hot. Empty where there is no driver."""
+    """Return each card: name, driver, architecture ("9.0" or empty), memory_bytes, free_bytes and used_bytes.
+
+    Cards that report them also have temperature_c, watts, busy_percent and hot. Without a driver there are no cards.
+    """
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:

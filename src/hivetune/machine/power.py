@@ -1,6 +1,6 @@
-"""How much energy the machine takes: cards by hwmon and NVML, the processor by RAPL; what no sensor tells is estimated.
+"""The energy that the machine uses: cards by hwmon and NVML, the processor by RAPL, and estimates without a sensor.
 
-Only processor and cards are counted; a machine takes 20 to 60 W more for its board, memory, disks and losses.
+Only processor and cards count; board, memory, disks and losses take 20 to 60 W more.
 """
 
 from dataclasses import dataclass, field
@@ -12,25 +12,27 @@ import psutil
 from hivetune.machine.telemetry import read_cards
 
 KWH = 3.6e6  # joules
-# Estimates where nothing measures, from the package power of desktop and server processors under full load divided by
-# their threads (4 to 12 W a thread) and at rest (10 to 30 W), and from the board power of cards (75 to 300 W).
+# Estimates without a sensor: the package power of processors under full load is 4 to 12 W a thread, at rest 10 to 30 W;
+# the board power of cards is 75 to 300 W.
 CORE_W, REST_W, CARD_W = 8.0, 20.0, 200.0
-_SELDOM_S = 300.0  # between two looks; after more, what was taken between them is unknown and estimated by the last
+_MAX_GAP_S = 300.0  # after a longer gap the watts of the last sample are only an estimate
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules since a meter began. `estimated_j`: the part of `joules` that no sensor told."""
+    """The joules of a period; `estimated_j` is the part that no sensor measured."""
 
     joules: float = 0.0
     estimated_j: float = 0.0
 
     @property
     def kwh(self) -> float:
+        """The energy in kilowatt-hours."""
         return self.joules / KWH
 
     @property
     def measured(self) -> bool:
+        """Whether nothing was estimated."""
         return self.estimated_j == 0
 
     def __add__(self, other: "Energy") -> "Energy":
@@ -39,35 +41,38 @@ class Energy:
 
 @dataclass(frozen=True)
 class PowerSample:
-    """`time_s`: of a clock that stands still while the machine sleeps. `package_j`: RAPL's counters by zone, empty
-    where they can't be read (they are root's); `busy_core_s`: of all cores since the start of the machine."""
+    """The counters at one moment, by a clock that stops while the machine sleeps.
+
+    `package_j` has RAPL's counters by zone, empty if they can't be read (they belong to root). `busy_core_s` counts all
+    cores since the start of the machine.
+    """
 
     time_s: float
     busy_core_s: float
-    package_j: dict[str, tuple[float, float]] = field(default_factory=dict)  # value, where it begins again at 0
+    package_j: dict[str, tuple[float, float]] = field(default_factory=dict)  # (value, value at which it wraps to 0)
     cards: tuple[dict[str, Any], ...] = ()
 
 
 def sample_power(time_s: float, root: Path = Path("/")) -> PowerSample:
-    """What the counters say now. `root` replaces `/` in tests."""
+    """Return the counters now. `root` replaces `/` in tests."""
     return PowerSample(time_s, busy_core_seconds(), _read_rapl(root), tuple(read_cards(root)))
 
 
 def energy_between(before: PowerSample, after: PowerSample) -> Energy:
-    """What was taken from one sample to the next, which should be seconds apart: a card's watts are those of now."""
+    """Return the energy between two samples, which should be seconds apart, since a card reports only its watts now."""
     seconds = max(0.0, after.time_s - before.time_s)
     package_j, package_known = _package_energy(before, after), bool(before.package_j and after.package_j)
     if not package_known:
         busy = max(0.0, after.busy_core_s - before.busy_core_s)
         package_j = CORE_W * busy + REST_W * seconds
-    told = sum(card["watts"] for card in after.cards if "watts" in card) * seconds
+    measured = sum(card["watts"] for card in after.cards if "watts" in card) * seconds
     guessed = sum(CARD_W * card.get("busy_percent", 100) / 100 for card in after.cards if "watts" not in card) * seconds
-    estimated = guessed + (0.0 if package_known else package_j) + (told if seconds > _SELDOM_S else 0.0)
-    return Energy(package_j + told + guessed, estimated)
+    estimated = guessed + (0.0 if package_known else package_j) + (measured if seconds > _MAX_GAP_S else 0.0)
+    return Energy(package_j + measured + guessed, estimated)
 
 
 def busy_core_seconds() -> float:
-    """Seconds of processor time that all programs together have taken since the machine started."""
+    """Return the processor seconds of all programs since the machine started."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
@@ -82,7 +87,7 @@ def _package_energy(before: PowerSample, after: PowerSample) -> float:
 
 
 def _read_rapl(root: Path) -> dict[str, tuple[float, float]]:
-    """Whole packages only: `intel-rapl:0:1` is a part of `intel-rapl:0`. AMD's processors have the same names."""
+    """Return the counters of whole packages; `intel-rapl:0:1` is a part of one. AMD's zones have the same names."""
     found = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         if zone.name.count(":") != 1:

@@ -1,7 +1,7 @@
-"""What was measured on a machine, kept per fingerprint: rates, points of a probe, choices that worked.
+"""The profile of a machine: measured rates, probes and proven choices, kept per fingerprint.
 
-One file a machine, `home()/profiles/FINGERPRINT.json`. The engine writes it (probe, doctor, recovery); everything else
-reads it. A changed driver, card, torch or core count is another fingerprint, so nothing here is ever stale.
+The probe, the doctor and recovery write `home()/profiles/FINGERPRINT.json`; everything else reads it. Another driver,
+card, torch or core count has another fingerprint, so a profile is never stale.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,14 @@ from hivetune.base.typed import from_plain, to_plain
 
 _SCHEMA = 1
 _DTYPES, _PRODUCTS = "dtypes", "products"
-# Half precision has to be worth its rounding, and another set of backends the change: on CPUs with native bf16 it is
-# 1.7 to 2.3 times faster, without it 40 to 500 times slower (pytorch/pytorch#146508).
+# The speed-up that makes half precision worth its rounding, or another backend worth the change. On CPUs with native
+# bf16 it is 1.7 to 2.3 times faster, without it 40 to 500 times slower (pytorch/pytorch#146508).
 WORTH_IT = 1.25
 
 
 @dataclass(frozen=True)
 class ProvenSet:
-    """The backends that computed right and fastest in one precision: `choices` over the defaults, `environment` of the
-    process, and the seconds of a step's parts at the size of the proof."""
+    """The fastest correct backends of one precision: choices, environment, and the seconds of a step's parts."""
 
     step_s: float
     choices: Mapping[str, Any] = field(default_factory=dict)
@@ -31,8 +30,7 @@ class ProvenSet:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a device was proven to compute right. `best`: by dtype, the fastest right set; a dtype that is not in it has
-    none. `dtype`: the fastest of all that is worth its rounding. `rejected`: name of a set -> why."""
+    """The proof of a device: the fastest correct set by dtype, the dtype to use, and why sets were rejected."""
 
     time: float
     job: str
@@ -43,11 +41,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Profile:
-    """`rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
-    `choices`: what a run should start with here: `rungs` that helped a recovery, `dtypes`, what `dtype: auto` was, and
-    `products`, what multiplies matrices of a dtype.
-    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (measure/rates.py), and under "disk" the
-    bytes a second that it takes. `proofs`: device -> Proof, as plain values.
+    """The measurements of one machine.
+
+    `rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
+    `choices`: `rungs` that helped a recovery, `dtypes` that `dtype: auto` became, `products` that multiply matrices.
+    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (measure/rates.py), and the bytes per second
+    of "disk". `proofs`: device -> Proof, as plain values.
     """
 
     fingerprint: str
@@ -58,20 +57,20 @@ class Profile:
     proofs: Mapping[str, Any] = field(default_factory=dict)
 
     def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
-        """The best seen of each: a busy minute says nothing about what the machine can do."""
+        """Return the profile with the best rates seen, since a busy minute does not show what the machine can do."""
         known = self.rates.get(device, {})
         best = {dtype: max(rate, known.get(dtype, 0.0)) for dtype, rate in rates.items()}
         return replace(self, rates={**self.rates, device: best})
 
     def decided_dtype(self, device: str) -> str | None:
-        """What `dtype: auto` was decided to be on this device; None: never yet."""
+        """Return what `dtype: auto` is on this device, None if it was never decided."""
         return self._decided(_DTYPES, device)
 
     def with_dtype(self, device: str, dtype: str) -> "Profile":
         return self._with_decided(_DTYPES, device, dtype)
 
     def decided_products(self, device: str, dtype: str) -> str | None:
-        """What multiplies matrices of this dtype on this device; None: never decided yet."""
+        """Return what multiplies matrices of this dtype on this device, None if it was never decided."""
         return self._decided(_PRODUCTS, f"{device} {dtype}")
 
     def with_products(self, device: str, dtype: str, products: str) -> "Profile":
@@ -85,7 +84,7 @@ class Profile:
         return replace(self, choices={**self.choices, what: {**self.choices.get(what, {}), device: value}})
 
     def proof(self, device: str) -> Proof | None:
-        """None: never proven here, or by another version."""
+        """Return the proof of a device, None without one of this version."""
         try:
             return from_plain(Proof, self.proofs[device]) if device in self.proofs else None
         except ValueError:
@@ -96,7 +95,7 @@ class Profile:
         return proven if proof.dtype is None else proven.with_dtype(device, proof.dtype)
 
     def right_rates(self, device: str) -> Mapping[str, float] | None:
-        """`rates` of the device, without the precisions in which no backend computed right; None: never measured."""
+        """Return the rates of a device without precisions that no backend computed right, None if never measured."""
         rates, proof = self.rates.get(device), self.proof(device)
         if rates is None or proof is None or not proof.best:
             return rates
@@ -114,7 +113,7 @@ def profile_path(fingerprint: str) -> Path:
 
 
 def read_profile(fingerprint: str) -> Profile:
-    """What is known of the machine; empty when nothing is, or when the file is damaged: it only saves time."""
+    """Return the profile of a machine, empty if there is none or it is damaged, since it only saves time."""
     try:
         content = read_json(profile_path(fingerprint))
     except (OSError, ValueError):
@@ -126,7 +125,7 @@ def read_profile(fingerprint: str) -> Profile:
 
 
 def proven_before(fingerprint: str) -> bool:
-    """Whether a proof was made in this home, but none under this fingerprint: driver, torch or card changed since."""
+    """Return whether this home has a proof, but none for this fingerprint: driver, torch or card has changed."""
     others = [path.stem for path in (home() / "profiles").glob("*.json") if path.stem != fingerprint]
     return not read_profile(fingerprint).proofs and any(read_profile(other).proofs for other in others)
 

@@ -1,6 +1,6 @@
-"""Samples of memory, load and cards while a run goes on, so that a post-mortem has them: psutil, AMD's sysfs, NVML.
+"""Samples of memory, load and cards during a run, for post-mortems: from psutil, AMD's sysfs and NVML.
 
-Nothing here imports torch or starts a program; a sensor that is not there is left out. `root` replaces `/` in tests.
+Nothing here imports torch or starts a program; missing sensors are left out. `root` replaces `/` in tests.
 """
 
 import os
@@ -13,14 +13,14 @@ import psutil
 from hivetune.base.kernel import whole_number
 from hivetune.machine.nvml import read_nvidia
 
-# What a sample takes of an NVIDIA card; the rest does not change while a run goes on.
+# The values of an NVIDIA card that change during a run.
 SENSORS = ("memory_bytes", "used_bytes", "temperature_c", "watts", "busy_percent", "hot")
-# Degrees below the card's own limit from which it is called hot.
+# A card is hot from so many degrees below its own limit.
 NEAR_LIMIT_C = 3.0
 
 
 def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, Any]:
-    """What the machine and the process tree of `pid` take now; `cards` as `read_cards`."""
+    """Return what the machine and the process tree of `pid` use now, and the cards."""
     memory = psutil.virtual_memory()
     taken: dict[str, Any] = {
         "available_bytes": memory.available,
@@ -36,7 +36,7 @@ def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, A
 
 
 def process_tree(pid: int) -> dict[str, Any]:
-    """Resident memory and CPU seconds of a process and all below it; empty when it is gone."""
+    """Return resident memory and CPU seconds of a process and its descendants; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         tree = [process, *process.children(recursive=True)]
@@ -55,13 +55,13 @@ def process_tree(pid: int) -> dict[str, Any]:
 
 
 def read_cards(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Used and total memory, temperature, watts, busy share and whether heat or power holds the clocks back."""
+    """Return memory, temperature, watts and load of each card, and whether heat or power limits its clocks."""
     nvidia = [{name: card[name] for name in SENSORS if name in card} for card in read_nvidia()]
     return [*read_amd(root), *nvidia]
 
 
 def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """AMD cards from sysfs; works for every driver and without ROCm."""
+    """Return the samples of AMD's cards from sysfs, which works with every driver and without ROCm."""
     cards = []
     for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
         total = whole_number(device / "mem_info_vram_total")
@@ -80,7 +80,7 @@ def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
 
 
 def _heat(sensors: Path) -> tuple[float, bool] | None:
-    """Degrees Celsius, and whether they are near the card's own limit; None without a sensor."""
+    """Return degrees Celsius and whether they are near the card's limit, None without a sensor."""
     for number in (2, 1):  # temp2 is the junction, which decides throttling; older cards only have temp1, the edge
         degrees, limit = (whole_number(sensors / f"temp{number}_{name}") for name in ("input", "crit"))
         if degrees is not None:
@@ -89,10 +89,11 @@ def _heat(sensors: Path) -> tuple[float, bool] | None:
 
 
 def is_hot(device: Path) -> bool:
-    """Whether an AMD card (its folder in sysfs) is near its own limit."""
+    """Return whether an AMD card (its folder in sysfs) is near its limit."""
     found = [_heat(sensors) for sensors in sorted((device / "hwmon").glob("hwmon*"))]
     return any(heat[1] for heat in found if heat is not None)
 
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
+    """Return whether one of the sampled cards is hot."""
     return any(card.get("hot") for card in cards)

@@ -1,6 +1,6 @@
-"""What the machine itself wrote down about a process's death: the kernel's lines and its out-of-memory counters.
+"""The kernel's traces of a process's death: its log lines and out-of-memory counters.
 
-Everything is optional: a trace that can't be read (container, no permission) is an empty one.
+Traces that can't be read (container, no permission) are empty.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ RELEVANT = re.compile(
     r"amdgpu|kfd|drm|NVRM|Xid|nvidia|MES |qcm fence|gfxhub|AMD-Vi|PCIe|pciehp|mce:|oom|Out of memory|page allocation"
     r"|Killed process|segfault|traps:|I/O error|nvme|ata\d|EXT4-fs error|XFS|BTRFS|read-only"
 )
-# The kernel names the process in these; lines about others say nothing about ours.
+# Lines in which the kernel names a process; those about other processes are ignored.
 OF_PROCESS = re.compile(
     r"(?:Killed process |pid=|oom_reaper: reaped process )(\d+)|\[(\d+)\](?:: segfault| trap | general protection)"
 )
 
 
 class KernelLog:
-    """The kernel's lines from now on. `root` replaces `/` in tests."""
+    """The kernel's log from now on. `root` replaces `/` in tests."""
 
     def __init__(self, root: Path = Path("/")):
         self._handle: int | None = None
@@ -32,7 +32,7 @@ class KernelLog:
             os.lseek(self._handle, 0, os.SEEK_END)
 
     def lines(self, pid: int) -> list[str]:
-        """New relevant lines since the last call that are not about another process than `pid`."""
+        """Return the new relevant lines that are not about another process than `pid`."""
         found = [line for line in self._read() if RELEVANT.search(line) and _concerns(line, pid)]
         return found[-LINE_LIMIT:]
 
@@ -46,7 +46,7 @@ class KernelLog:
                 record = os.read(self._handle, 8192)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # the ring moved on and lines were lost: go on with the oldest that is left
+            except BrokenPipeError:  # the ring buffer has overwritten lines: go on with the oldest one
                 continue
             except OSError:
                 return
@@ -56,7 +56,7 @@ class KernelLog:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has ended for want of memory, in all and in our cgroups; only differences count."""
+    """Return the number of out-of-memory kills, of the machine plus our cgroups; only differences mean something."""
     total = _count(root / "proc/vmstat", "oom_kill")
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines():
@@ -66,7 +66,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def settle_kernel(seconds: float = 0.05) -> None:
-    """The kernel writes its lines just after the death; give it that time before reading them."""
+    """Wait until the kernel has written its lines, which it does just after a death."""
     time.sleep(seconds)
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import home, read_json
+from hivetune.base.disk import home, problems_once, read_json
 from hivetune.base.paths import real_path
-from hivetune.base.whole import problems_once
 from hivetune.errors import UsageError
 
 DESCRIPTION = "hivetune.json"

@@ -1,1 +1,1 @@
-"""Everything that starts, limits, stops or detaches a process, and the contract of parent and child."""
+"""Processes: their start, limits, stop and detachment, and the contract of parent and child."""

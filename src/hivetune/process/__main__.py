@@ -1,7 +1,7 @@
-"""`python -m hivetune.process MODULE TASK.json`: one engine module with the guards up before torch is imported.
+"""`python -m hivetune.process MODULE TASK.json`: run a module with the guards set before torch is imported.
 
-With the number of a socket instead of both it is a child that was started ahead: it imports, then waits to be told
-them. A module that can't be imported (no torch here) still ends with an `outcome.json` that says so.
+With the number of a socket instead it is a child that was started ahead: it imports and then waits for module and task.
+A module that can't be imported, for example without torch, still writes its `outcome.json`.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from hivetune.process.child import guard, missing_package, report_failure, wait_for_task
 from hivetune.process.protocol import read_task
 
-# All that a probe and a training worker import but 0.03 s of 1.7 s: torch, and the engine without a module that is run.
+# It imports torch and the engine: all but 0.03 s of the 1.7 s of imports of a probe or training worker.
 IMPORTED_AHEAD = "hivetune.train.worker.crew"
 
 
@@ -26,7 +26,7 @@ def launch(module: str, task_file: str) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         os._exit(report_failure(read_task(Path(task_file)).folder, missing_package(error)))
-    except Exception as error:  # noqa: BLE001 (an import of torch can fail in any way; the parent must read which)
+    except Exception as error:  # noqa: BLE001 (an import of torch can fail in any way, which the parent must learn)
         os._exit(report_failure(read_task(Path(task_file)).folder, error))
 
 

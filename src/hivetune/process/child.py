@@ -1,8 +1,8 @@
 """The child's side of a task: guards, the task file, the heartbeat, and `outcome.json` written last.
 
-An engine module is a `main(task, heartbeat) -> dict` and ends with `if __name__ == "__main__": run_child(main, KIND)`,
-KIND being its class of tasks (process/protocol.py). `process/parent.py` is the other side. This module imports no
-torch, so that the guards stand before it is loaded.
+A worker module has a `main(task, heartbeat) -> dict` and ends with `if __name__ == "__main__": run_child(main, KIND)`,
+where KIND is its class of tasks (process/protocol.py). process/parent.py is the other side. This module does not import
+torch, so that the guards are set before torch is loaded.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hivetune.base.disk import FULL_DISK, write_json
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.base.private import keep_private, make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.protocol import (
@@ -39,7 +39,7 @@ from hivetune.process.protocol import (
 from hivetune.run.folder import OUTCOME, RANKS
 
 PR_SET_PDEATHSIG = 1
-# The kernel kills the fattest process when memory runs out; this makes it the worker, never the desktop.
+# When memory runs out the kernel kills the process with the highest score: the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
 _MESSAGE_BYTES = 65_536
@@ -47,9 +47,9 @@ _RANKS_HINT = "start it with torchrun; else: unset WORLD_SIZE RANK"
 
 
 class Heartbeat:
-    """One byte a beat on the inherited pipe.
+    """The heartbeat: one byte per beat on the inherited pipe.
 
-    `stop_requested` turns true with SIGTERM where the task saves when it is stopped: save, then return.
+    SIGTERM sets `stop_requested` for tasks that save when they are stopped: they save and return.
     """
 
     def __init__(self, handle: int | None):
@@ -59,9 +59,9 @@ class Heartbeat:
             os.set_blocking(handle, False)
 
     def beat(self, beat: Beat) -> None:
-        """Say what was just finished or is about to begin. Never blocks.
+        """Report what was just finished or is about to begin, without blocking.
 
-        A full pipe (the supervisor is frozen) drops the beat: the bytes that it holds already say "alive".
+        If the pipe is full because the supervisor is frozen, the beat is dropped: the waiting bytes are enough.
         """
         if self._handle is None:
             return
@@ -77,11 +77,10 @@ class Heartbeat:
 
 
 def guard() -> None:
-    """What must hold before anything large is imported: writes for its user alone, dies with its parent, no core file,
-    first in line for OOM.
+    """Set the guards before large imports: private files, death with the parent, no core file, first OOM victim.
 
-    The signal reaches even a stopped process and one that holds the GIL. `fatal` stacks and SIGUSR1 (all stacks,
-    written in C, so also while the GIL is held) go to standard error.
+    The signal of the parent's death reaches even a stopped process and one that holds the GIL. Stacks of fatal errors
+    and of SIGUSR1, which C code writes even while the GIL is held, go to standard error.
     """
     keep_private()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -94,19 +93,19 @@ def guard() -> None:
 
 
 def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
-    """In a child that was started ahead: import a module, then wait at the socket `handle` for a task: module and file.
+    """Import a module, wait at the socket `handle`, and return module and task file, in a child started ahead.
 
-    The open files that come with them (process/launch.py sends all) are in their places then, standard output and error
-    too. Ends the process when the other end closes.
+    The open files that process/launch.py sends get their numbers, also standard output and error. End the process when
+    the other end closes.
     """
     reserved = _reserve_handles()
-    with contextlib.suppress(Exception):  # the task's own module meets it again, where it is reported
+    with contextlib.suppress(Exception):  # the task's own module raises it again, where it is reported
         importlib.import_module(imported)
     with socket.socket(fileno=handle) as parent:
-        said, files, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, RESERVED_HANDLES)
-    if not said:
+        sent, files, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, RESERVED_HANDLES)
+    if not sent:
         os._exit(0)
-    message = json.loads(said)
+    message = json.loads(sent)
     for file, number in zip(files, message["handles"], strict=True):
         os.dup2(file, number)
         os.close(file)
@@ -116,7 +115,7 @@ def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
 
 
 def _reserve_handles() -> list[int]:
-    """Fill the numbers below RESERVED_HANDLES, so that nothing that is imported opens a file there."""
+    """Occupy the numbers below RESERVED_HANDLES, so that no import opens a file there."""
     opened = [os.open(os.devnull, os.O_RDONLY)]
     while opened[-1] < RESERVED_HANDLES:
         opened.append(os.open(os.devnull, os.O_RDONLY))
@@ -124,8 +123,10 @@ def _reserve_handles() -> list[int]:
 
 
 def limit_memory(limit_bytes: int | None) -> None:
-    """Above this much private memory an allocation fails, instead of the machine freezing. Not for devices: their
-    drivers map address space that holds no memory."""
+    """Make allocations above this much private memory fail, before the machine freezes.
+
+    It is not used for graphics cards, whose drivers map address space without memory.
+    """
     if limit_bytes is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
         wanted = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
@@ -133,11 +134,10 @@ def limit_memory(limit_bytes: int | None) -> None:
 
 
 def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) -> None:
-    """Run `main` on the task file named by the first argument, write `outcome.json`, and end this process.
+    """Run `main` on the task file of the first argument, write `outcome.json`, and end this process.
 
-    `kinds` are the classes of tasks that `main` takes. It returns its result; `"status": "stopped"` in it means that
-    it ended early because `stop_requested` was true. Ends with `os._exit`: after a device fault a normal exit touches
-    the dead device again and may hang.
+    `kinds` are the classes of tasks for `main`, which returns its result, with `"status": "stopped"` after an early end
+    by `stop_requested`. The process ends with `os._exit`, since after a device fault a normal exit may hang.
     """
     guard()
     envelope = read_task(Path(sys.argv[1]))
@@ -158,14 +158,14 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
         result = main(envelope.task(*kinds), heartbeat)
         write_json(envelope.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
         code = 0
-    except BaseException as error:  # noqa: BLE001 (the last frame of the process: everything is reported, nothing lost)
+    except BaseException as error:  # noqa: BLE001 (the last frame of the process reports every error)
         code = report_failure(envelope.folder, error)
     _end(code)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that torchrun started."""
+    """The rank of this process among those of torchrun."""
 
     rank: int = 0
     size: int = 1
@@ -173,7 +173,7 @@ class Ranks:
 
 
 def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Of RANK and WORLD_SIZE; one process without them. Raises UsageError for what torchrun does not say."""
+    """Read RANK and WORLD_SIZE, by default one process. Raise UsageError for values that torchrun does not set."""
     size = _count(environment, "WORLD_SIZE", 1)
     if size == 1:
         return Ranks()
@@ -195,8 +195,10 @@ def _count(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _of_rank(envelope: Envelope) -> Envelope:
-    """The task as one of torchrun's processes has it: nobody reads its beats, and each writes its own outcome. Raises
-    UsageError as `read_ranks`."""
+    """Return the task for one of torchrun's processes: without heartbeat, and with an own outcome.
+
+    Raise UsageError as `read_ranks` does.
+    """
     ranks = read_ranks()
     if ranks.size == 1:
         return envelope
@@ -206,9 +208,9 @@ def _of_rank(envelope: Envelope) -> Envelope:
 
 
 def report_failure(folder: Path, error: BaseException) -> int:
-    """Print the traceback, write a failed `outcome.json`, return the exit code: EXIT_FULL_DISK if that can't be."""
+    """Print the traceback, write a failed `outcome.json`, and return the exit code (EXIT_FULL_DISK if it can't)."""
     text = "".join(traceback.format_exception(error))
-    with contextlib.suppress(OSError):  # the log may lie on the full disk that is to be reported
+    with contextlib.suppress(OSError):  # the log may be on the full disk
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (standard error is the task's log)
     code = error.exit_code if isinstance(error, HivetuneError) else 1
     described = {
@@ -239,9 +241,9 @@ def _end(code: int) -> NoReturn:
 
 
 def _end_when_orphaned(handle: int) -> None:
-    """The write end of a pipe reports an error as soon as nobody can read it any more: the supervisor is gone.
+    """End this process when nobody can read the pipe any more, because the supervisor is gone.
 
-    PR_SET_PDEATHSIG does the same on Linux, except when the parent died before it was set.
+    PR_SET_PDEATHSIG does the same on Linux, unless the parent died before it was set.
     """
     watch = select.poll()
     watch.register(handle, 0)

@@ -1,16 +1,19 @@
-"""A run that goes on without its terminal: a process of its own, or a systemd unit that survives a restart."""
+"""Processes that outlive their terminal: detached runs, systemd units, and exporters beside a run."""
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
-from hivetune.base.private import check_own, open_plain
-from hivetune.errors import Busy
+from hivetune.base.private import check_own, make_folder, open_plain
+from hivetune.errors import Busy, UsageError
 from hivetune.run.folder import SUPERVISOR_LOG
 
 
@@ -31,10 +34,10 @@ def report_command(run: Path, target: str) -> list[str]:
 
 
 def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
-    """`hivetune resume RUN --set ...` in its own session, deaf to this terminal's hang-up; returns its process id.
+    """Start `hivetune resume RUN --set ...` in its own session, and return its process id.
 
-    What it prints goes to RUN/supervisor.log. Raises Busy when the run goes on already,
-    UsageError for a folder that may be planted.
+    Its output goes to RUN/supervisor.log. Raise Busy if the run is already going on, UsageError for a folder that
+    another user may have made.
     """
     check_own(run)
     holder = lock_holder(run)
@@ -52,17 +55,19 @@ def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
 
 
 def systemd_unit(run: Path, overrides: Sequence[str] = ()) -> str:
-    """A user unit that goes on with `run` after a crash of the supervisor and after a restart of the machine.
+    """Return a user unit that resumes `run` after a crash of the supervisor and after a restart of the machine.
 
-    It ends for good when the run is done, was stopped, or was refused. systemd needs more time than its default to
-    stop it: a step must end and a checkpoint must be written. Its cgroup caps the memory.
+    It ends when the run is done, stopped or refused. Stopping takes longer than systemd's default, because a step must
+    end and a checkpoint must be written. Its cgroup limits the memory.
     """
     return _unit(f"Hivetune run {run.name}", resume_command(run, overrides), "1 2 3 4 5 6 7 75 130 143")
 
 
 def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
-    """A user unit that runs the loop of a config, from the working directory of now: paths of the config are relative
-    to it. What a person has to mend (the config, another loop that runs) ends it for good, nothing else does."""
+    """Return a user unit for the loop of a config, in the current directory, to which paths in the config are relative.
+
+    It ends only for what a person has to change: the config, or another running loop.
+    """
     where = f"WorkingDirectory={Path.cwd()}\n"
     return _unit(f"Hivetune cycle of {config.name}", cycle_command(config, overrides), "2 4 75", where)
 
@@ -92,3 +97,56 @@ NoNewPrivileges=yes
 [Install]
 WantedBy=default.target
 """
+
+
+AGAIN_S = 30.0
+# Exit codes after which an exporter is not started again: all is sent, or a person has to act first.
+_FINAL = (0, UsageError.exit_code)
+_Process = subprocess.Popen[bytes]
+
+
+@dataclass
+class _Exporter:
+    target: str
+    process: _Process | None = None
+    ended: bool = False
+    next_start: float = 0.0
+
+
+class Exporters:
+    """The exporters of a run, one process per tool, restarted when it dies. Call `look` now and then.
+
+    The processes end with the run, and survive this process.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        targets: Sequence[str],
+        *,
+        start: Callable[[Path, str], _Process] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._run, self._start, self._clock = run, start or start_exporter, clock
+        self._exporters = [_Exporter(target) for target in dict.fromkeys(targets)]
+
+    def look(self) -> None:
+        """Start the exporters that do not run. A failed start is retried later, since it must not stop the run."""
+        for exporter in self._exporters:
+            if exporter.process is not None and (code := exporter.process.poll()) is not None:
+                exporter.process, exporter.ended = None, code in _FINAL
+            if exporter.process is None and not exporter.ended and self._clock() >= exporter.next_start:
+                exporter.next_start = self._clock() + AGAIN_S
+                with contextlib.suppress(OSError):  # no memory or a full disk: retried after AGAIN_S
+                    exporter.process = self._start(self._run, exporter.target)
+
+
+def start_exporter(run: Path, target: str) -> _Process:
+    """Start an exporter in its own session, with its output in `reports/RUN-TARGET.log` of the home. Raise OSError."""
+    folder = home() / "reports"
+    make_folder(folder)
+    path = folder / f"{run.name}-{target}.log"
+    with open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        return subprocess.Popen(
+            report_command(run, target), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )

@@ -1,7 +1,7 @@
-"""How the process of a child comes to be: started with its task, or ahead of it.
+"""The start of child processes, with their task or ahead of it.
 
-One that is started ahead imports torch while its parent still reads rows, and waits at a socket (`wait_for_task` in
-child.py). What is sent there makes it the child that would have been started otherwise.
+A child that is started ahead imports torch while its parent still reads rows, and waits at a socket (`wait_for_task` in
+child.py) for its task.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from hivetune.process.protocol import RESERVED_HANDLES
 from hivetune.process.still import join_standstill
 
 ENVIRONMENT = {
-    # Idle OpenMP threads that spin long make a step five times as slow on busy cores; those that sleep at once cost 15
-    # to 27 % of it on idle ones, where they are woken for each product. GNU's runtime knows a middle way (docs/log.md).
+    # Idle OpenMP threads that spin long make a step five times slower on busy cores. Threads that sleep at once make it
+    # 15 to 27 % slower on idle cores, since each product wakes them. GNU's runtime can do both (docs/log.md).
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "1000",
     "HF_HUB_OFFLINE": "1",
@@ -32,11 +32,11 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-# It holds 240 MB with torch, and the parent must find room to read rows beside it.
-LEAST_AVAILABLE_BYTES = 1 << 30
+# A waiting child takes 240 MB with torch, and the parent needs room to read rows.
+MIN_AVAILABLE_BYTES = 1 << 30
 
 Launch = Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], "subprocess.Popen[bytes]"]
-"""Of `launch_child` and its like: module, task file, log, handles, changes of the environment."""
+"""A function such as `launch_child`: module, task file, log, handles, changes of the environment."""
 
 
 def launch_child(
@@ -48,7 +48,7 @@ def launch_child(
     *,
     python: str | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """`python -m hivetune.process MODULE TASK.json` in a session of its own; `handles` keep their numbers there."""
+    """Start `python -m hivetune.process MODULE TASK.json` in its own session; `handles` keep their numbers."""
     process = subprocess.Popen(
         [python or sys.executable, "-m", "hivetune.process", module, task_file],
         stdin=subprocess.DEVNULL,
@@ -64,8 +64,10 @@ def launch_child(
 
 
 def start_folder() -> str | None:
-    """Where a child starts: None for this process's own folder, the root where that was deleted meanwhile, since Python
-    can't import there. Tasks name files by absolute paths."""
+    """Return the folder of a child: None for this process's own, or "/" if that was deleted.
+
+    Python can't import in a deleted folder. Tasks have absolute paths.
+    """
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -74,18 +76,18 @@ def start_folder() -> str | None:
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """This process's own, what every child gets, and `changes`; a variable that is None there is removed."""
+    """Return the environment of a child: this process's own, ENVIRONMENT and `changes`, where None removes."""
     merged: dict[str, str | None] = {**os.environ, **ENVIRONMENT, **changes}
     knobs = sorted((name, value) for name, value in merged.items() if name.startswith("AMDGCN_") and value is not None)
-    # Triton leaves some of these out of its cache's key, so kernels compiled under them would serve every later run
-    # (unslothai/unsloth#11614). A child writes nowhere else.
+    # Some of these are missing in the key of Triton's cache, so a later run would use kernels compiled with them
+    # (unslothai/unsloth#11614).
     folder = f"triton-{hashlib.sha256(repr(knobs).encode()).hexdigest()[:12]}" if knobs else "triton"
     merged.setdefault("TRITON_CACHE_DIR", str(home() / "kernels" / folder))
     return {name: value for name, value in merged.items() if value is not None}
 
 
 class Ahead:
-    """At most one child that waits for its task. Use as a context: one that still waits at the end is ended."""
+    """At most one child that waits for its task, as a context that ends a waiting child."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,18 +101,18 @@ class Ahead:
         self.close()
 
     def start(self) -> None:
-        """Start one, unless one waits or memory is short. Call it from a thread that lives as long as the child."""
-        if self._process is not None or psutil.virtual_memory().available < LEAST_AVAILABLE_BYTES:
+        """Start a child unless one waits or memory is short, from a thread that lives as long as the child."""
+        if self._process is not None or psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
             return
         self._environment = child_environment({})
         self._socket, theirs = socket.socketpair()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child is taken or ended)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child is used or ended)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "hivetune.process", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
+                stdout=self._output,
+                stderr=self._output,
                 env=self._environment,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -121,9 +123,9 @@ class Ahead:
     def launch(
         self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
     ) -> "subprocess.Popen[bytes]":
-        """As `launch_child`: the child that waits, if it can do it, else one that is started now. None waits then.
+        """Give the task to the waiting child, or start another one, as `launch_child` does.
 
-        Libraries read their variables when they are loaded, so one that waits must have been started with the same.
+        The waiting child must have the same environment, because libraries read variables when they are loaded.
         """
         process = self._process
         same = process is not None and child_environment(environment) == self._environment
@@ -131,8 +133,8 @@ class Ahead:
             self.close()
             return launch_child(module, task_file, log, handles, environment)
         message = {"module": module, "task": task_file, "handles": [1, 2, *handles]}
-        self._said.seek(0)
-        log.write(self._said.read())
+        self._output.seek(0)
+        log.write(self._output.read())
         log.flush()
         try:
             files = [log.fileno(), log.fileno(), *handles]
@@ -145,7 +147,7 @@ class Ahead:
         return process
 
     def close(self) -> None:
-        """End the child that waits, if one does."""
+        """End the waiting child, if there is one."""
         if self._process is None:
             return
         self._process.kill()
@@ -155,4 +157,4 @@ class Ahead:
 
     def _release(self) -> None:
         self._socket.close()
-        self._said.close()
+        self._output.close()

@@ -1,11 +1,11 @@
-"""Who uses a card: training has precedence over serving, told by locks that the kernel drops when a process dies.
+"""The leases of graphics cards, in which training has precedence over serving. The CPU needs none.
 
-Each side holds a shared lock of its own file per card, in `leases/` of the home, as long as it uses the card or waits
-for it; and looks whether the other side's file is held. A trainer raises its lock first and then waits until no server
-holds the card. A server raises its lock, looks for a trainer, and if there is one lets go at once: so of two that come
-in the same moment the trainer gets the card. Any number of trainers, or of servers, share one. A CPU needs no lease.
+Each side has a lock file per card in `leases/` of the home. It holds a shared lock while it uses the card or waits for
+it, and checks the other side's file. A trainer takes its lock and then waits until no server holds the card. A server
+takes its lock, and releases it at once if there is a trainer. So the trainer wins if both come at the same moment. Any
+number of trainers, or of servers, share a card. The kernel drops the locks of a dead process.
 
-Whether somebody waits for an answer now is told in the same way, so that a trainer on the same machine can stand still.
+The gateway's open requests have such a lock too, so that a trainer on the same machine can pause.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from hivetune.base.private import make_folder, open_plain
 from hivetune.errors import Busy
 
 Use = Literal["training", "serving", "answering"]
-_REQUESTS = "requests"  # what is answered, in the place of a card
+_REQUESTS = "requests"  # in place of a card
 
-FREE_TIMEOUT_S = 180.0  # a server ends its running answers first
+FREE_TIMEOUT_S = 180.0  # a server first finishes its answers
 _POLL_S = 0.1
-# A look holds the lock itself for some microseconds; two that look at once must not take each other for a holder.
-_LOOKS, _BETWEEN_LOOKS_S = 3, 0.005
+# A check holds the lock for some microseconds, and two checks must not take each other for a holder.
+_CHECKS, _BETWEEN_CHECKS_S = 3, 0.005
 
 
 def card_name(index: int = 0) -> str:
-    """cuda:N of a card as its driver counts: the index is that among the cards which this process may see."""
+    """Return cuda:N with the driver's number of a card, for an index among the visible cards."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         seen = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
         if index < len(seen):
@@ -38,13 +38,15 @@ def card_name(index: int = 0) -> str:
 
 
 def training_on(device: str) -> bool:
-    """Whether a process trains on the card now, or waits for it."""
+    """Return whether a process trains on the card or waits for it."""
     return _is_held(device, "training")
 
 
 def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
-    """Take the card for training: the lock's descriptor, held until it is closed or the process ends. Waits until no
-    server uses the card. Raises Busy after `timeout_s`."""
+    """Wait until no server uses the card, and return the lock's descriptor, to be held while training.
+
+    Raise Busy after `timeout_s`.
+    """
     lock = _hold(device, "training")
     deadline = time.monotonic() + timeout_s
     while _is_held(device, "serving"):
@@ -59,8 +61,7 @@ def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
 
 
 def serve_on(device: str) -> int:
-    """Take the card for serving: the lock's descriptor, to be inherited by the process that uses the card. Raises Busy
-    while a process trains on it."""
+    """Return the lock's descriptor, for the process that serves with the card. Raise Busy while one trains on it."""
     lock = _hold(device, "serving")
     if training_on(device):
         os.close(lock)
@@ -69,7 +70,7 @@ def serve_on(device: str) -> int:
 
 
 class Answering:
-    """Entered by each request of a gateway while it is open: one lock for all of them, by one thread."""
+    """The lock of a gateway's open requests, entered by each of them in one thread."""
 
     def __init__(self) -> None:
         self._open, self._lock = 0, -1
@@ -86,7 +87,7 @@ class Answering:
 
 
 def somebody_waits() -> bool:
-    """Whether a gateway of this home answers a request now."""
+    """Return whether a gateway of this home answers a request now."""
     return _is_held(_REQUESTS, "answering")
 
 
@@ -99,7 +100,7 @@ def _hold(device: str, use: Use) -> int:
     path = _path(device, use)
     make_folder(path.parent)
     lock = open_plain(path, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_SH)  # waits for nothing longer than a look
+    fcntl.flock(lock, fcntl.LOCK_SH)  # waits at most for a check
     return lock
 
 
@@ -109,10 +110,10 @@ def _is_held(device: str, use: Use) -> bool:
         return False
     look = open_plain(path, os.O_RDWR)
     with contextlib.closing(os.fdopen(look, "r+b")):
-        for _ in range(_LOOKS):
+        for _ in range(_CHECKS):
             try:
                 fcntl.flock(look, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return False
             except BlockingIOError:
-                time.sleep(_BETWEEN_LOOKS_S)
+                time.sleep(_BETWEEN_CHECKS_S)
     return True

@@ -1,4 +1,4 @@
-"""How long a child may be silent: by fixed limits, or learned from its own steps; longer while it loads or saves."""
+"""The limits of a child's silence: fixed, or learned from its own steps, and longer while it loads or saves."""
 
 import math
 from collections import deque
@@ -9,25 +9,25 @@ from hivetune.config import SuperviseConfig
 from hivetune.process.protocol import Beat
 
 STEPS_REMEMBERED = 64
-# Nine of ten steps are shorter: long documents make some steps several times longer than the median.
+# The quantile of step times that is used, since long documents make some steps much longer than the median.
 QUANTILE = 0.9
-# Silence after these lasts as long as compilers and disks take.
+# After these beats silence lasts as long as compilers and disks need.
 LOADING = (Beat.STARTING, Beat.PREPARING, Beat.MEASURED)
 
 
 class Limits(Protocol):
-    """Decides how long silence may last."""
+    """The limit of silence."""
 
     def beat(self, beat: Beat, elapsed_s: float) -> None:
-        """A beat came, `elapsed_s` seconds of watched time after the one before."""
+        """Record a beat, `elapsed_s` watched seconds after the previous one."""
 
     def allowed_s(self) -> float:
-        """Watched seconds of silence after which the child counts as hung."""
+        """Return the watched seconds of silence after which the child counts as hung."""
 
 
 @dataclass
 class FixedLimits:
-    """The same limits all along: `start_s` until the first item, then by the last beat."""
+    """Fixed limits: `start_s` until the first item, then by the last beat."""
 
     start_s: float = 900.0
     item_s: float = 600.0
@@ -48,9 +48,10 @@ class FixedLimits:
 
 @dataclass
 class LearnedLimits:
-    """`hang_factor` times the usual step, at least `hang_floor_s`; the first step belongs to the start-up (compilers).
+    """Learned limits: `hang_factor` times the usual step, at least `hang_floor_s`.
 
-    `usual_start_s`: what an earlier worker with the same settings took until its first step was done, if one was.
+    The first step belongs to the start, because it compiles. `usual_start_s` is the start time of an earlier worker
+    with the same settings, if there was one.
     """
 
     settings: SuperviseConfig
@@ -84,7 +85,7 @@ class LearnedLimits:
 
     @property
     def usual_s(self) -> float:
-        """The rolling step time; 0 before two steps were seen."""
+        """The rolling step time, 0 before two steps."""
         if not self._steps:
             return 0.0
         return sorted(self._steps)[math.ceil(QUANTILE * len(self._steps)) - 1]

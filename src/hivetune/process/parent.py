@@ -1,7 +1,7 @@
-"""The parent's side of a task: starts `python -m hivetune.process MODULE TASK.json`, watches it, reads how it ended.
+"""The parent's side of a task: it starts `python -m hivetune.process MODULE TASK.json`, watches it and reads the end.
 
-Nothing here imports torch: who watches can't die of what it watches. Time is monotonic and counted only while this
-process runs itself, so that suspend, a frozen container or a stopped supervisor are never taken for a hang.
+Nothing here imports torch, so the parent can't die of its child's fault. Time is monotonic and counted only while this
+process runs, so that suspend, a frozen container or a stopped supervisor is never taken for a hang.
 """
 
 import contextlib
@@ -29,18 +29,20 @@ PIPE_BYTES = 65_536
 _TAIL_BYTES = 16_384
 LOG_LIMIT_BYTES = 16 << 20
 _POLL_S = 0.25
-# Counted per look at most: a larger gap between two looks means that this process did not run (suspend, SIGSTOP).
-LARGEST_TICK_S = 4 * _POLL_S
+# The most that is counted per look; after a larger gap this process did not run (suspend, SIGSTOP).
+MAX_TICK_S = 4 * _POLL_S
 STACKS_S = 1.0
 GRACE_S = 10.0
-# A killed process that is still there after this long sits in an uninterruptible driver call.
+# A killed process that still exists after this time is in an uninterruptible driver call.
 REAP_S = 30.0
 
 
 @dataclass
 class Child:
-    """A running task. `wait_beats` is its clock: call it until `ended`. `worked`: it has finished a first item.
-    `still`: it was told to compute nothing for now, which is no hang."""
+    """A running task. Call `wait_beats`, which is its clock, until `ended`.
+
+    `worked`: it has finished an item. `still`: it was paused, which is no hang.
+    """
 
     process: "subprocess.Popen[bytes]"
     folder: Path
@@ -55,17 +57,17 @@ class Child:
     _looked: float = field(default_factory=moving_s)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
-        """Beats that came within `timeout_s` (at once when there are some, or when the child ended)."""
+        """Return the beats within `timeout_s`, at once if there are some or the child has ended."""
         watch = select.poll()
         watch.register(self.pipe, select.POLLIN)
         data = b""
         if watch.poll(timeout_s * 1000):
             data = os.read(self.pipe, PIPE_BYTES)
-            if not data:  # the other end is closed: it ended, or is about to
+            if not data:  # the other end is closed, so it has ended or is about to
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
         now = moving_s()
-        self.silent_s += 0.0 if self.still else min(now - self._looked, LARGEST_TICK_S)
+        self.silent_s += 0.0 if self.still else min(now - self._looked, MAX_TICK_S)
         self._looked = now
         beats = [_BEATS[byte] for byte in data if byte in _BEATS]
         for beat in beats:
@@ -84,7 +86,7 @@ class Child:
         return self.silent_s > self.limits.allowed_s()
 
     def state(self) -> str:
-        """The kernel's letter for the process, "" where there is none to read."""
+        """Return the kernel's letter for the process, or ""."""
         try:
             line = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -92,25 +94,25 @@ class Child:
         return line.rpartition(")")[2].split()[0]
 
     def stand_still(self, still: bool) -> None:
-        """Stop its whole session where it is, or let it go on. It keeps its memory."""
+        """Stop its whole session, which keeps its memory, or continue it."""
         self.still = still
         self._signal(signal.SIGSTOP if still else signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: a task that saves when it is stopped does so and ends, any other ends at once."""
+        """Send SIGTERM: a task that saves when it is stopped saves and ends, others end at once."""
         if not self.ended:
-            self.stand_still(False)  # one that stands still would hear it only when it goes on
+            self.stand_still(False)  # a stopped process would handle it only later
             self._signal(signal.SIGTERM)
 
     def stop(self, grace_s: float = GRACE_S) -> bool:
-        """SIGTERM, then after `grace_s` SIGKILL to its whole session. False when it survived even that."""
+        """Send SIGTERM, after `grace_s` SIGKILL to the whole session. Return False if it survives."""
         self.ask_to_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(grace_s)
         return self.kill()
 
     def kill(self) -> bool:
-        """SIGKILL to its whole session. False when it survived."""
+        """Send SIGKILL to the whole session. Return False if it survives."""
         self._signal(signal.SIGKILL)
         try:
             self.process.wait(REAP_S)
@@ -119,21 +121,21 @@ class Child:
         return True
 
     def dump_stacks(self) -> None:
-        """Ask for the stacks of all threads in its log; works while it holds the GIL, not while it is stopped."""
+        """Write the stacks of all threads to its log, also if it holds the GIL, but not while it is stopped."""
         if not self.ended:
             self.process.send_signal(signal.SIGUSR1)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STACKS_S)
 
     def end_hung(self) -> Outcome:
-        """Stacks into the log, then SIGKILL: a hung child can't save, and its checkpoint is on disk already."""
+        """Log the stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
         state = self.state()
         self.dump_stacks()
         survived = not self.kill()
         return self.outcome(hung=True, state=state, survived=survived)
 
     def outcome(self, *, hung: bool = False, state: str = "", survived: bool = False) -> Outcome:
-        """How it ended; closes the pipe."""
+        """Close the pipe and return how it ended."""
         code = self.process.returncode
         os.close(self.pipe)
         document = _read_outcome(self.folder)
@@ -143,7 +145,7 @@ class Child:
         if code == EXIT_FULL_DISK and not error:
             status = "failed"
         if code != 0 and status in ("done", "stopped"):
-            status = "died"  # it died after writing: on its way out, with the work done but not proven
+            status = "died"  # it died after it had written its outcome, which proves nothing
         return Outcome(
             status="hung" if hung else status,
             returncode=code,
@@ -173,12 +175,12 @@ def start_child(
     memory_limit_bytes: int | None = None,
     start: Launch = launch_child,
 ) -> Child:
-    """Start the child that does `task` (process/protocol.py), in its own session; `folder` gets its files and its log.
+    """Start a child for `task` (process/protocol.py) in its own session, with files and log in `folder`.
 
-    `module` does it instead of the one in `ENTRIES`: a dotted name, or the path of a script. A variable that is None
-    in `environment` is removed. `pass_fds` stay open under the same numbers. Above `memory_limit_bytes` an allocation
-    of the child fails. `start`: how its process comes to be (process/launch.py). Call it from a thread that lives as
-    long as the child: the kernel ties the child to it.
+    `module`, a dotted name or the path of a script, replaces the one in `ENTRIES`. None in `environment` removes a
+    variable. `pass_fds` stay open with the same numbers. Allocations above `memory_limit_bytes` fail. `start` starts
+    the process (process/launch.py). Call it from a thread that lives as long as the child, which the kernel ends with
+    the thread.
     """
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
@@ -207,7 +209,7 @@ def run_task(
     pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
 ) -> Outcome:
-    """Run one task to its end and say how it ended; as `start_child` and `see_off`."""
+    """Run one task to its end and return its outcome, as `start_child` and `see_off` do."""
     child = start_child(
         task,
         folder,
@@ -221,7 +223,7 @@ def run_task(
 
 
 def count_items(progress: Progress, total: int | None, done: int = 0) -> Callable[[Beat], None]:
-    """An `on_beat` that reports each finished item. `done`: those of an earlier task. At most `total` are told."""
+    """Return an `on_beat` that reports finished items, at most `total`, after `done` earlier ones."""
 
     def on_beat(beat: Beat) -> None:
         nonlocal done
@@ -235,10 +237,10 @@ def count_items(progress: Progress, total: int | None, done: int = 0) -> Callabl
 def see_off(
     child: Child, on_beat: Callable[[Beat], None] = lambda beat: None, meanwhile: Callable[[], None] = lambda: None
 ) -> Outcome:
-    """Wait for the child's end and say how it ended; it never raises for what the child did (`Outcome.check` does).
+    """Wait for the child's end and return its outcome, also of a failed child; `Outcome.check` raises its error.
 
-    `meanwhile` is done first, while the child computes; `on_beat` gets each beat. Whatever is raised here, Ctrl-C too,
-    ends the child first (SIGTERM, then SIGKILL).
+    `meanwhile` runs first, while the child computes; `on_beat` gets each beat. Any exception here, also Ctrl-C, ends
+    the child first (SIGTERM, then SIGKILL).
     """
     try:
         meanwhile()
@@ -252,12 +254,12 @@ def see_off(
     except BaseException:
         child.stop()
         raise
-    child.kill()  # what it may have left running in its session
+    child.kill()  # also processes that it left in its session
     return child.outcome()
 
 
 def _prepare_log(path: Path) -> int:
-    """Where this child's lines begin; a log that grew large is put aside once."""
+    """Return where this child's lines begin; a large log is renamed first."""
     size = path.stat().st_size if path.exists() else 0
     if size <= LOG_LIMIT_BYTES:
         return size

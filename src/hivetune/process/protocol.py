@@ -1,7 +1,7 @@
-"""The contract of a parent and its child: tasks in, beats on the way, one outcome at the end. No torch, no processes.
+"""The contract of parent and child: a task, beats on the way, and one outcome at the end.
 
-A task is one frozen dataclass; its fields are the keys of `task.json`, declared here and nowhere else. `ENTRIES` says
-which engine module does it. The child answers with one byte a beat on an inherited pipe and writes `outcome.json` last.
+A task is a frozen dataclass whose fields are the keys of `task.json`. `ENTRIES` names the worker module of each task.
+The child writes one byte per beat to an inherited pipe, and `outcome.json` last.
 """
 
 import signal
@@ -17,39 +17,39 @@ from hivetune.base.typed import from_plain, to_plain
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import TASK
 
-# A child that can't even write its outcome, since the disk is full, says so by this exit code (sysexits: EX_CANTCREAT).
+# The exit code of a child that can't write its outcome because the disk is full (sysexits: EX_CANTCREAT).
 EXIT_FULL_DISK = 73
-# A child that waits for its task keeps the numbers below free for files, which have the same number in its parent.
+# A waiting child keeps the file numbers below free, since files have the same number as in the parent.
 RESERVED_HANDLES = 64
 
 Status = Literal["done", "stopped", "failed", "hung", "died"]
 
 
 class Beat(Enum):
-    """What a child was just doing, or is about to do; the value is the byte on the pipe."""
+    """A sign of life of a child; the value is the byte on the pipe."""
 
     STARTING = b"s"
     """About to import and load."""
     PREPARING = b"k"
     """About to load, compile or measure: silence may last as long as at the start."""
     MEASURED = b"m"
-    """What is timed has been timed: the machine may do other things too. Preparing goes on."""
+    """Timing is over, so the machine may do other work. Preparing goes on."""
     ITEM = b"t"
     """One item (an optimizer step, a row, a tensor) is finished."""
     WAITING = b"w"
-    """Nothing to do, or work has just come: what follows until the next item is that item's time."""
+    """Idle, or work has just come: the time until the next item is that item's."""
     VALIDATING = b"v"
     SAVING = b"c"
 
     @property
     def phase(self) -> str:
-        """As journals name it."""
+        """The name in journals."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class PrepareModel:
-    """`model` as typed by a person becomes the prepared folder `target`."""
+    """Prepare `model`, as a person typed it, in the folder `target`."""
 
     model: str
     target: Path
@@ -58,7 +58,7 @@ class PrepareModel:
 
 @dataclass(frozen=True)
 class Probe:
-    """Measure two steps of `run` and write its choices. Without `run`: of `config`, and only the profile is written."""
+    """Measure two steps of `run` and write its choices; without `run`, measure `config` and write the profile."""
 
     model: Path
     snapshot: Path
@@ -69,7 +69,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class MeasureRates:
-    """What `device` does at all: products by precision, memory, launches, the way to and from the host."""
+    """Measure a device: products by precision, memory, launches, and transfers to and from the host."""
 
     device: str
 
@@ -78,9 +78,9 @@ class MeasureRates:
 class Prove:
     """Compute the parts of a step with one set of backends, `choices`, and compare each with float64.
 
-    `model`: fields of a config.json; with `rank` and `tokens` (of a micro-batch, in rising order) they are the shapes.
-    Each part is repeated `calls` times, since some faults are rare, then all of them for `soak_s` seconds. A line of
-    `journal` before and after each, so that a child which dies has told where.
+    The shapes follow from `model`, fields of a config.json, `rank` and `tokens` (of micro-batches, in rising order).
+    Each part is repeated `calls` times, since some faults are rare, then all of them for `soak_s` seconds. `journal`
+    gets a line before and after each part, so that a death can be attributed.
     """
 
     model: Mapping[str, Any]
@@ -102,8 +102,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ComputePacks:
-    """Compute packs for a run as its worker `number` (from 1), on `device`, as long as that run goes on. `changes`: for
-    this device alone, over the run's choices."""
+    """Compute packs as worker `number` (from 1) of a run on `device`, with `changes` over the run's choices."""
 
     model: Path
     number: int
@@ -114,8 +113,11 @@ class ComputePacks:
 
 @dataclass(frozen=True)
 class Train:
-    """Train `run` to its end. `changes`: of a recovery, over the run's choices; `standby`: two inherited handles;
-    `meeting`: where other workers come to compute packs."""
+    """Train `run` to its end.
+
+    `changes` are a recovery's, over the run's choices. `standby` has two inherited handles. Other workers come to
+    `meeting`.
+    """
 
     run: Path
     model: Path
@@ -128,7 +130,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Item:
-    """Rows that are replayed together. `padded`: with untrained tokens behind each, so that every shape is another."""
+    """Rows that are replayed together. With `padded`, untrained tokens change every shape."""
 
     rows: tuple[int, ...]
     padded: bool = False
@@ -136,7 +138,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Replay:
-    """Compute loss and gradient of each item of `run` alone; a line of `journal` for each that is finished."""
+    """Compute loss and gradient of each item of `run`, with a line in `journal` for each."""
 
     run: Path
     model: Path
@@ -156,7 +158,7 @@ class Salvage:
 
 @dataclass(frozen=True)
 class Generate:
-    """Rows that are answered, at most `new_tokens` each, `slots` at a time."""
+    """The rows to answer, with at most `new_tokens` each, `slots` at a time."""
 
     rows: tuple[int, ...]
     new_tokens: int
@@ -165,7 +167,7 @@ class Generate:
 
 @dataclass(frozen=True)
 class Score:
-    """Base and tuned model (only the base without `adapter`) on the same rows; a line of `scores` for each."""
+    """Score base and tuned model (without `adapter` only the base) on the same rows, with a line in `scores` each."""
 
     model: Path
     adapter: Path | None
@@ -179,7 +181,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreAdapters:
-    """The loss of `model` with each of `adapters` on the same rows; a line of `scores` for each."""
+    """Score `model` alone ("base") and with each of `adapters` on the same rows, with a line in `scores` each."""
 
     model: Path
     adapters: Mapping[str, Path]
@@ -192,7 +194,7 @@ class ScoreAdapters:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of `adapter` on parts of each domain's rows: the inner products of each two parts of one domain."""
+    """Compute the inner products of `adapter`'s gradients on the parts of each domain's rows."""
 
     model: Path
     adapter: Path
@@ -204,7 +206,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens of a conversation, and the places among them that are asked about."""
+    """The tokens of a conversation, and the places among them that are compared."""
 
     tokens: tuple[int, ...]
     places: tuple[int, ...]
@@ -212,8 +214,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class ScorePassages:
-    """What `model`, alone and with `adapter` beside it, says of each place: its token's log-probability, and those of
-    the `top` likeliest."""
+    """Compute the log-probabilities at each place, of its token and the `top` likeliest, with and without `adapter`."""
 
     model: Path
     adapter: Path | None
@@ -223,7 +224,7 @@ class ScorePassages:
 
 @dataclass(frozen=True)
 class Merge:
-    """Adapter and base as one folder `target`, in `dtype`: float32, bfloat16, or the base's own ("source")."""
+    """Merge adapter and base into the folder `target`, in float32, bfloat16, or the base's own dtype ("source")."""
 
     model: Path
     adapter: Path
@@ -233,8 +234,10 @@ class Merge:
 
 @dataclass(frozen=True)
 class WriteGguf:
-    """A whole model, with the adapter merged into it, as `file`. `recipe`: release/quantize.Recipe. `base_name`: what
-    the file says that it is. `converter`: the folder of llama.cpp's."""
+    """Write a whole model with the merged adapter as `file`.
+
+    `recipe` is a release/quantize.Recipe, `base_name` the name in the file, `converter` llama.cpp's folder.
+    """
 
     model: Path
     adapter: Path | None
@@ -246,7 +249,7 @@ class WriteGguf:
 
 @dataclass(frozen=True)
 class WriteGgufAdapter:
-    """The adapter alone, as `file`."""
+    """Write the adapter alone as `file`."""
 
     model: Path
     adapter: Path
@@ -288,16 +291,16 @@ ENTRIES: Mapping[type, str] = {
     WriteGgufAdapter: "hivetune.release.worker.to_gguf",
     DryGguf: "hivetune.release.worker.dry",
 }
-# What SIGTERM asks to save and return. It ends every other task at once: nothing there would read the request, and
-# Ctrl-C would wait for the parent's SIGKILL.
+# The tasks that SIGTERM asks to save and return. It ends other tasks at once, since they would ignore the request and
+# Ctrl-C would have to wait for SIGKILL.
 SAVES_WHEN_STOPPED: frozenset[type] = frozenset({Train})
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """`task.json`: the fields of a task under the name of its class, and what every child is told.
+    """The content of `task.json`: the class and fields of a task, and the settings of its child.
 
-    `folder` is where the child writes its outcome.
+    The child writes its outcome to `folder`.
     """
 
     kind: str
@@ -308,7 +311,7 @@ class Envelope:
     schema: int = 1
 
     def task(self, *kinds: type) -> Any:
-        """Raises ValueError when the file holds a task of none of these kinds, or not all of its fields."""
+        """Return the task. Raise ValueError if it is of none of these kinds, or a field is missing."""
         kind = next((kind for kind in kinds if kind.__name__ == self.kind), None)
         if kind is None:
             raise ValueError(f"{self.folder / TASK}: a task {self.kind}, not {' or '.join(k.__name__ for k in kinds)}")
@@ -318,7 +321,7 @@ class Envelope:
 def write_task(
     task: object, folder: Path, *, heartbeat_fd: int | None = None, memory_limit_bytes: int | None = None
 ) -> Path:
-    """`folder/task.json` of a task; returns its path."""
+    """Write a task to `folder/task.json`, and return the path."""
     path = folder / TASK
     envelope = Envelope(type(task).__name__, folder.resolve(), to_plain(task), heartbeat_fd, memory_limit_bytes)
     write_json(path, to_plain(envelope))
@@ -331,7 +334,7 @@ def read_task(path: Path) -> Envelope:
 
 @dataclass(frozen=True)
 class ChildError:
-    """The exception that ended the child, as it wrote it down."""
+    """The exception that ended the child, as the child recorded it."""
 
     type: str
     message: str
@@ -353,11 +356,10 @@ _ERRORS: dict[int, type[errors.HivetuneError]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended. `signal` is set when one killed it; `result` is its `outcome.json` without status and error.
+    """The end of a child. `signal` is set if one killed it; `result` is `outcome.json` without status and error.
 
-    `beat` is the last one that came. `state` is the kernel's letter for a child that hung (R running, S sleeping,
-    D uninterruptible, T stopped), and `survived` is true when not even SIGKILL removed it (only a restart of the
-    machine will).
+    `beat` is the last one. `state` is the kernel's letter for a hung child (R running, S sleeping, D uninterruptible,
+    T stopped). `survived` is true if even SIGKILL did not end it; then only a restart of the machine helps.
     """
 
     status: Status
@@ -372,7 +374,7 @@ class Outcome:
     survived: bool = False
 
     def check(self, what: str) -> Mapping[str, Any]:
-        """The result of a child that is done or stopped; else raises its error with the exit code that it chose."""
+        """Return the result of a child that is done or stopped, else raise its error with its exit code."""
         if self.status in ("done", "stopped"):
             return self.result
         if self.error is not None:
@@ -386,7 +388,7 @@ class Outcome:
         raise errors.HivetuneError(f"{what} {self.ending()}" + (f"; its last lines:\n{tail}" if tail else ""))
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         if self.status == "hung":
             return f"gave no sign of life for too long and was killed after {self.seconds:.0f} s"
         if self.signal is not None:

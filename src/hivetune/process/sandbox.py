@@ -1,8 +1,8 @@
-"""What a process that reads strangers' files gives up before it does: Landlock for files, seccomp for calls, limits.
+"""The sandbox of a process that reads untrusted files: Landlock for files, seccomp for system calls, and limits.
 
-It has no network, starts no process, gains no privilege, leaves no memory image, and opens no file but those named.
-Both are the kernel's own and need no rights; a kernel without one of them goes without it, which `doctor` tells. They
-hold for the calling thread and what it starts later, so call `confine` before other threads exist.
+The process has no network, starts no processes, gains no privileges, leaves no core dump, and opens only named files.
+Landlock and seccomp need no rights. A kernel without one of them runs without it, and `doctor` reports that. They hold
+for the calling thread and what it starts later, so call `confine` before other threads exist.
 
 Numbers: linux/landlock.h, linux/seccomp.h, linux/bpf_common.h, linux/audit.h and the tables of system calls.
 """
@@ -14,7 +14,7 @@ import platform
 import resource
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ _VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE, _READ, _READ_DIR, _REMOVE_FILE, _MAKE_FILE, _MAKE_SOCKET = 1, 2, 4, 8, 1 << 5, 1 << 8, 1 << 9
 _READING = _EXECUTE | _READ | _READ_DIR
 _TRUNCATE, _IOCTL = 1 << 14, 1 << 15
-# How many rights of files each version of Landlock knows; 4 added TCP, 6 signals and abstract sockets.
+# The number of file rights of each version of Landlock. Version 4 added TCP, 6 signals and abstract sockets.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _BIND_AND_CONNECT = _SIGNALS_AND_ABSTRACT = 3
 
@@ -33,12 +33,12 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both machines are little-endian
 _AF_UNIX, _CLONE_THREAD = 1, 0x00010000
-_X32 = 0x40000000  # numbers of the x32 ABI, which would go around the others
-_CLONE3 = 435  # its flags lie in memory that a filter can't read; without it the C library uses clone
+_X32 = 0x40000000  # numbers of the x32 ABI, which would bypass the others
+_CLONE3 = 435  # a filter can't read its flags; without it the C library uses clone
 
 
 class _Calls(NamedTuple):
-    """System call numbers. `denied`: forks, tracing, namespaces, mounts, modules, keys, io_uring and their kin."""
+    """The system call numbers of a processor. `denied`: forks, tracing, namespaces, mounts, modules, keys, io_uring."""
 
     audit: int
     clone: int
@@ -62,22 +62,23 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/shm")
 
 
 @dataclass(frozen=True)
-class Held:
-    """What holds: Landlock's version, 0 for none; whether system calls are filtered."""
+class Protection:
+    """The protection that holds: the version of Landlock (0: none), and whether system calls are filtered."""
 
     landlock: int
     seccomp: bool
 
     @property
     def words(self) -> str:
+        """The protection in words."""
         files = f"files by Landlock {self.landlock}" if self.landlock else "files not (no Landlock)"
         return f"{files}, network and processes {'by seccomp' if self.seccomp else 'not (no seccomp)'}"
 
 
-def available() -> Held:
-    """What this kernel offers, without giving anything up."""
+def available() -> Protection:
+    """Return the protection that this kernel offers, without applying it."""
     machine = platform.machine() in _MACHINES and sys.platform == "linux"
-    return Held(_landlock_version(), machine and Path("/proc/sys/kernel/seccomp").is_dir())
+    return Protection(_landlock_version(), machine and Path("/proc/sys/kernel/seccomp").is_dir())
 
 
 def confine(
@@ -87,19 +88,21 @@ def confine(
     may_execute: bool = False,
     read_all: bool = False,
     data_bytes: int | None = None,
-) -> Held:
-    """Give up everything else, for good. `readable`: files, and folders with what is below, which may be executed;
-    `writable`: folders where it may make files and sockets. `may_execute`: another program takes this one's place.
-    `read_all`: only writing is limited. `data_bytes`: most memory of its own. Paths that are not there are left out.
+) -> Protection:
+    """Confine this process for good, and return the protection that holds. Missing paths are ignored.
+
+    `readable` has files, and folders whose contents may be read and executed; `writable` has folders where files and
+    sockets may be made. With `read_all` only writing is limited. With `may_execute` another program may replace this
+    one. `data_bytes` limits its memory.
     """
     if sys.platform != "linux":
-        return Held(0, False)
+        return Protection(0, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return Held(_limit_files(libc, readable, writable, read_all), _filter_calls(libc, may_execute))
+    return Protection(_limit_files(libc, readable, writable, read_all), _filter_calls(libc, may_execute))
 
 
 def _landlock_version() -> int:
@@ -135,11 +138,11 @@ def _limit_files(
 def _allow(libc: ctypes.CDLL, rules: int, path: str | Path, allowed: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # not there, or not for us: then it needs no rule
+    except OSError:  # missing or not readable, so it needs no rule
         return
     try:
         if not os.path.isdir(path):
-            allowed &= _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL  # what a file can have
+            allowed &= _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL  # the rights that files have
         rule = struct.pack("<Qi", allowed, place)
         if allowed:
             libc.syscall(_ADD_RULE, rules, ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
@@ -156,9 +159,12 @@ def _filter_calls(libc: ctypes.CDLL, may_execute: bool) -> bool:
     return int(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0)) == 0
 
 
-def call_filter(*, may_execute: bool, machine: str = platform.machine()) -> bytes | None:
-    """A classic BPF program: threads but no processes, sockets of this machine's file system alone. None for a
-    processor whose calls are not listed."""
+def call_filter(*, may_execute: bool, any_socket: bool = False, machine: str = platform.machine()) -> bytes | None:
+    """Return a classic BPF program that allows threads but no processes, and Unix sockets (with `any_socket` all).
+
+    Return None for a processor whose calls are not listed. A filter is needed where counting processes is not enough:
+    a fork bomb reached thousands of them between two looks, and RLIMIT_NPROC does not hold for root.
+    """
     calls = _MACHINES.get(machine)
     if calls is None:
         return None
@@ -175,12 +181,15 @@ def call_filter(*, may_execute: bool, machine: str = platform.machine()) -> byte
     ]
     for number in (*calls.denied, *(() if may_execute else calls.execute)):
         program += [(_EQUAL, 0, 1, number), denied]
+    if not any_socket:
+        program += [
+            (_EQUAL, 0, 4, calls.socket),
+            (_LOAD, 0, 0, _FIRST_ARGUMENT),
+            (_EQUAL, 1, 0, _AF_UNIX),
+            (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
     program += [
-        (_EQUAL, 0, 4, calls.socket),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_EQUAL, 1, 0, _AF_UNIX),
-        (_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT),
-        (_RETURN, 0, 0, _ALLOW),
         (_EQUAL, 0, 3, calls.clone),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_ANY_BIT, 1, 0, _CLONE_THREAD),
@@ -188,3 +197,24 @@ def call_filter(*, may_execute: bool, machine: str = platform.machine()) -> byte
         (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
+
+
+# llama.cpp reads about two hundred environment variables. `LLAMA_ARG_HOST` opens a port, `LLAMA_ARG_RPC` sends the
+# model to another machine (CVE-2024-42477 to -42479), `LLAMA_ARG_SLEEP_IDLE_SECONDS` frees memory in use
+# (CVE-2026-43631), `GGML_BACKEND_PATH` and `LD_PRELOAD` load code. So a child that works for strangers gets only the
+# variables named here.
+NAMES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV"),
+    *("XDG_DATA_HOME", "XDG_CACHE_HOME"),
+)
+# Threads, Python, Hivetune, and the drivers of graphics cards.
+PREFIXES = (
+    *("LC_", "OMP_", "GOMP_", "KMP_", "PYTHON", "HIVETUNE_", "COVERAGE_"),
+    *("CUDA_", "NVIDIA_", "HIP_", "HSA_", "ROCR_", "ROCM_", "AMD_", "GPU_", "VK_", "ONEAPI_", "SYCL_", "ZE_"),
+)
+
+
+def named_environment(own: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
+    """Return the variables of `own` that are in NAMES or PREFIXES, and `more`."""
+    kept = {name: value for name, value in own.items() if name in NAMES or name.startswith(PREFIXES)}
+    return {**kept, **more}

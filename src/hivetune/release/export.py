@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hivetune.base.disk import MANIFEST, lock, read_json, sha256_file, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, lock, problems_once, read_json, sha256_file, write_json, write_manifest
 from hivetune.base.private import check_own
-from hivetune.base.whole import problems_once
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
 from hivetune.process.parent import run_task
@@ -28,10 +27,18 @@ from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import Recipe, find_recipe, write_gguf_adapter, write_gguf_model
 from hivetune.release.ollama import write_modelfile
-from hivetune.run.adapter import adapter_hash, require_adapter
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EXPORTS, RECORD, VERDICT
-from hivetune.run.record import read_record
+from hivetune.run.folder import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    EXPORTS,
+    RECORD,
+    VERDICT,
+    adapter_hash,
+    read_record,
+    require_adapter,
+)
 
 ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
 MergedType = Literal["source", "float16", "float32"]

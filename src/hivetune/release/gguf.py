@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_file, write_manifest
+from hivetune.base.disk import MANIFEST, home, lock, problems_once, read_json, sha256_file, write_manifest
 from hivetune.base.private import make_folder
-from hivetune.base.whole import problems_once
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared, spoken_name
 from hivetune.process.parent import count_items, run_task

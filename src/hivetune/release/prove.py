@@ -38,8 +38,7 @@ from hivetune.records import Example, Progress, Split, silent
 from hivetune.release.converter import find_converter, server_name, untested_pair
 from hivetune.release.export import PROOF, Exported, MergedType, export_run, merged_type
 from hivetune.release.gguf import SERVED_QUANT, base_gguf, find_recipe
-from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import ADAPTER, EXPORTS, RECORD
+from hivetune.run.folder import ADAPTER, EXPORTS, RECORD, adapter_hash
 from hivetune.train.open import Run, load_run
 
 PASSAGES, PLACES = 8, 12

@@ -18,7 +18,7 @@ from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
 from hivetune.run.find import known_runs
-from hivetune.run.record import read_record
+from hivetune.run.folder import read_record
 from hivetune.run.status import RunStatus, hold_run
 
 # What was measured is kept for as long as a person may want to look at it, or compare again.

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import note_and_free, transaction
-from hivetune.base.disk import DISK, MANIFEST, Disk, home, lock, read_json, size_of
-from hivetune.base.whole import problems_once
+from hivetune.base.disk import DISK, MANIFEST, Disk, home, lock, problems_once, read_json, size_of
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release.artefacts import copy_run, is_outdated, remove
 

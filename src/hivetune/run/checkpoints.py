@@ -1,8 +1,8 @@
-"""Checkpoint folders on disk: commit, find the newest good one, set aside, keep and reclaim. No torch, no tensors.
+"""The checkpoint folders: commit, find the newest good one, set aside, retain and reclaim. Without torch.
 
 `RUN/checkpoints/NNNNNN/` is the state after NNNNNN optimizer steps. A folder appears whole or not at all: its files are
-written and fsynced in a temporary folder, the manifest last, then one rename and an fsync of the names. Order is by
-step, never by a clock. What is inside the files is the business of train/worker/checkpoint.py.
+written and fsynced in a temporary folder, the manifest last, then it is renamed. Order is by step, never by a clock.
+train/worker/checkpoint.py makes the files.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ TENSORS = "state.safetensors"
 STATE = "state.json"
 _FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
-# Until faults have been counted: one in three hours, what a worried owner of a consumer card reports.
+# The assumption before faults were counted: one in three hours, as owners of unstable consumer cards report.
 MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -31,7 +31,7 @@ Files = Mapping[str, bytes | memoryview]
 
 @dataclass(frozen=True)
 class Damage:
-    """A checkpoint that was not used: where it lies now, and what is wrong with it, in words."""
+    """A damaged checkpoint: its new place, and its problems in words."""
 
     step: int
     folder: Path
@@ -43,7 +43,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest good checkpoint (None: start at step 0) and the damaged ones that were passed over on the way."""
+    """The newest good checkpoint (None: start at step 0), and the damaged ones that are newer."""
 
     folder: Path | None
     step: int
@@ -55,7 +55,7 @@ def folder_of(run: Path, step: int) -> Path:
 
 
 def steps(run: Path) -> list[int]:
-    """Steps that have a checkpoint folder, ascending; not yet verified."""
+    """Return the steps with a checkpoint folder, ascending and not verified."""
     try:
         names = os.listdir(run / FOLDER)
     except FileNotFoundError:
@@ -64,10 +64,10 @@ def steps(run: Path) -> list[int]:
 
 
 def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
-    """Make `files` the checkpoint of `step`; on return it survives a power cut.
+    """Write `files` as the checkpoint of `step`, so that it survives a power cut, and return its folder.
 
-    The same content again is a no-op; other content replaces what is there. Raises: OSError; the disk then holds this
-    checkpoint whole or the earlier ones untouched, never a third state.
+    Equal content is not written again; other content replaces it. Raise OSError; then the disk has this checkpoint
+    whole or only the earlier ones.
     """
     if files.keys() != _FILES:
         raise ValueError(f"a checkpoint has the files {sorted(_FILES)}, not {sorted(files)}")
@@ -93,9 +93,9 @@ def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
 
 
 def commit_within(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
-    """`commit`, then `retain`; on a full disk reclaim our own files first and try once more.
+    """Commit a checkpoint, then retain the newest ones; on a full disk reclaim space and retry once.
 
-    Raises: OSError when it is still full, or for any other fault of the disk. The newest good checkpoint stays.
+    Raise OSError if the disk is still full, or for another fault. The newest good checkpoint stays.
     """
     try:
         folder = commit(run, step, files, disk=disk)
@@ -108,7 +108,7 @@ def commit_within(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> P
 
 
 def problems_of(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint folder, in words; hashes every byte. Empty: it is what was committed."""
+    """Return the problems of a checkpoint folder in words, after hashing every byte."""
     problems = manifest_problems(folder)
     if problems:
         return problems
@@ -123,7 +123,7 @@ def problems_of(folder: Path) -> list[str]:
 
 
 def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> Newest:
-    """The newest checkpoint whose every byte is as committed; damaged newer ones are set aside and named."""
+    """Return the newest intact checkpoint; damaged newer ones are set aside and named."""
     damaged: list[Damage] = []
     for step in reversed(steps(run)):
         if at_most is not None and step > at_most:
@@ -137,7 +137,7 @@ def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> 
 
 
 def set_aside(folder: Path, why: str, *, disk: Disk = DISK) -> Path:
-    """Rename `folder` to NNNNNN.WHY so that it is never taken again but can be looked at; returns its new place."""
+    """Rename `folder` to NNNNNN.WHY, so that it is not used but can be inspected, and return its new place."""
     target = folder.with_name(f"{folder.name}.{why}")
     number = 1
     while target.exists():
@@ -149,7 +149,7 @@ def set_aside(folder: Path, why: str, *, disk: Disk = DISK) -> Path:
 
 
 def set_aside_damaged(folder: Path, *, disk: Disk = DISK) -> Path:
-    """`set_aside`, but on a disk that can only be read the folder stays: readers verify anyway."""
+    """Set a damaged folder aside. On a read-only disk it stays, since readers verify it anyway."""
     try:
         return set_aside(folder, "damaged", disk=disk)
     except OSError as error:
@@ -159,7 +159,7 @@ def set_aside_damaged(folder: Path, *, disk: Disk = DISK) -> Path:
 
 
 def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:
-    """Set aside each checkpoint newer than `step` (a canary failed, a spike is rolled back); returns their steps."""
+    """Set aside the checkpoints after `step` (a failed canary, a rolled back spike), and return their steps."""
     doubtful = [newer for newer in steps(run) if newer > step]
     for newer in reversed(doubtful):
         set_aside(folder_of(run, newer), "distrusted", disk=disk)
@@ -167,10 +167,10 @@ def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:
 
 
 def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
-    """Remove all but the newest `keep` whole checkpoints and the best that each of them names; returns the removed
-    steps. The newest may be set aside later: then the best is the one that another names.
+    """Remove all but the newest `keep` checkpoints and the best ones that they name, and return the removed steps.
 
-    Looks at sizes, not hashes: it runs after each save. A damaged-looking folder is neither counted nor removed.
+    The newest one may be set aside later, then another one names the best. Only sizes are checked, since this runs
+    after each save. A folder that seems damaged is neither counted nor removed.
     """
     whole = [step for step in steps(run) if _looks_whole(folder_of(run, step))]
     best = {_best_step(folder_of(run, step)) for step in whole[-keep:]}
@@ -183,9 +183,9 @@ def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int
 
 
 def reclaim(run: Path, *, disk: Disk = DISK) -> int:
-    """Free what recovery can do without: leftovers, set-aside folders, all good checkpoints but the newest and best.
+    """Remove what recovery does not need: leftovers, set-aside folders, all checkpoints but the newest and the best.
 
-    Returns the bytes freed; 0 means that nothing was left to give.
+    Return the freed bytes.
     """
     parent = run / FOLDER
     if not parent.exists():
@@ -199,17 +199,17 @@ def reclaim(run: Path, *, disk: Disk = DISK) -> int:
 
 
 def checkpoint_interval_s(
-    cost_s: float, mean_time_between_faults_s: float, *, blocking_s: float | None = None, most_blocking: float = 0.01
+    cost_s: float, mean_time_between_faults_s: float, *, blocking_s: float | None = None, max_blocking: float = 0.01
 ) -> float:
-    """Seconds between checkpoints: Young's rule sqrt(2 * cost * MTBF), stretched until blocking is <= `most_blocking`.
+    """Return the seconds between checkpoints by Young's rule, sqrt(2 * cost * MTBF), with blocking <= `max_blocking`.
 
-    `cost_s` is what one checkpoint takes away from training in all, `blocking_s` the part during which the loop stands
-    still (default: all of it). Source: J. W. Young, CACM 17(9), 1974; the bound as in CheckFreq (FAST '21).
+    `cost_s` is the training time that one checkpoint takes, `blocking_s` the part in which the loop stands still
+    (default: all). Sources: J. W. Young, CACM 17(9), 1974; for the bound CheckFreq (FAST '21).
     """
     if cost_s < 0 or mean_time_between_faults_s <= 0:
         raise ValueError("a checkpoint costs at least 0 s, and faults come at a positive interval")
     blocking_s = cost_s if blocking_s is None else blocking_s
-    return max(math.sqrt(2 * cost_s * mean_time_between_faults_s), blocking_s / most_blocking)
+    return max(math.sqrt(2 * cost_s * mean_time_between_faults_s), blocking_s / max_blocking)
 
 
 def _manifest(step: int, files: Files) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _write_folder(folder: Path, files: Files, disk: Disk) -> None:
     if folder.exists():
         disk.remove(folder)
     folder.mkdir()
-    for name, data in files.items():  # the manifest is the last of them
+    for name, data in files.items():  # the manifest is last
         path = folder / name
         disk.write(path, data)
         if path.stat().st_size != len(data):
@@ -239,7 +239,7 @@ def _looks_whole(folder: Path) -> bool:
 
 
 def _best_step(folder: Path) -> int | None:
-    """`best` is {"step", ..} or null in every state.json; one that can't be read names none."""
+    """Return the best step that state.json names, or None; it has `best`: {"step", ..} or null."""
     try:
         best = read_json(folder / STATE)["best"]
         return None if best is None else int(best["step"])
@@ -248,7 +248,7 @@ def _best_step(folder: Path) -> int | None:
 
 
 def _remove(folder: Path, disk: Disk) -> None:
-    """First out of sight, then gone: a half-removed folder must not look like a damaged checkpoint."""
+    """Rename, then remove, so that a half-removed folder does not look like a damaged checkpoint."""
     trash = folder.with_name(f".{folder.name}.tmp")
     disk.rename(folder, trash)
     disk.remove(trash)

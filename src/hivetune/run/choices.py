@@ -1,7 +1,7 @@
-"""How a run is computed: what was measured or chosen before step 0, kept beside its settings in config.resolved.yaml.
+"""The choices of a run: what was measured or chosen before step 0, kept in config.resolved.yaml.
 
-A choice that stands there is never made again, so a resumed run computes as it began. A recovery lays its changes over
-them for one worker; those are not written.
+A recorded choice is never made again, so a resumed run computes as it began. The changes of a recovery apply to one
+worker and are not recorded.
 """
 
 from collections.abc import Mapping
@@ -64,11 +64,11 @@ class Choices:
     environment: Mapping[str, str | None] | None = None
 
     def made(self) -> dict[str, Any]:
-        """Those that were made, as plain values."""
+        """Return the choices that were made, as plain values."""
         return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None}
 
     def over(self, other: "Choices") -> "Choices":
-        """`other` with these laid over it."""
+        """Return `other` with these choices in place of its own."""
         return replace(other, **self.made())
 
 
@@ -76,7 +76,7 @@ NO_CHOICES = Choices()
 
 
 def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
-    """Settings and choices of a run folder. Raises UsageError when there are none to read, or a choice is unknown."""
+    """Return settings and choices of a run folder. Raise UsageError if they are missing or unknown."""
     path = run / CONFIG
     try:
         tree = parse_yaml(read_sealed_text(path), str(path))
@@ -89,8 +89,7 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 
 
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
-    """Replace both, in one atomic write. Whom a cycle tells stays out: a webhook's address is a secret, and releases
-    take this file along."""
+    """Write both atomically, without notices: a webhook's address is secret, and releases copy this file."""
     settings = config.model_dump(mode="json", exclude={"cycle": {"notify"}})
     tree = {"config": settings, "choices": choices.made()}
     write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))

@@ -1,4 +1,4 @@
-"""Which run is meant: every command takes a folder, a name, the beginning of one, or `last`."""
+"""The search for a run by folder, name, beginning of a name, or `last`."""
 
 import difflib
 import sqlite3
@@ -19,10 +19,9 @@ LAST = "last"
 
 
 def find_run(name: str, or_else: str = "") -> Path:
-    """The folder of a run by path, name, unique beginning of a name, or `last` (the newest). `or_else`: what else the
-    name could have meant, for the message.
+    """Return the folder of a run by path, name, unique beginning of a name, or `last` (the newest).
 
-    Raises UsageError naming what is near.
+    `or_else` is what else the name could mean, for the message. Raise UsageError that names similar runs.
     """
     path = Path(name).expanduser()
     if (path / RECORD).exists():
@@ -48,7 +47,7 @@ def find_run(name: str, or_else: str = "") -> Path:
 
 
 def shortest_name(folder: Path) -> str:
-    """What a person types to mean this run: its name where it is the only one of it, else its folder; quoted."""
+    """Return what a person types for this run, quoted: its name if it is unique, else its folder."""
     if not database_path().exists():
         return quoted(folder)
     with closing(open_database()) as database:
@@ -57,13 +56,13 @@ def shortest_name(folder: Path) -> str:
 
 
 def shortest_names(known: Collection[Path]) -> dict[Path, str]:
-    """What means each of these runs where there are no others: its name where no other has it, else its folder."""
+    """Return for each of these runs its name if it is unique, else its folder."""
     times = Counter(run.name for run in known)
     return {run: run.name if times[run.name] == 1 else str(run) for run in known}
 
 
 def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus]:
-    """Runs of this home that are still on disk. `database`: `hive.db`, where the caller has it open."""
+    """Yield the runs of this home that still exist. `database` is `hive.db` if the caller has it open."""
     query = "SELECT path, created FROM runs"
     if database is not None:
         known = database.execute(query).fetchall()
@@ -75,12 +74,12 @@ def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus
     for path, created in known:
         try:
             status = run_status(Path(path))
-        except UsageError:  # deleted by a person; a damaged one is listed as such
+        except UsageError:  # deleted by a person
             continue
         yield status if status.created else replace(status, created=created)
 
 
 def running_runs(database: sqlite3.Connection) -> list[Path]:
-    """Runs of this home that go on now, the newest first. Reads no journal: cheap however many there are."""
+    """Return the runs of this home that go on now, the newest first, without reading journals."""
     paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created DESC")]
     return [path for path in paths if lock_holder(path) is not None]

@@ -1,26 +1,87 @@
-"""What lies in a run folder, by name. The only place that knows; docs/formats.md tells what is in each file.
+"""The names of the files in a run folder, with its record and adapter. docs/formats.md describes each file.
 
-One writer per file: the worker writes METRICS, the supervisor EVENTS and AMENDMENTS, whoever holds the lock the rest.
+Each file has one writer: METRICS the worker, EVENTS and AMENDMENTS the supervisor, the others the holder of the lock.
 """
+
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import lock_holder, named_problems, sha256_once
+from hivetune.base.paths import quoted
+from hivetune.base.sealed import HINT, read_sealed, write_sealed
+from hivetune.errors import HivetuneError, UsageError
 
 CONFIG = "config.resolved.yaml"
 RECORD = "run.json"
 PLAN, PLAN_ROWS, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
-# Of stage 2: what the reference adapter says of each judged row.
+# Of stage 2: the reference adapter's log-probabilities of each judged row.
 REFERENCE = "reference.json"
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 # The loss of each validation row at each validation.
 ROW_LOSSES = "validation.jsonl"
 WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
-# What each task's folder has; the run folder is that of its worker.
+# In each task's folder; the worker's task folder is the run folder.
 TASK, OUTCOME = "task.json", "outcome.json"
-# PEFT's own two names; at the top of the folder when the run is done.
+# PEFT's names; at the top of the folder when the run is done.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION, VERDICT = "eval.json", "gate.json"
 LOSS_CURVE = "loss.svg"
-# Folders: of the measurement before step 0, of the child that saves an adapter, of exports.
+# Folders of the measurement before step 0, of the child that saves an adapter and of exports.
 PROBE, SALVAGE, EXPORTS = "probe", "salvage", "export"
 # Folders of the workers that compute packs for the run's own, by number; of torchrun's processes, by rank.
 WORKERS, RANKS = "workers", "ranks"
 # The folder of an isolation's children; the lines that children write who score, and those of ISOLATION.
 ISOLATION, SCORES, ITEMS = "isolate", "scores.jsonl", "items.jsonl"
+
+
+# `run.json`: the run's name, inputs and result.
+
+FIELDS: dict[str, type | tuple[type, ...]] = {"name": str, "created": (int, float), "status": str}
+OPTIONAL: dict[str, type | tuple[type, ...]] = {"model": str, "snapshot": str, "identity": dict, "result": dict}
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """Return the contents of `run.json`. Raises UsageError when `run` is not a run folder, or the record is damaged."""
+    path = run / RECORD
+    if not path.is_symlink() and not path.exists():
+        raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
+    record = read_sealed(path)
+    for name, kind in (*FIELDS.items(), *((name, kind) for name, kind in OPTIONAL.items() if name in record)):
+        if not isinstance(record.get(name), kind):
+            raise UsageError(f"{path} is damaged: its {name!r} is {record.get(name)!r}", hint=HINT)
+    return record
+
+
+def write_record(run: Path, record: dict[str, Any]) -> None:
+    """Write `run.json`. The caller holds the run's lock. Raises OSError."""
+    write_sealed(run / RECORD, record)
+
+
+# The adapter at the top of a run folder.
+
+
+def require_adapter(folder: Path) -> None:
+    """Raise UsageError if the run has no adapter yet."""
+    if (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file():
+        return
+    run = quoted(folder)
+    going_on = lock_holder(folder) is not None
+    hint = f"it is being trained: hivetune watch {run}" if going_on else f"train it to its end: hivetune resume {run}"
+    raise UsageError(f"{folder} has no adapter yet", hint=hint)
+
+
+def adapter_hash(folder: Path) -> str:
+    """Return the SHA-256 of the adapter's weights.
+
+    Raises HivetuneError if there is no adapter, or if its weights or settings differ from the folder's manifest.
+    """
+    path = folder / ADAPTER
+    if not path.is_file():
+        raise HivetuneError(f"{path} is missing", hint=f"train it to its end: hivetune resume {quoted(folder)}")
+    problems = named_problems(folder, (ADAPTER, ADAPTER_CONFIG))
+    if problems:
+        raise HivetuneError(
+            f"the adapter of {folder} is not what was trained: {problems[0]}",
+            hint="restore it from a copy, or train again into another folder",
+        )
+    return sha256_once(path)

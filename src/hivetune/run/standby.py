@@ -1,8 +1,8 @@
-"""The newest training state in memory that outlives the worker: two anonymous files which the supervisor owns.
+"""The standby: the newest training state in memory that outlives the worker, in two anonymous files of the supervisor.
 
-The worker writes them in turn, the header last; whatever moment it dies at, one of the two is whole. The supervisor
-then commits that one as an ordinary checkpoint. It costs no disk and no fsync, so it can be written every few seconds.
-Idea: Flash Checkpoint (DLRover) and GEMINI (SOSP '23). Linux only (memfd).
+The worker writes them in turn, the header last, so one of them is always intact. After its death the supervisor commits
+that one as an ordinary checkpoint. Without disk and fsync it can be written every few seconds. The idea is from Flash
+Checkpoint (DLRover) and GEMINI (SOSP '23). Linux only (memfd).
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS, Files
 
 MAGIC = b"HTSTBY1\n"
-# magic, sequence number, step, bytes and SHA-256 of the two files; then the SHA-256 of all that
+# magic, sequence number, step, size and SHA-256 of the two files; a SHA-256 of these fields follows
 _FIELDS = struct.Struct("<8sQQQ32sQ32s")
 HEADER_BYTES = 4096
 
 
 class Standby:
-    """Both ends of the pair; `handles` are inherited by the worker under the same numbers."""
+    """The pair of files, for both ends; the worker inherits `handles` with the same numbers."""
 
     def __init__(self, handles: Sequence[int]):
         self.handles = (handles[0], handles[1])
@@ -31,14 +31,14 @@ class Standby:
 
     @classmethod
     def create(cls) -> "Standby":
-        """A new empty pair, for the supervisor. Pass `handles` to the worker (`pass_fds`)."""
+        """Return a new empty pair for the supervisor, which passes `handles` to the worker (`pass_fds`)."""
         return cls([os.memfd_create(f"hivetune-standby-{i}", os.MFD_CLOEXEC) for i in range(2)])
 
     def write(self, step: int, files: Files) -> None:
-        """Replace the older of the two. Raises OSError (no memory left); the newer one is untouched then."""
+        """Replace the older state. Raise OSError (no memory); then the newer one is intact."""
         sequence = self._sequence + 1
         handle = self.handles[sequence % 2]
-        os.pwrite(handle, bytes(HEADER_BYTES), 0)  # until the new header stands, this one holds nothing
+        os.pwrite(handle, bytes(HEADER_BYTES), 0)  # invalid until the new header is written
         os.ftruncate(handle, HEADER_BYTES + sum(len(files[name]) for name in (TENSORS, STATE)))
         offset = HEADER_BYTES
         described: list[int | bytes] = []
@@ -51,7 +51,7 @@ class Standby:
         self._sequence = sequence
 
     def read(self) -> tuple[int, dict[str, bytes]] | None:
-        """Step and files of the newest whole state; None when there is none. Every byte is checked."""
+        """Return step and files of the newest intact state, or None. Every byte is checked."""
         for handle in sorted(self.handles, key=self._sequence_of, reverse=True):
             header = _header(handle)
             if header is None:
@@ -65,7 +65,7 @@ class Standby:
         return None
 
     def clear(self) -> None:
-        """Forget what is held: it is doubtful, or older than a rollback. Its memory is given back."""
+        """Discard both states and free their memory, for example after a rollback."""
         for handle in self.handles:
             os.ftruncate(handle, 0)
         self._sequence = 0
@@ -80,9 +80,9 @@ class Standby:
 
 
 def persist(run: Path, standby: Standby, *, disk: Disk = DISK) -> int | None:
-    """After the worker's death: commit what it left as a checkpoint, unless the disk holds a newer good one.
+    """Commit the state of a dead worker as a checkpoint, unless the disk has a newer good one.
 
-    Returns the step that was saved, None when there was nothing to save. Raises OSError.
+    Return the saved step, or None. Raise OSError.
     """
     found = standby.read()
     if found is None:
@@ -111,7 +111,7 @@ def _write_all(handle: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def _read_all(handle: int, size: int, offset: int) -> bytes:
-    """`size` bytes, fewer when the file is shorter; one read returns at most 2 GiB."""
+    """Return `size` bytes, or fewer from a shorter file; one read returns at most 2 GiB."""
     parts = []
     while size > 0:
         part = os.pread(handle, size, offset)

@@ -1,4 +1,4 @@
-"""How a run is doing, from its files alone: anyone may look, also while it goes on and after any crash."""
+"""The status of a run, read from its files alone, so that it is there during the run and after a crash."""
 
 import os
 import signal
@@ -17,8 +17,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.base.units import duration
 from hivetune.errors import Busy, UsageError
 from hivetune.run import checkpoints
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, OUTCOME, PLAN, PROBE, RECORD
-from hivetune.run.record import read_record
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, OUTCOME, PLAN, PROBE, RECORD, read_record
 
 State = Literal["running", "done", "stopped", "failed", "interrupted", "new", "damaged"]
 RECENT_STEPS = 50
@@ -26,8 +25,11 @@ RECENT_STEPS = 50
 
 @dataclass(frozen=True)
 class RunStatus:
-    """`interrupted`: its supervisor is gone without a word (a crash or a power cut); resume goes on. `left_s`: at the
-    speed of the last steps; None where nothing is known or nothing is left."""
+    """The status of one run.
+
+    `interrupted`: the supervisor ended without recording it (a crash or a power cut); the run can be resumed.
+    `left_s`: the remaining time at the speed of the last steps; None if that is unknown or the run has ended.
+    """
 
     run: Path
     name: str
@@ -46,16 +48,16 @@ class RunStatus:
     problem: str = ""
     damaged_lines: int = 0
     storage_problem: str = ""
-    """What its disk refused, in words: it was or is full, or checkpoints could not be written."""
+    """What the disk refused, in words: it was or is full, or checkpoints could not be written."""
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "run": str(self.run)}
 
 
 @dataclass
 class RunTally:
-    """What a run's two journals have said so far. Whoever follows a run adds the lines that came since."""
+    """The sums over a run's two journals so far. A program that follows the run adds the new lines."""
 
     step: int = 0
     loss: float | None = None
@@ -65,17 +67,17 @@ class RunTally:
     restarts: int = 0
     last_fault: str = ""
     last_end: Mapping[str, Any] | None = None
-    """The newest start or end of a supervisor."""
+    """The newest event that starts or ends a supervisor."""
     damaged_lines: int = 0
     refused_saves: int = 0
     last_refusal: str = ""
     disk_waits: int = 0
     waiting_since: float | None = None
-    """The wall clock when the disk was full, while it still is."""
+    """The wall clock at which the disk became full; None if it is not full."""
     waited_s: float = 0.0
 
     def add_metric(self, entry: Mapping[str, Any]) -> None:
-        """A line of METRICS."""
+        """Add a line of METRICS."""
         if entry["event"] == "step":
             self.step, self.loss = entry["step"], entry["loss"]
             self.recent.append((entry.get("seconds", 0.0), entry.get("tokens", 0)))
@@ -86,7 +88,7 @@ class RunTally:
         self.damaged_lines += entry["event"] == DAMAGED
 
     def add_event(self, entry: Mapping[str, Any]) -> None:
-        """A line of EVENTS."""
+        """Add a line of EVENTS."""
         if entry["event"] == "failure":
             self.restarts, self.last_fault = self.restarts + 1, entry["words"]
         elif entry["event"] in ("supervisor_started", "supervisor_ended"):
@@ -100,7 +102,7 @@ class RunTally:
 
     @property
     def storage_problem(self) -> str:
-        """What the disk refused so far, in words; empty where it took everything."""
+        """Return what the disk refused so far, in words; empty if it refused nothing."""
         parts = []
         if self.waiting_since is not None:
             parts.append("its disk is full: it waits for room")
@@ -114,7 +116,10 @@ class RunTally:
 
 
 def run_status(run: Path) -> RunStatus:
-    """Raises UsageError when `run` is not a run folder. A damaged one has that state, and `problem` says where."""
+    """Return the status of the run in a folder. A damaged one has the state "damaged" and `problem` says where.
+
+    Raises UsageError when `run` is not a run folder.
+    """
     tally = RunTally()
     try:
         for entry in read_journal(run / METRICS):
@@ -128,7 +133,7 @@ def run_status(run: Path) -> RunStatus:
 
 
 def status_of(run: Path, tally: RunTally) -> RunStatus:
-    """The status of a run whose journals say so much. Raises as `run_status`."""
+    """Return the status of a run from the sums over its journals. Raises as `run_status`."""
     if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
     try:
@@ -173,12 +178,12 @@ def _status(run: Path, tally: RunTally) -> RunStatus:
 
 
 def has_begun(run: Path) -> bool:
-    """Whether its choices are made: it was measured, or has a checkpoint."""
+    """Return whether the run has made its choices: it was measured, or has a checkpoint."""
     return (run / PROBE / OUTCOME).exists() or bool(checkpoints.steps(run))
 
 
 def hold_run(run: Path) -> AbstractContextManager[None]:
-    """The lock of a run folder, for who writes to it. Raises Busy, UsageError as `lock`."""
+    """Return the lock of a run folder, which its writer holds. Raises Busy and UsageError as `lock`."""
     return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
 
 
@@ -212,15 +217,15 @@ def ask_to_stop(run: Path) -> bool:
 
 
 def quarantined(run: Path) -> int:
-    """How many rows the plan's amendments have taken out for good."""
+    """Return how many rows the plan's amendments took out permanently."""
     amendments = (entry for entry in read_journal(run / AMENDMENTS) if entry["event"] == "amendment")
     return len({row for a in amendments if a.get("until_step") is None for row in a["rows"]})
 
 
 def loss_curve(run: Path) -> list[tuple[int, float, str]]:
-    """(step, nats per token, "step" or "validation"), the newest line of a step that was repeated after a crash.
+    """Return (step, nats per token, "step" or "validation"); for a step repeated after a crash, its newest line.
 
-    A loss that was not finite is written as null, and is no point.
+    A loss that was not finite is written as null and left out.
     """
     points: dict[tuple[str, int], float] = {}
     for entry in read_journal(run / METRICS):
@@ -230,7 +235,7 @@ def loss_curve(run: Path) -> list[tuple[int, float, str]]:
 
 
 def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
-    """The newest training loss and validation loss, and tokens a second of the newest step. None: not told yet."""
+    """Return the newest training loss, validation loss and tokens a second. None: not written yet."""
     tail = read_tail(run / METRICS)
     step = next((entry for entry in reversed(tail) if entry["event"] == "step"), None)
     validation = next((entry for entry in reversed(tail) if entry["event"] == "validation"), None)
@@ -247,3 +252,26 @@ def _state(record: Mapping[str, Any], tally: RunTally, *, running: bool) -> Stat
         return "interrupted"
     status: State = tally.last_end["status"]
     return "done" if record["status"] == "done" else status
+
+
+# The texts of a run's events.
+
+EVENT_TEXTS = {
+    "attempt": "worker {number} started",
+    "failure": "fault in step {step}: {words}",
+    "action": "-> {action}: {why}",
+    "isolated": "isolated: {words}",
+    "quarantined": "quarantined {source}: {reason}",
+    "from_memory": "state of step {step} saved from memory",
+    "warning": "warning: {text}",
+    "disk_wait": "the disk is full: waiting for room",
+    "disk_ready": "there is room on the disk again",
+    "stop_requested": "asked to stop",
+    "supervisor_ended": "{status} at step {steps}, {restarts} restarts; {why}",
+}
+
+
+def tell_event(entry: Mapping[str, Any]) -> str:
+    """Return a line of events.jsonl as text; empty for events that are not shown."""
+    form = EVENT_TEXTS.get(str(entry["event"]))
+    return form.format(**entry).strip(" ;") if form else ""

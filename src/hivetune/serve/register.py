@@ -23,8 +23,7 @@ from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import prove_export
 from hivetune.release.registry import Release, find, forgotten_rows, history, register
-from hivetune.run.adapter import adapter_hash, require_adapter
-from hivetune.run.folder import EVALUATION, EVENTS
+from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, require_adapter
 from hivetune.serve.chat import trained_prompt
 from hivetune.serve.swap.wanted import GREEDY
 from hivetune.train.open import Run, load_run

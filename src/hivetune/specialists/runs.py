@@ -18,9 +18,8 @@ from hivetune.release.prune import remove_run
 from hivetune.release.registry import promote
 from hivetune.routing.domains import KeyedRow, RowDomain
 from hivetune.routing.steps import SpecialistStep, add_steps, specialist_name
-from hivetune.run.adapter import adapter_hash
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVALUATION
+from hivetune.run.folder import EVALUATION, adapter_hash
 from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
 from hivetune.specialists.survey import ALONE, Attended, Survey, step_of

@@ -9,10 +9,9 @@ from typing import Any
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import LOCK, home, lock
+from hivetune.base.disk import LOCK, home, lock, problems_once
 from hivetune.base.paths import real_path
 from hivetune.base.private import check_own, make_folder
-from hivetune.base.whole import problems_once
 from hivetune.checkers.find import find_checker
 from hivetune.config import EvalConfig, RunConfig
 from hivetune.data.identity import identity_hash, identity_of, refuse_changed, refuse_other
@@ -24,8 +23,7 @@ from hivetune.models.sides import parse_side
 from hivetune.process.cluster import cluster_of, own_address
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices, read_resolved, write_resolved
-from hivetune.run.folder import RECORD
-from hivetune.run.record import read_record, write_record
+from hivetune.run.folder import RECORD, read_record, write_record
 from hivetune.train.plan.steps import (
     MIN_VOUCHED,
     Plan,

@@ -5,7 +5,7 @@ from typing import Any
 
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import read_journal
-from hivetune.process.beside import Exporters
+from hivetune.process.detach import Exporters
 from hivetune.records import Accounting
 from hivetune.run.chart import write_loss_chart
 from hivetune.run.choices import read_resolved

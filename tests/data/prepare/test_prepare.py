@@ -145,7 +145,8 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
     together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
     assert together.document == alone.document
     assert progress[-2:] == [(400, 400), (400, None)], "all are read, and nobody knows how long comparing them takes"
-    assert progress[:-1] == sorted(progress[:-1])
+    counted = progress[progress.index((0, 400)) : -1]  # before it, files are cut into chunks
+    assert counted == sorted(counted)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -421,10 +422,10 @@ def test_large_rows_are_written_one_after_the_other(
     """What waits to be written is bounded by its size: 900 rows of 1 MB took 1.9 GiB."""
     batches: list[int] = []
     insert = build._insert
-    monkeypatch.setattr(build, "BATCH_BYTES", 100_000)
+    monkeypatch.setattr(build, "BATCH_BYTES", 30_000)
     monkeypatch.setattr(build, "_insert", lambda database, batch: (batches.append(len(batch)), insert(database, batch)))
     rng = random.Random(3)
-    rows = [chat(f"question {i}", " ".join(rng.choices(WORDS, k=3000))) for i in range(24)]
+    rows = [chat(f"question {i}", " ".join(rng.choices(WORDS, k=1000))) for i in range(12)]
     prepare(parse_config({"model": "m", "max_length": 1 << 20, "data": {"path": str(write_rows(rows))}}), chatml)
-    assert sum(batches) == 24
+    assert sum(batches) == 12
     assert max(batches) <= 4

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from hivetune.data.render import pieces
-from hivetune.data.render.pieces import _PATTERNS, WordTokens, can_be_cut
+from hivetune.data.render import borders
+from hivetune.data.render.borders import _PATTERNS, WordTokens, can_be_cut
 
 TEXTS = [topics[name] for name in sorted(topics)[:20]]
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -71,7 +71,7 @@ def test_the_tokens_of_a_text_are_those_of_its_words(name: str, parts: list[str]
 
 
 def test_words_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MAX_REMEMBERED", 50)
+    monkeypatch.setattr(borders, "MAX_REMEMBERED", 50)
     tokenizer = KNOWN["SmolLM"]
     known = WordTokens(tokenizer)
     for text in TEXTS[:3]:

@@ -54,7 +54,7 @@ def test_what_never_ends_is_ended(attack: str) -> None:
 def test_a_template_that_breaks_its_bounds_again_and_again_is_given_up() -> None:
     """Each row would take the whole limit."""
     template = ChatTemplate("{% if messages %}" + LOOPS + "{% endif %}fine", {})
-    for _ in range(module.MOST_BREACHES):
+    for _ in range(module.MAX_BREACHES):
         with pytest.raises(RenderError, match="template-limit"):
             template.apply([{}], None, False)
     with pytest.raises(RenderError) as refused:

@@ -12,7 +12,7 @@ from hivetune.machine.doctor import prove
 from hivetune.machine.doctor.backends import (
     LEAVE_HIPBLASLT,
     BackendSet,
-    Judged,
+    SetResult,
     fastest,
     fastest_dtype,
     judge_set,
@@ -22,7 +22,7 @@ from hivetune.machine.doctor.backends import (
 )
 from hivetune.machine.doctor.findings import Judgement
 from hivetune.machine.doctor.prove import ProofJob, ProofLimits, prove_device, with_proven
-from hivetune.machine.doctor.proven import proof_as_text, proof_document, with_proof
+from hivetune.machine.doctor.report import proof_as_text, proof_document, with_proof
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import Profile, ProvenSet, read_profile, write_profile
 from hivetune.process.protocol import ChildError, MeasureRates, Outcome, Prove
@@ -40,8 +40,8 @@ def named(name: str, dtype: str = "float32", **choices: Any) -> BackendSet:
     return BackendSet(name, Choices(dtype=dtype, **choices))
 
 
-def right(name: str, step_s: float, dtype: str = "float32", **choices: Any) -> Judged:
-    return Judged(named(name, dtype, **choices), "right", step_s=step_s, products={f"{name}": 1 / step_s})
+def right(name: str, step_s: float, dtype: str = "float32", **choices: Any) -> SetResult:
+    return SetResult(named(name, dtype, **choices), "right", step_s=step_s, products={f"{name}": 1 / step_s})
 
 
 def ended(**changes: Any) -> Outcome:
@@ -102,7 +102,7 @@ def test_the_first_set_stands_unless_another_is_clearly_faster() -> None:
 
 
 def test_a_set_that_is_not_right_never_wins() -> None:
-    wrong = Judged(named("own"), "wrong", "off", step_s=0.1)
+    wrong = SetResult(named("own"), "wrong", "off", step_s=0.1)
     assert fastest([wrong, right("plain", 5.0, kernels="torch")])["float32"].choices == {"kernels": "torch"}
     assert fastest([wrong]) == {}
 
@@ -123,7 +123,7 @@ def test_the_fastest_precision_that_is_worth_its_rounding(best: dict[str, float]
 
 
 def test_rates_of_products_are_the_best_of_right_sets() -> None:
-    slow, fast = (Judged(named("x"), "right", products={"1x2x3": rate}) for rate in (1.0, 4.0))
+    slow, fast = (SetResult(named("x"), "right", products={"1x2x3": rate}) for rate in (1.0, 4.0))
     assert rates_of_products([slow, fast]) == {"float32": {"1x2x3": 4.0}}
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from test_machines import CASES
 
-from hivetune.machine.doctor.page import with_tables
 from hivetune.machine.knowledge.facts import KINDS, facts, in_range, is_met
 
 FACTS = [fact for kind in KINDS for fact in facts(kind)]
@@ -81,11 +80,3 @@ def test_a_bare_python_reads_them() -> None:
     )
     ended = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)
     assert ended.stdout.startswith("rocm6.3"), ended.stderr
-
-
-def test_the_tables_of_the_page_are_the_facts() -> None:
-    """After a change: python tools/pages.py"""
-    page = (SOURCE.parent / "docs/doctor.md").read_text(encoding="utf-8")
-    assert with_tables(page) == page
-    elsewhere = ("condition", "remedy", "published")  # the last is in docs/faults.md
-    assert all(fact.says in page for fact in FACTS if fact.kind not in elsewhere)

@@ -25,7 +25,7 @@ from hivetune.config import NotifyConfig
 from hivetune.cycle.notify import Notice, send_notice
 from hivetune.errors import UsageError
 from hivetune.llama.child import _run_program, _run_xllamacpp
-from hivetune.process.environment import child_environment
+from hivetune.process.sandbox import named_environment
 from hivetune.release.registry import check_release_name, find
 from hivetune.serve.gateway.guard import OPEN
 from hivetune.serve.swap.wanted import _identities
@@ -109,7 +109,7 @@ async def templates_of_a_request(stage: Stage) -> None:
 @replays("CVE-2026-43631", "CVE-2024-42477", "CVE-2024-42478", "CVE-2024-42479")
 async def variables_of_a_shell(stage: Stage) -> None:
     own = {f"LLAMA_ARG_{name}": "1" for name in ("SLEEP_IDLE_SECONDS", "RPC", "HOST", "ENDPOINT_SLOTS")}
-    assert child_environment(own) == {}
+    assert named_environment(own) == {}
     code = {*_run_program.__code__.co_consts, *_run_xllamacpp.__code__.co_names}
     assert not any("sleep_idle" in str(word) or "rpc" in str(word).lower() for word in code)
 

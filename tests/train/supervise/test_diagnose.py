@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hivetune.machine.faults import as_markdown, catalogue
+from hivetune.machine.faults import catalogue
 from hivetune.process.protocol import ChildError, Outcome
 from hivetune.train.supervise.diagnose import Evidence, diagnose, evidence_of
 
@@ -109,9 +109,3 @@ def test_the_words_name_cause_quote_and_shape() -> None:
     assert diagnosis.shape == (8, 412, 896)
     assert "m=8, n=412, k=896" in diagnosis.words and "HIPBLAS_STATUS_INTERNAL_ERROR" in diagnosis.words
     assert "more" not in diagnosis.words
-
-
-def test_the_page_of_faults_is_the_catalogue() -> None:
-    """After a change: python tools/pages.py"""
-    page = Path(__file__).parents[3] / "docs/faults.md"
-    assert page.read_text() == as_markdown()

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hivetune.machine.codes import code_pattern
-from hivetune.machine.faults import catalogue
+from hivetune.machine.faults import catalogue, code_pattern
 from hivetune.train.supervise.diagnose import Evidence, diagnose
 
 PHRASES = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text())

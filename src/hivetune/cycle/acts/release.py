@@ -21,7 +21,7 @@ from hivetune.release.export import export_run
 from hivetune.release.prune import Unused, delete
 from hivetune.release.registry import Release, promote, releases, rollback
 from hivetune.run import checkpoints
-from hivetune.run.record import read_record
+from hivetune.run.folder import read_record
 from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release, loaded_labels

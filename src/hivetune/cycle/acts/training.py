@@ -16,8 +16,7 @@ from hivetune.errors import Stopped
 from hivetune.judge.compare import compare_pair
 from hivetune.judge.evaluate import evaluate_run
 from hivetune.judge.gate import read_evaluation, verdict_document
-from hivetune.run.adapter import adapter_hash
-from hivetune.run.folder import EVALUATION
+from hivetune.run.folder import EVALUATION, adapter_hash
 from hivetune.specialists.station import train_specialists
 from hivetune.specialists.survey import Attended
 from hivetune.train.probe import probe_run, proof_is_due, prove_again

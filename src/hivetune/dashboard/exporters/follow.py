@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hivetune.base.disk import FULL_DISK_WORDS, home, lock, lock_holder, sha256_bytes, write_json
-from hivetune.base.packages import install_command
-from hivetune.base.paths import quoted, real_path
+from hivetune.base.paths import install_command, quoted, real_path
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import from_plain
 from hivetune.config import ReportTarget

@@ -10,8 +10,7 @@ from hivetune.base.disk import sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.base.sealed import read_sealed
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, EXPORTS, VERDICT
-from hivetune.run.record import read_record
+from hivetune.run.folder import ADAPTER, EXPORTS, VERDICT, read_record
 
 PointKind = Literal["step", "validation"]
 PointKey = tuple[PointKind, int]

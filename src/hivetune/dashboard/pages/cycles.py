@@ -21,8 +21,7 @@ from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import NotThere, UsageError
 from hivetune.release.registry import Release, releases
 from hivetune.run.chart import draw_intervals
-from hivetune.run.folder import RECORD
-from hivetune.run.record import read_record
+from hivetune.run.folder import RECORD, read_record
 
 MAX_DECISIONS, MAX_ACTS = 50, 50
 _MEASURED = ("loss", "success")

@@ -21,8 +21,7 @@ from hivetune.errors import NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.run.chart import Chart, DrawnCurve, draw_chart
 from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG
-from hivetune.run.record import read_record
+from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG, read_record
 
 LOG_LINES, LOG_BYTES = 40, 16 << 10
 

@@ -17,8 +17,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
-from hivetune.base.packages import install_command
-from hivetune.base.paths import spelled, what_to_do
+from hivetune.base.paths import install_command, spelled, what_to_do
 from hivetune.data.files.csv_table import csv_rows, has_header
 from hivetune.data.files.encodings import (
     Transcoded,

@@ -17,7 +17,7 @@ from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item
 from hivetune.records import Role
 
-NUM_SAMPLE = 400
+NUM_SAMPLE, SAMPLE_CHARS = 400, 4 << 20  # events, and the characters of large ones, that tell what a log is
 _TALK = names("chat chats conversation conversations dialog dialogs dialogue dialogues history transcript")  # of files
 MIN_MESSAGES = 2
 MESSAGE_SHARE = 0.9  # of the first rows, that must be messages
@@ -86,8 +86,7 @@ def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: 
 
 def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
     """Yield one row for each session of a log in JSON Lines."""
-    first, rest = _begun(events(lines))
-    yield from _conversations(first, rest, name) or ()
+    yield from _conversations(*_begun(events(lines)), name) or ()
 
 
 def regroup(path: str, name: str) -> bool:
@@ -109,15 +108,15 @@ def are_of_openhands(sample: Sequence[dict[str, Any] | None]) -> bool:
     return len(known) == len(sample) and is_openhands(known)
 
 
-def _conversations(first: list[Event], rest: Iterator[Event], name: str) -> Iterator[PlacedRow] | None:
-    """Return the conversations of a log by its first events and the others; None: it is no such log."""
+def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name: str) -> Iterator[PlacedRow] | None:
+    """Return the conversations of a log by its first events and the others (`whole`: no others); None: no such log."""
     if (written := _of_a_program([event for _, event, _ in first])) is not None:
         everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
         if written == "slack":
             return _of_slack(everything)
         turns = _TURNS[written]([event for _, event in everything])
         return conversation(written, everything[0][0], turns, ["program-notes"] if written == "openhands" else [])
-    shape = message_shape((event for _, event, _ in first), name, whole=len(first) < NUM_SAMPLE)
+    shape = message_shape((event for _, event, _ in first), name, whole=whole)
     return None if shape is None else _joined(itertools.chain(first, rest), shape)
 
 
@@ -155,8 +154,16 @@ def _of_slack(messages: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[Placed
         yield messages[0][0], row
 
 
-def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event]]:
-    return list(itertools.islice(found, NUM_SAMPLE)), found
+def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event], bool]:
+    """Return the first events, the iterator of the others, and whether there are no others."""
+    first: list[Event] = []
+    chars = 0
+    for event in found:
+        first.append(event)
+        chars += len(event[2])
+        if len(first) >= NUM_SAMPLE or chars >= SAMPLE_CHARS:
+            return first, found, False
+    return first, found, True
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[Event]:

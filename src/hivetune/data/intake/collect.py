@@ -1,4 +1,4 @@
-"""Collecting: one thread per reader, each batch durable before it is acknowledged, a clean stop at any moment."""
+"""The collection: one thread per reader, each batch durable before it is acknowledged, a clean stop at any time."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ TICK_S = 0.1
 
 @dataclass(slots=True)
 class Collected:
-    """What a collection brought so far, by reader name. Read it while the threads run: counts only grow."""
+    """The counts of a collection by reader. They may be read while the threads run, since they only grow."""
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -39,11 +39,11 @@ def collect(
     path: Path | None = None,
     tick: Callable[[Collected], None] = lambda _collected: None,
 ) -> Collected:
-    """Take everything that `readers` have into the store at `path` (None: hive.db); with `follow`, until `stop` is set.
+    """Store everything that `readers` have in the database `path` (None: hive.db), with `follow` until `stop` is set.
 
-    `tick` is called by the calling thread about ten times a second. `stop` ends it after the batch at hand is committed
-    and acknowledged. The first reader that fails stops all others in the same way, and its error is raised: UsageError,
-    MachineNotFit, DoesNotFit, Busy, or a bug.
+    The calling thread calls `tick` about ten times a second. After `stop` the current batch is still committed and
+    acknowledged. The first reader that fails stops all others, and its error is raised: UsageError, MachineNotFit,
+    DoesNotFit, Busy, or a bug.
     """
     open_database(path).close()  # migrates once, before the threads
     collected = Collected({reader.name: Tally() for reader in readers})
@@ -62,7 +62,7 @@ def collect(
     try:
         for thread in threads:
             while thread.is_alive():
-                thread.join(timeout=TICK_S)  # short, so that this thread hears signals
+                thread.join(timeout=TICK_S)  # short, so that this thread handles signals
                 tick(collected)
     except BaseException:
         stop.set()

@@ -1,7 +1,7 @@
-"""Which files hold the rows, and how each is cut into chunks that a worker can read by itself.
+"""The inputs: which files hold the rows, and how each is cut into chunks for the workers.
 
-Plain JSONL is read where it lies, by byte range. All else (compressed files, JSON arrays, CSV, Parquet, standard
-input) is first turned into lines below a spill folder, streamed, each with its place in the original.
+Plain JSONL is read in place by byte range. Everything else (compressed files, JSON arrays, CSV, Parquet, standard
+input) is first streamed into lines in a spill folder, each with its place in the original.
 """
 
 import hashlib
@@ -31,25 +31,28 @@ from hivetune.data.files.kinds import (
 from hivetune.data.files.message_log import regroup
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.errors import UsageError
+from hivetune.records import Progress, silent
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
 COMPRESSED = (".gz", ".zst")
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
-NO_HEADER = ".no-header"  # behind the format of a table whose first line is a row
+NO_HEADER = ".no-header"  # the suffix for a table without a header line
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows. `path`: where the bytes are; `name`: what the user calls it; `start`, `end`: bytes, or row
-    ids of the store; `first`: the line number at `start`; `last`: whether the file ends here; `rows`: lines;
-    `inside`: the path of the rows in each record (`rows` of data.columns), empty: a record is a row; `line`: the
-    suggestion for the rows of its file that nothing reads, empty: none; `telling`: a column that is not read, without
-    which equal questions have different answers;
-    `cut_chars`: the length at which answers of its file were cut, 0: none (data/judged/failures.py);
-    `most_tokens`: that its first rows counted in an answer.
+    """Consecutive rows of a file or of the store.
+
+    `path` has the bytes, `name` is the user's name for it. `start` and `end` are bytes, or row ids of the store.
+    `first` is the line number at `start`, `last` says whether the file ends here, `rows` counts lines. `inside` is the
+    path of the rows in a record (`rows` of data.columns), empty if a record is a row.
+
+    The other fields describe the whole file: `line` suggests a mapping for unread rows, `telling` is an unread column
+    that distinguishes equal questions, `cut_chars` is the length at which answers were cut, 0 for none
+    (data/judged/failures.py), and `most_tokens` the largest number of tokens that its first rows report.
     """
 
     kind: ChunkKind
@@ -72,7 +75,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Inputs:
-    """All chunks in order, and a hash of every byte and name that went in."""
+    """All chunks in order, and a hash of all bytes and names."""
 
     chunks: tuple[Chunk, ...]
     digest: str
@@ -80,9 +83,9 @@ class Inputs:
 
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
-    """File names, "-" and "store", in order, each once. Folders and globs are sorted. Raises UsageError."""
+    """Return the file names, "-" and "store", each once; folders and globs are sorted. Raise UsageError."""
     found: list[str] = []
-    for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML knows no `~`
+    for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML does not expand `~`
         if path in ("-", "store"):
             found.append(path)
         elif os.path.isdir(path):
@@ -111,7 +114,7 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
 
 
 def _elsewhere(path: str) -> str:
-    """What to do about a source that is no file here: an address, an id of the Hub, or a name that is wrong."""
+    """Return the hint for a source that is not a file: a URL, an id of the Hub, or a wrong name."""
     if "://" in path:
         return f"rows are read from this machine: curl -LO {quoted(path)}, then give the file"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.isdir(path.partition("/")[0]):
@@ -123,7 +126,7 @@ def _elsewhere(path: str) -> str:
 
 
 def _refuse_arrow(folder: str) -> None:
-    """Raises UsageError for a folder that `save_to_disk` of the library datasets wrote, or one with such folders."""
+    """Raise UsageError for a folder that `datasets.save_to_disk` wrote, or that contains one."""
     inside = (folder, *(str(one) for one in sorted(Path(folder).iterdir()) if one.is_dir()))
     for one in inside:
         if os.path.exists(os.path.join(one, "dataset_info.json")) and any(Path(one).glob("*.arrow")):
@@ -133,10 +136,17 @@ def _refuse_arrow(folder: str) -> None:
             )
 
 
-def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, encoding: str | None = None) -> Inputs:
-    """Read every source once: hash it, count its lines and cut it into chunks. `encoding`: that of all files.
+def plan_inputs(
+    paths: str | Sequence[str],
+    spill: Path,
+    *,
+    workers: int = 1,
+    encoding: str | None = None,
+    progress: Progress = silent,
+) -> Inputs:
+    """Read every source once: hash it, count its lines and cut it into chunks. `encoding` is that of all files.
 
-    Raises UsageError for sources that are not there, MachineNotFit when a format needs a package that is missing.
+    `progress` counts files. Raise UsageError for missing sources, MachineNotFit if a format needs a missing package.
     """
     sources = find_sources(paths)
     sizes = [os.path.getsize(name) for name in sources if name not in ("-", "store")]
@@ -147,6 +157,8 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, en
     batches: list[tuple[str, str, BatchSide, str]] = []
     names: dict[str, str] = {}
     for number, name in enumerate(sources):
+        if number:
+            progress(number, len(sources))
         digest.update(f"\0{name}\0".encode("utf-8", "surrogateescape"))
         if name == "store":
             formats[name] = "store"
@@ -172,7 +184,8 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, en
         _hash_file(path, digest)
         formats[name], found = _converted(path, name, known, str(spill / f"{number:06d}.lines"), chunk_bytes)
         chunks += found
-    if batches:  # when all of them are known: a question may be in any of them
+    progress(len(sources), len(sources))
+    if batches:  # after all files, since a question may be in any of them
         join_batches(batches)
         for *_, spilled in batches:
             chunks += _cut(spilled, names[spilled], "numbered", chunk_bytes, None)
@@ -180,7 +193,7 @@ def plan_inputs(paths: str | Sequence[str], spill: Path, *, workers: int = 1, en
 
 
 def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:
-    """(format, chunks) of a file whose rows are first written to `spilled`."""
+    """Write the rows of a file to `spilled`, and return (format, chunks)."""
     if known.startswith("jsonl."):
         problem = _decompress(path, known, spilled)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
@@ -201,7 +214,7 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
 
 
 def _refuse_what_never_ends(path: str) -> None:
-    """A named pipe has no rows before somebody writes into it, and a device may never end."""
+    """Raise UsageError for a named pipe, which waits for a writer, and for a device, which may never end."""
     if is_pipe(path) and not path.startswith(("/dev/fd/", "/proc/")):
         raise UsageError(
             f"{spelled(path)} is a named pipe",
@@ -214,7 +227,7 @@ def _refuse_what_never_ends(path: str) -> None:
 
 
 def names_rows(path: str) -> bool:
-    """Whether a command line means rows by it: `-`, `store`, a folder, or a file name with an ending that is known."""
+    """Return whether a word of a command line means rows: `-`, `store`, a folder, or a file with a known suffix."""
     return path in ("-", "store") or os.path.isdir(path) or _is_known(os.path.basename(path))
 
 
@@ -226,7 +239,7 @@ def _is_known(name: str) -> bool:
 
 
 def _spool(name: str, path: str) -> None:
-    """What comes through standard input or a pipe can be read only once: into a file."""
+    """Copy standard input or a pipe, which can be read only once, into a file."""
     with open(path, "wb") as file:
         if name == "-":
             shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_BYTES)
@@ -242,7 +255,7 @@ def _hash_file(path: str, digest: "hashlib._Hash") -> None:
 
 
 def _decompress(path: str, known: str, spilled: str) -> str | None:
-    """Copy what can be read; what went wrong in words, or None."""
+    """Copy what can be decompressed, and return the problem in words, or None."""
     with open(spilled, "wb") as out:
         stream = open_bytes(path, known)
         while True:
@@ -259,8 +272,9 @@ def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> 
 
 
 def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
-    """What is said of each row behind the damage of an archive, `rows` after its beginning: as many as the rows in
-    front of it let one expect, or one where nothing does.
+    """Return a message for each row that is probably lost behind the damage of an archive, at least one.
+
+    The number is estimated from the `rows` before the damage.
     """
     share = share_before_damage(path)
     if share is None:
@@ -270,7 +284,7 @@ def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
 
 
 def _add_lost_rows(path: str, known: str, spilled: str) -> None:
-    """The same for an archive that was converted, whose last line says that reading failed."""
+    """Add such messages for a converted archive whose last line reports damage."""
     if not known.endswith(".gz"):
         return
     rows, last = 0, ""
@@ -285,8 +299,8 @@ def _add_lost_rows(path: str, known: str, spilled: str) -> None:
 
 
 def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:
-    """Chunks of whole lines; a line of more than MAX_LINE_BYTES becomes a chunk that nobody reads."""
-    start = boundary = offset = 0  # of the chunk, behind its last line break, of the block
+    """Yield chunks of whole lines; a line of more than MAX_LINE_BYTES becomes a chunk that is not read."""
+    start = boundary = offset = 0  # of the chunk, after its last line break, of the block
     first = 1
     lines = pending = 0  # line breaks up to `boundary`
     with open(path, "rb") as file:
@@ -318,7 +332,7 @@ def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashl
 
 
 def _line_at(path: str, kind: ChunkKind, start: int, number: int) -> int:
-    """The line in the user's file of the line at byte `start`: `number`, or what a numbered line says itself."""
+    """Return the line number in the user's file: `number`, or the number that a numbered line has."""
     if kind != "numbered":
         return number
     with open(path, "rb") as file:
@@ -327,7 +341,7 @@ def _line_at(path: str, kind: ChunkKind, start: int, number: int) -> int:
 
 
 def _store_chunks(digest: "hashlib._Hash", rows_per_chunk: int = 5000) -> Iterator[Chunk]:
-    """The interactions of hive.db, by ranges of row ids."""
+    """Yield chunks of the interactions in hive.db, by ranges of row ids."""
     path = database_path()
     database = open_database(path)
     try:

@@ -1,7 +1,7 @@
-"""Interactions in hive.db: a batch of deliveries becomes rows exactly once.
+"""The interactions in hive.db: a batch of deliveries is stored exactly once.
 
-A batch is one transaction: rows, refused deliveries, the source's cursor and its counts are all there or none is. What
-a source may do only once the rows are safe (acknowledge, move on) it does after `commit_batch` has returned.
+A batch is one transaction of rows, refused deliveries, the source's cursor and its counts. A source acknowledges a
+batch only after `commit_batch` has returned.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from hivetune.errors import Busy
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
 _WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
 _COLUMNS = ", ".join(SEALED_COLUMNS)
-KEPT_RAW_BYTES = 4096  # of a refused delivery: enough to see what it was
+KEPT_RAW_BYTES = 4096  # of a refused delivery, to see what it was
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One row as a source hands it over.
+    """One row from a source.
 
-    `origin` names the source (file, table or stream); `place` is the position in it that a person can go to
-    (`file:line`); `key` is that position made unique for all time, e.g. with the generation of a rotated file. `id` is
-    set for what comes from another store and keeps the id it has there; `time` is when it came, if the row doesn't say.
+    `origin` names the source (file, table or stream), `place` the position in it for people (`file:line`). `key` is a
+    position that never repeats, for example with the generation of a rotated file. `id` is set for rows of another
+    store. `time` is the time of arrival, for rows without a time.
     """
 
     origin: str
@@ -43,7 +43,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A delivery that is no row, why, and what there was of it."""
+    """A delivery that is not a row, with the reason and its raw bytes."""
 
     origin: str
     place: str
@@ -55,7 +55,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a source stands after a batch. `before` is what was read there last; None: nothing yet."""
+    """The position of a source before and after a batch; `before` is None for the first one."""
 
     key: str
     before: str | None
@@ -64,7 +64,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one read of a source brought. An empty one with a cursor only moves the cursor."""
+    """The result of one read. A batch without rows only moves the cursor."""
 
     source: str
     deliveries: Sequence[Delivery] = ()
@@ -74,7 +74,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Tally:
-    """Deliveries by what became of them. duplicates: delivered again, and already there."""
+    """The numbers of deliveries by result; `duplicates` were already stored."""
 
     stored: int = 0
     duplicates: int = 0
@@ -96,11 +96,11 @@ class Tally:
 
 
 def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
-    """All of `batch` in one transaction that survives a power cut.
+    """Store a batch in one transaction that survives a power cut.
 
-    A delivery that is there already (same place and content, or same content with an id of its own) is a duplicate; one
-    that was forgotten stays away. Raises: DoesNotFit (disk full), Busy (another collector moved the same cursor, or
-    holds the database for more than 30 s). Nothing of the batch is stored then.
+    A delivery with the same place and content, or the same content and an own id, is a duplicate. Forgotten ones are
+    not stored. Raise DoesNotFit (disk full) or Busy (another collector moved the cursor, or holds the database for more
+    than 30 s); then nothing of the batch is stored.
     """
     with transaction(database):
         tally = _store_all(database, batch)
@@ -116,7 +116,7 @@ def read_cursor(database: sqlite3.Connection, key: str) -> str | None:
 
 
 def read_cursors(database: sqlite3.Connection, prefix: str) -> dict[str, str]:
-    """All cursors whose key starts with `prefix`."""
+    """Return all cursors whose key starts with `prefix`."""
     rows = database.execute(
         "SELECT source, position FROM cursors WHERE substr(source, 1, ?) = ?", (len(prefix), prefix)
     )
@@ -124,26 +124,26 @@ def read_cursors(database: sqlite3.Connection, prefix: str) -> dict[str, str]:
 
 
 def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> Iterator[tuple[str, str, str]]:
-    """(place, reason, hint) of the first deliveries that were set aside since a moment."""
+    """Yield (place, reason, hint) of the first deliveries that were refused since a moment."""
     yield from database.execute(
         "SELECT source, reason, hint FROM refused WHERE time >= ? ORDER BY rowid LIMIT ?", (since, limit)
     )
 
 
 def row_hash(row: Mapping[str, Any]) -> str:
-    """32 hex digits of what the row says, whatever the order of its keys."""
+    """Return a hash (32 hex digits) of a row that does not depend on the order of its keys."""
     return _hash(json.dumps(row, sort_keys=True, separators=(",", ":")))
 
 
 def interaction_id(delivery: Delivery, content: str, own_id: str | None) -> str:
-    """32 hex digits. Equal for the same delivery twice, and for a row with an id of its own wherever it turns up."""
+    """Return the id of a delivery, equal for a repeated delivery and for a row with an own id in any place."""
     if delivery.id:
         return delivery.id
     return _hash(f"own\n{content}" if own_id else f"{delivery.key}\n{content}")
 
 
 def tombstone(kind: str, value: str) -> tuple[str, str]:
-    """The key of a row of `forgotten`. The value itself is not kept: it may be somebody's name."""
+    """Return the key of a row in `forgotten`. It holds only a hash, since the value may be a name."""
     return kind, _hash(f"{kind}\n{value}")
 
 
@@ -152,7 +152,7 @@ def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
 
 
 def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] = (), **values: str | None) -> bool:
-    """Whether one of `sources` (or the database file of path#table), or one of `values` by kind, was forgotten."""
+    """Return whether one of `sources` (also the file of path#table) or of `values` by kind was forgotten."""
     if not forgotten:
         return False
     names = {name for source in sources for name in (source, source.partition("#")[0])}
@@ -162,23 +162,23 @@ def is_forgotten(forgotten: frozenset[tuple[str, str]], sources: Sequence[str] =
 
 
 def names_in(raw: bytes) -> frozenset[str]:
-    """Every string and word in the text of a broken row: one of them may be whose it is."""
+    """Return every string and word of a broken row, one of which may name its user or session."""
     text = raw[: 2 * KEPT_RAW_BYTES].decode("utf-8", "replace")
     names = set(_WORD.findall(text))
     for quoted in _QUOTED.findall(text):
         names.add(quoted[1:-1])
-        with contextlib.suppress(ValueError):  # no escapes of JSON
+        with contextlib.suppress(ValueError):  # not valid JSON
             names.add(json.loads(quoted))
     return frozenset(names)
 
 
 def raw_hash(raw: bytes) -> str:
-    """32 hex digits of what is kept of a broken row."""
+    """Return a hash (32 hex digits) of the kept bytes of a broken row."""
     return hashlib.blake2b(raw[:KEPT_RAW_BYTES], digest_size=16).hexdigest()
 
 
 def is_forgotten_raw(forgotten: frozenset[tuple[str, str]], sources: Sequence[str], raw: bytes) -> bool:
-    """The same for a broken row. It has no columns, so every word of it may be a forgotten user or session."""
+    """Return whether a broken row was forgotten: any of its words may be a forgotten user or session."""
     if not forgotten:
         return False
     if is_forgotten(forgotten, sources, raw=raw_hash(raw)):
@@ -234,7 +234,7 @@ def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, cont
 
 
 def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], feedback: float | None) -> None:
-    """Another row and feedback for an interaction, and its seal anew. In a transaction of the caller."""
+    """Replace row and feedback of an interaction, and its seal, inside the caller's transaction."""
     change = "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?"
     database.execute(change, (dump_row(row), feedback, identity))
     values = database.execute(f"SELECT {_COLUMNS} FROM interactions WHERE id = ?", (identity,)).fetchone()
@@ -249,7 +249,7 @@ def _set_aside(database: sqlite3.Connection, refusal: Refusal) -> bool:
 
 
 def _move_cursor(database: sqlite3.Connection, cursor: Cursor) -> None:
-    """Compare and set, so that two collectors of one source never step over each other."""
+    """Move a cursor if it is still where it was, so that two collectors of a source can't skip rows."""
     if read_cursor(database, cursor.key) != cursor.before:
         raise Busy(
             f"another collector reads {cursor.key.partition(':')[2]}", hint="let one process collect from each source"
@@ -270,13 +270,13 @@ def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
-    """The row as the column `row` holds it: JSON that is valid UTF-8."""
+    """Return a row for the column `row`: JSON that is valid UTF-8."""
     text = json.dumps(row, ensure_ascii=False)
-    return text if _storable(text) is text else json.dumps(row)  # escapes keep a lone surrogate as it came
+    return text if _storable(text) is text else json.dumps(row)  # escaped, a lone surrogate stays as it was
 
 
 def _storable(text: str) -> str:
-    """The text itself if it is UTF-8, else with what is not (a lone surrogate, a file name's odd byte) escaped."""
+    """Return `text` with lone surrogates escaped, which are no valid UTF-8; else the same object."""
     try:
         text.encode()
     except UnicodeEncodeError:

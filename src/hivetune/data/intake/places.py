@@ -1,4 +1,4 @@
-"""Which files lie where: below a folder, behind a pattern; each folder once, however links lead back to it."""
+"""The search for files below a folder or by a pattern. Each folder is entered once, even if links form a circle."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from hivetune.errors import UsageError
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """All files below `folder`, through links too. A folder that was seen is not entered again: links make circles."""
+    """Yield all files below `folder`, also through links, and enter each folder once."""
     seen: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         about = os.stat(parent)
@@ -25,9 +25,7 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def matching_files(pattern: str) -> Iterator[str]:
-    """The files that a glob names: * and ? within a name, [...] one character, ** any number of folders; a name that
-    begins with a point only where the pattern says so.
-    """
+    """Yield the files that a glob matches, with *, ?, [...] and **. Hidden files match only an explicit point."""
     fixed = re.split(r"[^/]*[*?\[]", pattern, maxsplit=1)[0]
     rest = pattern[len(fixed) :]
     wanted = re.compile(_as_regex(rest))
@@ -39,11 +37,11 @@ def matching_files(pattern: str) -> Iterator[str]:
 
 
 def _files_to_depth(folder: str, depth: int) -> Iterator[str]:
-    """Files exactly `depth` folders below: a pattern without ** needs no walk through everything."""
+    """Yield the files exactly `depth` folders below, which is enough for a pattern without **."""
     try:
         with os.scandir(folder) as entries:
             inside = list(entries)
-    except OSError:  # not a folder, or not to be read: nothing in it matches
+    except OSError:  # not a readable folder
         return
     for entry in inside:
         if depth == 0 and entry.is_file():
@@ -72,18 +70,18 @@ def _as_regex(pattern: str) -> str:
 
 
 def is_storable(path: str) -> bool:
-    """Whether a database, YAML and JSON can hold the name: it is UTF-8."""
+    """Return whether a name is UTF-8, so that a database, YAML and JSON can hold it."""
     return path.encode("utf-8", "replace").decode() == path
 
 
 def check_storable(path: str) -> None:
-    """Raises UsageError for a name that a config or the store has to hold and can't."""
+    """Raise UsageError for a name that a config or the store can't hold."""
     if not is_storable(path):
         raise UsageError(f"the name {path!a} is not UTF-8, as settings and the store are", hint="rename it")
 
 
 def is_pipe(path: str) -> bool:
-    """Whether `path` is a pipe, such as /dev/fd/63, which a shell makes of <(command)."""
+    """Return whether `path` is a pipe, such as the /dev/fd/63 of a shell's <(command)."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)
     except OSError:

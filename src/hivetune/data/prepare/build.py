@@ -1,4 +1,4 @@
-"""Writes a snapshot from the results of all chunks, row by row, in input order."""
+"""The writing of a snapshot from the results of all chunks, row by row in input order."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from hivetune.data.judged.lessons import Lessons
 from hivetune.data.snapshot import BAD, ROWS_FILE, ROWS_SCHEMA, SPLITS
 from hivetune.records import LessonKind
 
-BATCH_BYTES = 1 << 20  # of tokens and masks, which are about as large as the rows that wait to be written
+BATCH_BYTES = 1 << 20  # of tokens and masks, about the size of the rows that wait to be written
 READ = (
     "SELECT n, vouched, lesson, worse, worse_tokens, worse_mask, answered_by, id, interaction_id, source, agent,"
     " category, session, user, time, messages, tools, checker, tokens, mask, views"
@@ -30,9 +30,9 @@ INSERT = (
 def write_snapshot(
     folder: Path, results: Sequence[Path], decisions: Decisions, *, key: str, report: dict[str, Any]
 ) -> str:
-    """Fill `folder`, manifest last. Returns the snapshot's hash.
+    """Fill `folder`, the manifest last, and return the snapshot's hash.
 
-    The hash covers tokens, masks, ids and splits: equal for equal content, wherever the rows came from.
+    The hash covers tokens, masks, ids and splits, so it does not depend on where the rows came from.
     """
     digest = hashlib.sha256()
     offsets, num_bad = array("Q", [0]), 0
@@ -88,8 +88,11 @@ def write_snapshot(
 
 
 class _Row(NamedTuple):
-    """One row of the snapshot. `columns`: those of INSERT after the row's number and before its sizes; `number`: of
-    its row of the input; `lesson`: of a bad answer."""
+    """One row of the snapshot.
+
+    `columns` are those of INSERT between the row's number and its sizes. `number` is the input row. `lesson` is set for
+    a bad answer.
+    """
 
     number: int
     identity: str
@@ -101,7 +104,7 @@ class _Row(NamedTuple):
 
 
 def _rows(results: Sequence[Path], decisions: Decisions) -> Iterator[_Row]:
-    """Every row of the snapshot in input order; a worse answer comes behind the better one."""
+    """Yield every row of the snapshot in input order, a worse answer after the better one."""
     lessons = decisions.lessons
     for chunk, path in enumerate(results):
         with closing(open_result(path)) as source:
@@ -125,7 +128,7 @@ def _rows(results: Sequence[Path], decisions: Decisions) -> Iterator[_Row]:
 
 
 class _Compared:
-    """Which row of the snapshot each bad answer is compared with: known when all rows have their numbers."""
+    """The pairs of bad and better answers, complete when all rows have their numbers."""
 
     def __init__(self, lessons: Lessons):
         self._better_of = {
@@ -138,30 +141,28 @@ class _Compared:
 
     def note(self, row: int, about: _Row) -> None:
         if about.lesson is None and about.number in self._wanted:
-            self._good[about.number] = row  # of several views the last: its answer is the one that was judged
+            self._good[about.number] = row  # of several views the last one, whose answer was judged
         elif about.lesson is not None and about.number in self._better_of:
             self._bad.append((row, self._better_of[about.number]))
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(row of the better answer, row of the bad one). A retry that was left out after all leaves it alone."""
+        """Return (row of the better answer, row of the bad one), without pairs whose better answer was left out."""
         return [(self._good[better], row) for row, better in self._bad if better in self._good]
 
 
 def _views(about: list[Any], tokens: bytes, mask: bytes, views: str | None) -> Iterator[tuple[list[Any], bytes, bytes]]:
-    """(columns, tokens, mask) of each view of a row; its messages end with its last answer, and only its own answers
-    have a weight.
-    """
+    """Yield (columns, tokens, mask) of each view: messages up to its last answer, with weights only for its answers."""
     if views is None:
         yield about, tokens, mask
         return
     *before, messages, tools, checker = about
     start = 0
     for length, num_messages, answers in json.loads(views):
-        said = json.loads(messages)[:num_messages]
-        for i, message in enumerate(said):
+        turns = json.loads(messages)[:num_messages]
+        for i, message in enumerate(turns):
             if message["role"] == "assistant" and i not in answers:
                 message["weight"] = 0
-        columns = [*before, json.dumps(said, ensure_ascii=False), tools, checker]
+        columns = [*before, json.dumps(turns, ensure_ascii=False), tools, checker]
         yield columns, tokens[4 * start : 4 * (start + length)], mask[start : start + length]
         start += length
 

@@ -1,4 +1,4 @@
-"""The rows that passed; beside them the quarantine (what is rejected, to be mended and fed again) and duplicates."""
+"""The files of `data check --clean`: usable rows, rejected rows to be mended (quarantine), and duplicates."""
 
 import json
 from collections.abc import Sequence
@@ -18,20 +18,20 @@ from hivetune.errors import DoesNotFit
 
 
 def quarantine_path(clean: Path) -> Path:
-    """rows.jsonl -> rows.quarantine.jsonl"""
+    """Return the path of the quarantine: rows.quarantine.jsonl for rows.jsonl."""
     return clean.with_name(f"{clean.stem}.quarantine{clean.suffix or '.jsonl'}")
 
 
 def duplicates_path(clean: Path) -> Path:
-    """rows.jsonl -> rows.duplicates.jsonl"""
+    """Return the path of the duplicates: rows.duplicates.jsonl for rows.jsonl."""
     return clean.with_name(f"{clean.stem}.duplicates{clean.suffix or '.jsonl'}")
 
 
 def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig, out: Path) -> None:
-    """Usable rows as they came (what was redacted stays redacted); beside them the rejected ones and the duplicates.
+    """Write the usable rows, as they came but redacted, and the files of rejected rows and duplicates.
 
-    A line of the quarantine file is a row that `data check` reads again: mend its "row" and feed the file. A file has
-    its name only when it is whole. Raises DoesNotFit when the disk gets full, OSError when it can't be written.
+    `data check` reads a line of the quarantine file as a row, after its "row" was mended. A file gets its name when it
+    is complete. Raise DoesNotFit if the disk is full, OSError if a file can't be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -83,6 +83,6 @@ def _quarantine(file: IO[bytes], source: str, reason: str, hint: str, raw: bytes
     except (ValueError, RecursionError):
         row = text
     if isinstance(row, dict) and QUARANTINE_KEY in row:
-        row = row.get("row")  # fed again and still broken: one wrapper, not two
+        row = row.get("row")  # read again and still broken: keep one wrapper
     line = {QUARANTINE_KEY: 1, "source": source, "reason": reason, "hint": hint or REASONS[reason].hint, "row": row}
     file.write(json.dumps(line, ensure_ascii=True).encode() + b"\n")

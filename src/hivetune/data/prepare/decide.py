@@ -1,6 +1,6 @@
-"""What can only be known from all rows together: duplicates, quotas, splits, balance; and the counts of the report.
+"""The decisions that need all rows: duplicates, quotas, splits, balance, and the counts of the report.
 
-Reads the results of all chunks in order and keeps about 60 bytes a row in flat arrays, never rows.
+The results of all chunks are read in order. About 60 bytes per row stay in memory, in flat arrays.
 """
 
 import json
@@ -43,7 +43,7 @@ from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
 from hivetune.records import Progress
 
-CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text: longer ones are read again
+CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text, so longer ones are read again
 ADDRESS_SPACE = 1 << 64
 _QUERY = (
     "SELECT source, layout, reason, hash64, read64, question64, session64, user64, texts64, lesson64, time, length,"
@@ -54,9 +54,9 @@ _BODY = "SELECT messages, tools, lesson FROM bodies JOIN rows USING (n) WHERE n 
 
 @dataclass
 class _Columns:
-    """What later passes need of each usable row, in flat arrays of one entry a row of the input (about 60 bytes).
+    """The values that later passes need, in flat arrays with one entry per input row.
 
-    `label` and `source` stay empty where nothing asks for them.
+    `label` and `source` stay empty unless a setting needs them.
     """
 
     hash64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
@@ -74,14 +74,14 @@ def decide_rows(
     frozen: Collection[int] = frozenset(),
     learn: LearnConfig = LearnConfig(),
 ) -> Decisions:
-    """The fate of every row. `results`: chunk results in input order. `progress` counts steps of the near search.
+    """Return the fate of every row. `results` are in input order. `progress` counts bands of the near search.
 
-    `frozen`: hashes of questions that are never trained (data/frozen.py).
+    `frozen` has the hashes of questions that are never trained (data/frozen.py).
     """
     decisions, columns = Decisions(), _Columns()
     _first_pass(results, data, decisions, columns)
     _drop_beginnings(results, decisions, columns.lesson64)
-    columns.lesson64 = array("Q")  # 8 bytes a row that nobody needs any more
+    columns.lesson64 = array("Q")  # frees 8 bytes per row
     _count_changed(results, decisions)
     alike = _drop_near(results, data.near_duplicates, decisions, columns, progress) if data.near_duplicates > 0 else []
     if data.quota_per_session is not None:
@@ -115,7 +115,7 @@ def decide_rows(
 
 
 def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions, columns: _Columns) -> None:
-    """Counts, and exact duplicates: of rows with equal content the oldest one stays, without times the first."""
+    """Count rows and drop exact duplicates: of equal rows the oldest one is kept, without times the first."""
     seen = Table()
     labels: dict[str, int] = {}
     sources: dict[str, int] = {}
@@ -163,7 +163,7 @@ def _append(
 
 
 def _drop_exact(decisions: Decisions, ties: Ties, row: int, first: int) -> None:
-    """`first`: the first row with this content. A row that is older than the one that stayed takes its place."""
+    """Drop the newer one of a row and the kept row with the same content; `first` is the first of them."""
     stays = first
     while decisions.stays[stays] != stays:
         stays = decisions.stays[stays]
@@ -174,7 +174,7 @@ def _drop_exact(decisions: Decisions, ties: Ties, row: int, first: int) -> None:
 
 
 def _drop_beginnings(results: Sequence[Path], decisions: Decisions, lesson64: Sequence[int]) -> None:
-    """Rows whose every answer is trained, after the same words, in a longer row: a history that grows turn by turn."""
+    """Drop rows that are the beginning of a longer row, as in a history that grows turn by turn."""
     ends = Table()
     for row, fate in enumerate(decisions.fate):
         if fate == TRAIN and lesson64[row]:
@@ -202,7 +202,7 @@ def _count_changed(results: Sequence[Path], decisions: Decisions) -> None:
 def _drop_near(
     results: Sequence[Path], threshold: float, decisions: Decisions, columns: _Columns, progress: Progress
 ) -> list[tuple[int, int]]:
-    """Pairs of rows that say nearly the same though both stay. Sketches lie in one file a chunk, of usable rows."""
+    """Drop near duplicates, and return the pairs of kept rows that are nearly equal."""
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate != REFUSED))
     if not rows:
         return []
@@ -241,11 +241,12 @@ def _drop_near(
 def _lesson(bodies: RowLookup, row: int) -> Lesson:
     text, tools, kind = bodies.find(row)
     lesson = lesson_of(messages_from(text), json.loads(tools) if tools else ())
-    return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson  # no copy of a good one
+    # A bad answer is no copy of a good one.
+    return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson
 
 
 def _limit(decisions: Decisions, group: Sequence[int], order: Sequence[int], quota: int, fate: int) -> None:
-    """At most `quota` usable rows of each group; which ones is drawn by their content, not by their place."""
+    """Keep at most `quota` rows of each group, drawn by their content and not by their place."""
     rows = [row for row, f in enumerate(decisions.fate) if f == TRAIN and (fate != QUOTA_SESSION or group[row])]
     rows.sort(key=order.__getitem__)
     rows.sort(key=group.__getitem__)  # stable: within a group still by content
@@ -259,21 +260,21 @@ def _limit(decisions: Decisions, group: Sequence[int], order: Sequence[int], quo
 
 
 def _keep_out(decisions: Decisions, ties: Ties, frozen: Collection[int]) -> None:
-    """Rows that ask a frozen question are not learned from; a past win itself stays among the test rows."""
+    """Set rows that ask a frozen question aside; a past win itself stays a test row."""
     for row, fate in enumerate(decisions.fate):
         if fate in (TRAIN, VALIDATION) and (ties.question[row] in frozen or ties.read[row] in frozen):
             decisions.fate[row] = FROZEN_QUESTION
 
 
 def _balance(decisions: Decisions, label: Sequence[int], order: Sequence[int]) -> None:
-    """As many trained rows of each label as the rarest has. Held-out rows stay: they are evidence."""
+    """Keep as many trained rows of each label as the rarest has. Held-out rows stay, since they are evidence."""
     counts = Counter(g for g, f in zip(label, decisions.fate, strict=True) if f == TRAIN)
     if counts:
         _limit(decisions, label, order, min(counts.values()), BALANCE)
 
 
 def _leave_out(results: Sequence[Path], decisions: Decisions, named: Mapping[str, str]) -> None:
-    """Last of all, so that nothing else depends on it: splits are those of all rows."""
+    """Set the named rows aside, as the last step, so that splits are those of all rows."""
     for start, path in zip(decisions.chunk_starts, results, strict=True):
         with closing(open_result(path)) as database:
             for n, identity in database.execute("SELECT n, id FROM rows WHERE id IS NOT NULL"):

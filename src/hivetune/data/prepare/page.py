@@ -1,14 +1,17 @@
-"""The report as one HTML page that needs nothing else: no script, no font, no network. Every text is escaped."""
+"""The data report as one HTML page that needs no script, font or network; report_body.html is its template."""
 
 import difflib
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from hivetune.data.fates import Decisions, fates, open_result
 from hivetune.data.prepare.report import Report, duplicate_kinds, secrets_first
@@ -17,17 +20,12 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import SPLITS
 from hivetune.models.prepared import spoken_name
 
-EXAMPLES_PER_REASON = 3
-SHOWN_NAMES = 20
-SHOWN_CHANGES = 200
-MAX_TEXT = 1500
+MAX_PLACES = 3  # per reason
+MAX_NAMES, MAX_CHANGES, MAX_FILES, MAX_TEXT = 20, 200, 200, 1500
+PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 900, 190, 10
 DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
 LESSONS = ("corrections", "pairs", "retries", "failures")
 STYLE = Path(__file__).with_name("page.css")
-
-
-# Rows worth looking at: the longest, those with the least to learn, those that were changed, and some at random.
-
 NUM_RANDOM = 4
 MAX_TOKENS = 1200
 _QUERY = "SELECT n, source, length, trained, changed, hash64 FROM rows WHERE reason IS NULL ORDER BY n"
@@ -35,7 +33,7 @@ _QUERY = "SELECT n, source, length, trained, changed, hash64 FROM rows WHERE rea
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A usable row. `why` it is shown; `runs`: (text, trained) pieces, None without a model; `changed`: reasons."""
+    """A usable row, why it is shown, and its pieces (text, trained), which are None without a model."""
 
     why: str
     source: str
@@ -48,7 +46,7 @@ class Sample:
 
 @dataclass(slots=True)
 class _Best:
-    """The best row so far under one measure; smaller is better."""
+    """The best row so far by one measure; smaller is better."""
 
     why: str
     measure: Callable[[int, int | None, str | None, int], tuple[float, ...] | None]
@@ -59,7 +57,7 @@ class _Best:
 def choose_samples(
     results: Sequence[Path], decisions: Decisions, decode: Callable[[Sequence[int]], str] | None
 ) -> list[Sample]:
-    """Read once through all rows; keeps places only."""
+    """Choose the rows to show, in one pass that keeps only places."""
     best = [
         _Best("the longest", lambda length, _t, _c, _h: (-length,)),
         _Best("the least to learn", lambda length, t, _c, _h: None if t is None else (t / max(1, length), t)),
@@ -98,7 +96,7 @@ def _read(
 
 
 def _runs(tokens: bytes, mask: bytes, decode: Callable[[Sequence[int]], str]) -> list[tuple[str, bool]]:
-    """Consecutive tokens of one kind decoded together, since a character may take several tokens."""
+    """Decode consecutive tokens of one kind together, since a character may take several tokens."""
     ids = array("I")
     ids.frombytes(tokens)
     runs: list[tuple[str, bool]] = []
@@ -115,7 +113,7 @@ def _runs(tokens: bytes, mask: bytes, decode: Callable[[Sequence[int]], str]) ->
 def write_page(
     path: Path, report: Report, results: Sequence[Path], decisions: Decisions, model_folder: Path | None
 ) -> None:
-    """Raises OSError when the page can't be written."""
+    """Write the page of a report. Raise OSError if it can't be written."""
     decode = load_renderer(model_folder).decode if model_folder is not None else None
     samples = choose_samples(results, decisions, decode)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +121,7 @@ def write_page(
 
 
 def page(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Data report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -133,27 +131,52 @@ def page(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
 
 
 def report_title(document: Mapping[str, Any]) -> str:
+    """Return the sentence that sums up the report."""
     share = f"{document['usable']:,} of {document['rows_in']:,} rows"
     model = document["model"]
     return f"{spoken_name(model)} can learn from {share}" if model else f"{share} can be learned from"
 
 
 def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
-    """All of the page below its title, for whoever has a frame and page.css of their own."""
-    sections = (
-        _sum(document),
-        _reasons(document),
-        _changes(document),
-        _synthetic(document),
-        _lessons(document),
-        _lengths(document),
-        _names("Agents", document["agents"]),
-        _names("Categories", document["categories"]),
-        _masks(samples),
-        _duplicates(document),
-        _files(document),
+    """Return the page below its title, for pages with another frame and the same style."""
+    changes = secrets_first(document["changes"])
+    more_changes = len(changes) + document["changes_left_out"] - MAX_CHANGES
+    held_back = document["set_aside"].get("synthetic-share", 0)
+    return _template().render(
+        d=document,
+        tokens=_tokens(document),
+        total=max(1, document["rows_in"]),
+        fates=_fates(document),
+        reasons=list(_reasons(document)),
+        changes=changes[:MAX_CHANGES],
+        changes_note=f"The first {MAX_CHANGES:,}; {more_changes:,} more are in report.json."
+        if more_changes > 0
+        else "",
+        synthetic_note=f"{held_back:,} more are set aside: data.synthetic_share allows no more of them."
+        if held_back
+        else "",
+        lessons=_lessons(document["learn"]),
+        **_lengths(document),
+        agents=_names(document["agents"]),
+        categories=_names(document["categories"]),
+        samples=[{**asdict(sample), "text": _turns(sample.messages)} for sample in samples],
+        with_mask=any(sample.runs is not None for sample in samples),
+        duplicates=[_duplicate(pair) for pair in document["duplicate_examples"]],
+        files=[
+            (name, sum(layouts.values()), ", ".join(f"{'unread' if k == '-' else k} {n:,}" for k, n in layouts.items()))
+            for name, layouts in list(document["files"].items())[:MAX_FILES]
+        ],
     )
-    return f'<p class="soft">{_tokens(document)}</p>\n{"".join(sections)}'
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["count"] = lambda number: f"{number:,}"
+    environment.filters["shares_of"] = lambda fates, total: [(kind, n / total) for kind, _, n, _ in fates]
+    return environment.get_template("report_body.html")
 
 
 def _tokens(document: Mapping[str, Any]) -> str:
@@ -163,202 +186,104 @@ def _tokens(document: Mapping[str, Any]) -> str:
     return f"{document['tokens']:,} tokens, of which {document['trained_tokens']:,} ({share:.0%}) are trained."
 
 
-def _section(title: str, body: str, note: str = "") -> str:
-    said = f'<p class="soft">{note}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{said}{body}</section>\n" if body else ""
-
-
-def _sum(document: Mapping[str, Any]) -> str:
-    rejected, set_aside = sum(document["rejected"].values()), sum(document["set_aside"].values())
-    parts = [
-        ("train", "train", document["splits"]["train"], "learned from"),
-        ("validation", "validation", document["splits"]["validation"], "chooses the best step"),
-        ("test", "test", document["splits"]["test"], "decides whether the new model is better"),
+def _fates(document: Mapping[str, Any]) -> list[tuple[str, str, int, str]]:
+    """Return (CSS class, name, rows, note) of each place where rows went."""
+    splits = document["splits"]
+    return [
+        ("train", "train", splits["train"], "learned from"),
+        ("validation", "validation", splits["validation"], "chooses the best step"),
+        ("test", "test", splits["test"], "decides whether the new model is better"),
         ("duplicates", "duplicates", document["duplicates"], duplicate_kinds(document)),
-        ("rejected", "rejected", rejected, "broken; can be mended and fed again"),
-        ("set_aside", "set aside", set_aside, "fine, left out by policy"),
+        ("rejected", "rejected", sum(document["rejected"].values()), "broken; can be mended and fed again"),
+        ("set_aside", "set aside", sum(document["set_aside"].values()), "fine, left out by policy"),
     ]
-    total = max(1, document["rows_in"])
-    bar = _shares((kind, n / total) for kind, _, n, _ in parts)
-    rows = "".join(
-        f'<tr><td><span class="dot {kind}"></span>{name}</td><td class="n">{n:,}</td><td class="n">{n / total:.1%}</td>'
-        f'<td class="soft">{note}</td></tr>'
-        for kind, name, n, note in parts
-    )
-    rows += f'<tr class="sum"><td>rows in</td><td class="n">{document["rows_in"]:,}</td><td></td><td></td></tr>'
-    return _section("Where every row went", bar + _table(rows))
 
 
-def _reasons(document: Mapping[str, Any]) -> str:
-    examples: dict[str, list[Mapping[str, str]]] = {}
+def _reasons(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str, list[Mapping[str, str]]]]:
+    """Yield (kind, reason, rows, meaning, first places), the most frequent reasons of a kind first."""
+    places: dict[str, list[Mapping[str, str]]] = {}
     for problem in (*document["problems"], *document["changes"]):
-        kept = examples.setdefault(problem["reason"], [])
-        if len(kept) < EXAMPLES_PER_REASON:
-            kept.append(problem)
-    rows = ""
+        places.setdefault(problem["reason"], []).append(problem)
     for kind in ("rejected", "set_aside", "changed"):
         for reason, count in sorted(document[kind].items(), key=lambda item: -item[1]):
-            places = "".join(
-                f'<br><code>{escape(p["source"])}</code> <span class="soft">{escape(p["hint"])}</span>'
-                for p in examples.get(reason, ())
-            )
-            rows += (
-                f'<tr><td><span class="dot {kind}"></span>{escape(reason)}</td><td class="n">{count:,}</td>'
-                f"<td>{escape(REASONS[reason].meaning)}{places}</td></tr>"
-            )
-    head = '<tr><th>reason</th><th class="n">rows</th><th>what it means, and where</th></tr>'
-    return _section("Reasons", _table(head + rows) if rows else "<p>No row was rejected or changed.</p>")
+            yield kind, reason, count, REASONS[reason].meaning, places.get(reason, [])[:MAX_PLACES]
 
 
-def _changes(document: Mapping[str, Any]) -> str:
-    """Secrets first: each is to be revoked where it was made."""
-    changes = secrets_first(document["changes"])
-    rows = "".join(
-        f"<tr><td><code>{escape(c['source'])}</code></td><td>{escape(c['reason'])}</td><td>{escape(c['hint'])}</td></tr>"
-        for c in changes[:SHOWN_CHANGES]
-    )
-    more = len(changes) + document["changes_left_out"] - SHOWN_CHANGES
-    note = f"The first {SHOWN_CHANGES:,}; {more:,} more are in report.json." if more > 0 else ""
-    head = "<tr><th>row</th><th>what</th><th>where in it, and what to do</th></tr>"
-    return _section("Changed rows", _table(head + rows), note) if rows else ""
-
-
-def _table(rows: str) -> str:
-    """In a box that scrolls by itself where the page is narrower than the table."""
-    return f'<div class="wide" tabindex="0"><table>{rows}</table></div>'
-
-
-def _synthetic(document: Mapping[str, Any]) -> str:
-    """How much of the rows was made, not recorded."""
-    made, others = document["synthetic"]["rows"], document["synthetic"]["others"]
-    if not made:
-        return ""
-    set_aside = document["set_aside"].get("synthetic-share", 0)
-    note = f"{set_aside:,} more are set aside: data.synthetic_share allows no more of them." if set_aside else ""
-    rows = "".join(
-        f'<tr><td>{name}</td><td class="n">{count:,}</td><td class="n">{count / (made + others):.1%}</td></tr>'
-        for name, count in (("made from documentation", made), ("recorded", others))
-    )
-    return _section("Synthetic rows", f"<table>{rows}</table>", note)
-
-
-def _lessons(document: Mapping[str, Any]) -> str:
-    """What can be learned from beside good rows, how much of it there is, and what is not used, and why."""
-    learned = document["learn"]
+def _lessons(learned: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    """Return (what, rows, use) of what can be learned besides good rows."""
     counts = [(kind, learned[kind], "used") for kind in LESSONS]
     counts += [(kind, count, "not used: learn does not name it") for kind, count in learned["not_used"].items()]
     counts += [("worse answers", count, f"left out: {reason}") for reason, count in learned["worse_left_out"].items()]
     counts += [("failures", learned["no_lesson"], "set aside: time-out, tool or network, which teach nothing")]
-    rows = "".join(
-        f'<tr><td>{escape(what)}</td><td class="n">{count:,}</td><td>{escape(used)}</td></tr>'
-        for what, count, used in counts
-        if count
-    )
-    return _section("To learn from beside good rows", _table(rows) if rows else "")
+    return [line for line in counts if line[1]]
 
 
-def _lengths(document: Mapping[str, Any]) -> str:
-    lengths = document["lengths"]
+def _lengths(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bars, labels and note of the histogram of lengths."""
+    lengths, limit = document["lengths"], document["max_length"]
     bins = lengths["histogram"]
     if not bins:
-        return ""
-    width, height, left = 900, 190, 10
-    step = (width - 2 * left) / len(bins)
-    most = max(count for *_, count in bins)
-    limit = document["max_length"]
-    bars = ""
+        return {"bars": [], "plot": {}, "lengths_note": ""}
+    step = (PLOT_WIDTH - 2 * PLOT_MARGIN) / len(bins)
+    highest = max(count for *_, count in bins)
+    bars = []
     for i, (low, high, count) in enumerate(bins):
-        tall = height * count / most
-        over = ' class="over"' if limit is not None and low > limit else ""
-        bars += (
-            f'<rect{over} x="{left + i * step + 1:.1f}" y="{height - tall + 10:.1f}" width="{max(1, step - 2):.1f}" '
-            f'height="{max(tall, 1 if count else 0):.1f}"><title>{low:,} to {high:,}: {count:,} rows</title></rect>'
+        height = PLOT_HEIGHT * count / highest
+        bars.append(
+            {
+                "x": PLOT_MARGIN + i * step + 1,
+                "y": PLOT_HEIGHT - height + 10,
+                "width": max(1, step - 2),
+                "height": max(height, 1 if count else 0),
+                "over": limit is not None and low > limit,
+                "title": f"{low:,} to {high:,}: {count:,} rows",
+            }
         )
-    for i in range(0, len(bins), max(1, len(bins) // 8)):
-        bars += f'<text x="{left + i * step:.1f}" y="{height + 28}">{bins[i][0]:,}</text>'
-    kept = lengths["keeps_99_percent"]
-    at = next((i for i, (low, high, _) in enumerate(bins) if low <= kept <= high), len(bins) - 1)
-    x = left + (at + 1) * step
-    bars += f'<line x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{height + 10}"/>'
-    bars += f'<text x="{x - 6:.1f}" y="16" text-anchor="end">99 % of the rows: up to {kept:,}</text>'
-    limit_note = f", max_length {limit:,}" if limit is not None else ""
+    kept = next((i for i, (low, high, _) in enumerate(bins) if low <= lengths["keeps_99_percent"] <= high), -1)
+    labelled = range(0, len(bins), max(1, len(bins) // 8))
+    plot = {
+        "width": PLOT_WIDTH,
+        "height": PLOT_HEIGHT,
+        "labels": [(PLOT_MARGIN + i * step, f"{bins[i][0]:,}") for i in labelled],
+        "kept_x": PLOT_MARGIN + ((kept if kept >= 0 else len(bins) - 1) + 1) * step,
+    }
     note = (
         f"In {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
-        f"longest {lengths['longest_seen']:,}{limit_note}."
+        f"longest {lengths['longest_seen']:,}{f', max_length {limit:,}' if limit is not None else ''}."
     )
-    return _section(
-        "How long the rows are",
-        '<div class="wide" tabindex="0">'
-        f'<svg class="plot" viewBox="0 0 {width} {height + 34}" width="100%">{bars}</svg></div>',
-        note,
-    )
+    return {"bars": bars, "plot": plot, "lengths_note": note}
 
 
-def _shares(parts: Iterable[tuple[str, float]]) -> str:
-    """One bar with a piece for each share of it. No style attribute: a strict content policy forbids them."""
-    pieces, start = "", 0.0
-    for kind, share in parts:
-        if share:
-            pieces += f'<rect class="{kind}" x="{1000 * start:.2f}" width="{1000 * share:.2f}" height="20"/>'
-        start += share
-    return f'<svg class="stack" viewBox="0 0 1000 20" preserveAspectRatio="none" aria-hidden="true">{pieces}</svg>'
-
-
-def _names(title: str, names: Mapping[str, Mapping[str, int]]) -> str:
+def _names(names: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Return the largest agents or categories with their splits; no rows if no row names one."""
     if not any(name != "-" for name in names):
-        return ""
+        return {"rows": [], "more": 0}
     totals = sorted(((sum(counts.values()), name) for name, counts in names.items()), reverse=True)
-    most = totals[0][0]
-    rows = ""
-    for total, name in totals[:SHOWN_NAMES]:
-        parts = _shares((split, names[name].get(split, 0) / most) for split in SPLITS)
-        shares = " / ".join(f"{names[name].get(split, 0):,}" for split in SPLITS)
-        label = escape(name) if name != "-" else '<span class="soft">none named</span>'
-        rows += (
-            f'<tr><td>{label}</td><td class="n">{total:,}</td><td class="meter">{parts}</td>'
-            f'<td class="n soft">{shares}</td></tr>'
+    rows = [
+        (
+            name,
+            total,
+            [(split, names[name].get(split, 0) / totals[0][0]) for split in SPLITS],
+            " / ".join(f"{names[name].get(split, 0):,}" for split in SPLITS),
         )
-    if len(totals) > SHOWN_NAMES:
-        rows += f'<tr><td class="soft">and {len(totals) - SHOWN_NAMES:,} more</td></tr>'
-    head = '<tr><th></th><th class="n">rows</th><th></th><th class="n">train / validation / test</th></tr>'
-    return _section(title, _table(head + rows))
+        for total, name in totals[:MAX_NAMES]
+    ]
+    return {"rows": rows, "more": len(totals) - MAX_NAMES}
 
 
-def _masks(samples: Sequence[Sample]) -> str:
-    body = ""
-    for sample in samples:
-        if sample.runs is None:
-            inside = "".join(f"{turn['role']}: {turn['content']}\n" for turn in sample.messages)
-            text = escape(_short(inside))
-            size = f"{sample.length:,} characters"
-        else:
-            text = "".join(f"<b>{escape(t)}</b>" if trained else escape(t) for t, trained in sample.runs)
-            size = f"{sample.trained:,} of {sample.length:,} tokens trained"
-        changed = f", {escape(sample.changed)}" if sample.changed else ""
-        body += (
-            f"<details open><summary><strong>{escape(sample.why)}</strong> <code>{escape(sample.source)}</code> "
-            f'<span class="soft">{size}{changed}</span></summary><div class="text"><code>{text}</code></div></details>'
-        )
-    with_mask = any(sample.runs is not None for sample in samples)
-    note = 'What is <span class="text"><b>marked</b></span> is trained; the rest is only read.'
-    return _section("Rows as the model sees them", body, note if with_mask else "")
+def _turns(messages: Sequence[Mapping[str, Any]]) -> str:
+    return _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in messages))
 
 
-def _duplicates(document: Mapping[str, Any]) -> str:
-    body = ""
-    for pair in document["duplicate_examples"]:
-        stays, gone = _spoken(pair["same_as_messages"]), _spoken(pair["messages"])
-        shown = escape(_short(gone)) if pair["kind"] == "exact" else _difference(stays, gone)
-        share = "" if pair["share"] is None else f", {pair['share']:.0%} of the words in common"
-        body += (
-            f"<details><summary>{DUPLICATE_KINDS[pair['kind']]}: <code>{escape(pair['source'])}</code> is left out, "
-            f'<code>{escape(pair["same_as"])}</code> stays{share}</summary><div class="text">{shown}</div></details>'
-        )
-    return _section("Duplicates", body, "Examples; duplicates.jsonl (data check: with --clean) has every pair.")
+def _duplicate(pair: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pair of duplicates with the differences marked."""
+    kept, removed = _spoken(pair["same_as_messages"]), _spoken(pair["messages"])
+    pieces = [("", _short(removed))] if pair["kind"] == "exact" else list(_differences(kept, removed))
+    return {**pair, "kind": DUPLICATE_KINDS[pair["kind"]], "pieces": pieces}
 
 
 def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What is said and called, without the system prompt."""
+    """Return what is said and called, without the system prompt."""
     pieces = []
     for turn in messages:
         if turn["role"] != "system":
@@ -367,30 +292,17 @@ def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(pieces)
 
 
-def _difference(first: str, second: str) -> str:
-    """Words that only the first has, and words that only the second has, marked."""
+def _differences(first: str, second: str) -> Iterator[tuple[str, str]]:
+    """Yield (HTML element, words): "del" for words of the first text only, "ins" for words of the second only."""
     a, b = _short(first).split(" "), _short(second).split(" ")
-    pieces: list[str] = []
     for kind, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":
-            pieces.append(escape(" ".join(a[i:j])))
+            yield "", " ".join(a[i:j])
             continue
-        pieces += [f"<del>{escape(' '.join(a[i:j]))}</del>"] if i < j else []
-        pieces += [f"<ins>{escape(' '.join(b[k:m]))}</ins>"] if k < m else []
-    return " ".join(pieces)
-
-
-def _files(document: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f'<tr><td><code>{escape(name)}</code></td><td class="n">{sum(layouts.values()):,}</td>'
-        f"<td>{escape(_counts(layouts.items()))}</td></tr>"
-        for name, layouts in list(document["files"].items())[:200]
-    )
-    return _section("Files", _table(f'<tr><th>file</th><th class="n">rows</th><th>layouts</th></tr>{rows}'))
-
-
-def _counts(items: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name if name != '-' else 'unread'} {count:,}" for name, count in items)
+        if i < j:
+            yield "del", " ".join(a[i:j])
+        if k < m:
+            yield "ins", " ".join(b[k:m])
 
 
 def _short(text: str) -> str:

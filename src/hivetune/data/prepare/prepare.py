@@ -1,4 +1,4 @@
-"""From sources to a report, and from a config to a snapshot; each is made once and found again by its content."""
+"""The preparation: from sources to a report, and from a config to a snapshot that is found again by its content."""
 
 import contextlib
 import errno
@@ -18,8 +18,17 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.database import database_path, open_database
-from hivetune.base.disk import FULL_DISK_WORDS, MANIFEST, home, lock, read_json, scratch_folder, sha256_file, write_json
-from hivetune.base.whole import problems_once
+from hivetune.base.disk import (
+    FULL_DISK_WORDS,
+    MANIFEST,
+    home,
+    lock,
+    problems_once,
+    read_json,
+    scratch_folder,
+    sha256_file,
+    write_json,
+)
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import Decisions
 from hivetune.data.files.kinds import CR_FORMAT, ENCODED_FORMAT
@@ -42,17 +51,16 @@ from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPOR
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
-# As the system and SQLite word it, in the last words of a worker too.
-FORMAT = 5  # raised when the same input would give another snapshot
+FORMAT = 5  # raise it when the same input gives another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 LEARN = LearnConfig()
-INPUT_PREFIX = ".input-"  # then the process that spills unpacked input there
+INPUT_PREFIX = ".input-"  # followed by the process that unpacks input there
 
 
 @dataclass(frozen=True)
 class ExaminedRows:
-    """All rows after every check. The files at `results` live as long as the work folder."""
+    """All rows after every check. The files `results` exist as long as the work folder."""
 
     inputs: Inputs
     results: tuple[Path, ...]
@@ -70,14 +78,14 @@ def check(
     learn: LearnConfig = LEARN,
     progress: Progress = silent,
 ) -> Report:
-    """What is wrong with the rows of `data.path`, and where; nothing is kept but what is asked for.
+    """Return the report of the rows of `data.path`. Only the files that are asked for are kept.
 
-    `clean`: file for the rows that passed, beside it a quarantine file. `page`: file for the HTML report.
-    `progress` counts lines; when all are read, its total is None. Raises UsageError for sources that are not there.
-    Does not raise for bad rows: ask `Report.refuse`.
+    `clean` is a file for the usable rows, with a quarantine file beside it; `page` is a file for the HTML report.
+    `progress` counts lines; when all are read, its total is None. Raise UsageError for missing sources, but not for bad
+    rows: call `Report.refuse` for that.
     """
     with _work_room() as work:
-        inputs = place_rows(plan_inputs(data.path, work, workers=num_workers(), encoding=data.encoding), data.columns)
+        inputs = _inputs(data, work, progress)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
         examined = _examine(inputs, job, (data, learn), work, progress, kept_out())
         if clean is not None:
@@ -88,18 +96,17 @@ def check(
 
 
 def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, progress: Progress = silent) -> Snapshot:
-    """The snapshot of the config's rows for this model: found, or made in `out` (default: below the home).
+    """Return the snapshot of the config's rows for this model: an existing one, or a new one in `out` or the home.
 
-    A run that was killed goes on with the chunks that were finished. Raises DataRefused with the report's numbers,
-    DoesNotFit without room on the disk, UsageError when `out` holds something else, Busy when another process makes it.
+    A preparation that was killed goes on with its finished chunks. Raise DataRefused with the report's numbers,
+    DoesNotFit if the disk is full, UsageError if `out` holds something else, Busy if another process makes it.
     """
     root = home() / "snapshots"
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)  # what people said is nobody else's
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)  # rows are private
     _remove_left_over(root)
     with _spill_room(root) as spill:
         data = config.data
-        inputs = plan_inputs(data.path, spill, workers=num_workers(), encoding=data.encoding)
-        inputs = place_rows(inputs, data.columns)
+        inputs = _inputs(data, spill, progress)
         job = make_job(config.data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
         frozen = kept_out(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)
@@ -119,9 +126,19 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     return snapshot
 
 
+def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
+    """Return the inputs of `data.path`. No row is counted yet; `progress` hears only that work goes on."""
+
+    def report(_done: int, _total: int | None) -> None:
+        progress(0, None)
+
+    inputs = plan_inputs(data.path, spill, workers=num_workers(), encoding=data.encoding, progress=report)
+    return place_rows(inputs, data.columns, report)
+
+
 @contextlib.contextmanager
 def _work_room() -> Iterator[Path]:
-    """A temporary folder. Raises DoesNotFit when there is none, or when it gets full."""
+    """Yield a temporary folder. Raise DoesNotFit if there is none, or if its disk is full."""
     with contextlib.ExitStack() as held:
         try:
             folder = held.enter_context(scratch_folder())
@@ -135,7 +152,7 @@ def _work_room() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _spill_room(root: Path) -> Iterator[Path]:
-    """A folder below `root` for unpacked input. Raises DoesNotFit when the disk gets full."""
+    """Yield a folder below `root` for unpacked input. Raise DoesNotFit if the disk is full."""
     spill = tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root)
     with told_when_full(root, "make room, or set HIVETUNE_HOME to another disk"), spill as folder:
         yield Path(folder)
@@ -143,14 +160,14 @@ def _spill_room(root: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def told_when_full(folder: Path, hint: str) -> Iterator[None]:
-    """A full disk as DoesNotFit, whoever met it: this process, SQLite or a worker that died of it."""
+    """Raise a full disk as DoesNotFit, whether this process, SQLite or a worker met it."""
     try:
         yield
-    except DoesNotFit:  # says which disk it was
+    except DoesNotFit:  # already names the disk
         raise
     except (OSError, sqlite3.OperationalError, HivetuneError) as error:
-        met = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if met or (not isinstance(error, OSError) and FULL_DISK_WORDS.search(str(error))):
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or (not isinstance(error, OSError) and FULL_DISK_WORDS.search(str(error))):
             raise DoesNotFit(f"the disk of {folder} is full: working on the rows needs more room", hint=hint) from None
         raise
 
@@ -180,7 +197,7 @@ def make_job(
 
 
 def _forgotten() -> tuple[tuple[str, str], ...]:
-    """What `data forget` keeps out, sorted; nothing without a store."""
+    """Return what `data forget` keeps out, sorted; nothing without a store."""
     path = database_path()
     if not path.exists():
         return ()
@@ -198,7 +215,7 @@ def _examine(
 ) -> ExaminedRows:
     data, learn = settings
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
-    progress(sum(chunk.rows for chunk in inputs.chunks), None)  # nobody knows how long comparing them takes
+    progress(sum(chunk.rows for chunk in inputs.chunks), None)  # how long the comparison takes is unknown
     results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
     decisions = decide_rows(results, data, silent, frozen, learn)
     report = make_report(results, decisions, model=job.model_folder, max_length=job.max_length)
@@ -214,12 +231,12 @@ def _examine(
 
 
 def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, frozen: frozenset[int]) -> str:
-    """Everything that can change a byte of the snapshot."""
+    """Return the hash of everything that can change the snapshot."""
     model = {name: sha256_file(model_folder / name) for name in RENDER_FILES if (model_folder / name).exists()}
     settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
     if config.data.leave_out is not None:
         settings["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
-    shape = [chunk.rows for chunk in inputs.chunks]  # results of another cut can't be mixed
+    shape = [chunk.rows for chunk in inputs.chunks]  # results of other chunks can't be mixed
     parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]
     parts.append(sorted(frozen))
     parts.append([sorted(config.learn.use), config.learn.quota_per_user])
@@ -242,7 +259,7 @@ def _existing(folder: Path, key: str) -> Snapshot | None:
 
 @contextlib.contextmanager
 def _work_folder(work: Path) -> Iterator[None]:
-    """Held by this process; gone when all went well or the data was refused, kept when it was killed."""
+    """Lock the work folder. Remove it at the end or when data is refused; a killed process leaves it."""
     with lock(work):
         try:
             yield
@@ -253,7 +270,7 @@ def _work_folder(work: Path) -> Iterator[None]:
 
 
 def _remove_left_over(root: Path) -> None:
-    """Spilled input of preparations that were killed."""
+    """Remove the unpacked input of preparations that were killed."""
     for folder in root.glob(f"{INPUT_PREFIX}*"):
         owner = folder.name.removeprefix(INPUT_PREFIX).partition("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
@@ -271,7 +288,7 @@ def _check_room(folder: Path, inputs: Inputs) -> None:
 
 
 def _publish(folder: Path, key: str, examined: ExaminedRows, model_folder: Path) -> None:
-    """The finished folder under its name, at once."""
+    """Write the snapshot into a temporary folder and rename it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -294,7 +311,7 @@ def _publish(folder: Path, key: str, examined: ExaminedRows, model_folder: Path)
 
 
 def _register(snapshot: Snapshot) -> None:
-    """So that `forget` can name it."""
+    """Record the snapshot in the database, so that `data forget` finds it."""
     with contextlib.closing(open_database()) as database:
         database.execute(
             "INSERT OR REPLACE INTO snapshots (hash, path, created) VALUES (?, ?, ?)",
@@ -303,21 +320,18 @@ def _register(snapshot: Snapshot) -> None:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """The report of a snapshot."""
+    """Return the report of a snapshot."""
     report: dict[str, Any] = read_json(folder / REPORT)
     return report
-
-
-# The second station: the rows of a config become a snapshot of tokens.
 
 
 def prepare_data(
     config: RunConfig, model: Path, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
 ) -> Snapshot:
-    """The snapshot of the config's rows, made or found.
+    """Return the snapshot of the config's rows, made or found.
 
-    `on_busy` is called while another process makes it, returns after a pause, and then it is looked for again; without
-    it Busy is raised. Raises DataRefused when too few rows are usable.
+    While another process makes it, `on_busy` is called, which returns after a pause; without `on_busy` raise Busy.
+    Raise DataRefused if too few rows are usable.
     """
     while True:
         try:

@@ -1,6 +1,6 @@
-"""The report of a preparation: every row that came in, in exactly one place, with the reason. Plain values; no output.
+"""The report of a preparation: every input row in exactly one place, with the reason.
 
-`Report.document` is what `--json` prints and report.json holds. data/prepare/page.py makes the HTML page from it.
+`Report.document` is the content of `--json` and report.json. data/prepare/page.py makes the HTML page from it.
 """
 
 import json
@@ -30,8 +30,6 @@ from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
-# Duplicates for people: each row that was dropped beside the row that stays, with places, texts and their share.
-
 SHOWN = 5  # of each kind, in the report
 QUERY = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"
 
@@ -39,9 +37,9 @@ QUERY = "SELECT source, session, user, interaction_id, messages FROM rows JOIN b
 def iter_dropped(
     results: Sequence[Path], decisions: Decisions, kinds: Sequence[int] = tuple(DUPLICATES)
 ) -> Iterator[dict[str, Any]]:
-    """One dropped row after the other, in input order: kind, places, whose it was, share of words in common, texts.
+    """Yield each dropped row in input order: kind, places, owner, similarity, texts.
 
-    `share`: the smaller one of question and answer; None for what is equal.
+    `share` is the lower similarity of question and answer, None for equal rows.
     """
     with (
         closing(RowLookup(results, decisions, QUERY)) as rows,
@@ -66,7 +64,7 @@ def iter_dropped(
 
 
 def duplicate_examples(results: Sequence[Path], decisions: Decisions) -> list[dict[str, Any]]:
-    """The first few of each kind, as the report has them."""
+    """Return the first duplicates of each kind for the report."""
     kept = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
     return [
         {name: pair[name] for name in kept}
@@ -76,24 +74,24 @@ def duplicate_examples(results: Sequence[Path], decisions: Decisions) -> list[di
 
 
 def write_dropped(results: Sequence[Path], decisions: Decisions, file: IO[bytes]) -> None:
-    """All of them as JSON Lines; of exact copies only the places, since the row that stays has their text."""
+    """Write all duplicates as JSON Lines; of exact copies only the places, since the kept row has their text."""
     for pair in iter_dropped(results, decisions):
         if pair["kind"] == DUPLICATES[DUPLICATE]:
             del pair["messages"], pair["same_as_messages"]
         file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-_WORST = {"redacted-secret": 0, "redacted-personal": 1}  # of what was changed
-MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file names them all
+_WORST = {"redacted-secret": 0, "redacted-personal": 1}  # the changes that are shown first
+MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file has all of them
 KEPT_SHARE = 0.99
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
 BINS = 40
-TOLD_ONCE = ("border-in-token",)  # of a file whose rows are all refused so: it lies in how the file was made
+PER_FILE_REASONS = ("border-in-token",)  # reported once if all rows of a file have it, since the file causes it
 
 
 @dataclass(frozen=True)
 class Report:
-    """`document`: schema 1, see docs/formats.md. `usable`: rows that are trained or held out."""
+    """The report; docs/formats.md describes its document. Usable rows are trained or held out."""
 
     document: dict[str, Any]
 
@@ -110,7 +108,7 @@ class Report:
         return sum(self.document["rejected"].values())
 
     def refuse(self, max_rejected: float) -> None:
-        """Raises DataRefused unless a row is usable and at most this share of the rows is rejected."""
+        """Raise DataRefused unless a row is usable and at most this share of the rows is rejected."""
         if self.rows_in == 0:
             raise DataRefused("there are no rows", hint="the files are empty: give files with one row a line")
         top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
@@ -131,7 +129,7 @@ class Report:
 
 
 def accounting(decisions: Decisions) -> dict[str, Any]:
-    """Law 1: rows_in = usable + duplicates + rejected + set aside. Raises AssertionError when it does not add up."""
+    """Return the accounting. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
     rejected = {r: n for r, n in sorted(decisions.reasons.items()) if severity_of(r) == "reject"}
     set_aside = {r: n for r, n in decisions.reasons.items() if severity_of(r) == "set_aside"}
     for fate, reason in SET_ASIDE.items():
@@ -151,7 +149,7 @@ def accounting(decisions: Decisions) -> dict[str, Any]:
 
 
 def make_report(results: Sequence[Path], decisions: Decisions, *, model: str | None, max_length: int) -> Report:
-    """Everything that is known about the rows, as plain values."""
+    """Return the report of all rows."""
     counts = accounting(decisions)
     problems = list(_problems(results, decisions))
     document: dict[str, Any] = {
@@ -180,12 +178,12 @@ def make_report(results: Sequence[Path], decisions: Decisions, *, model: str | N
 
 
 def secrets_first(changes: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Secrets, then personal data, then what else was changed."""
+    """Return the changes in the order secrets, personal data, other changes."""
     return sorted(changes, key=lambda change: _WORST.get(change["reason"], len(_WORST)))
 
 
 def duplicate_kinds(document: Mapping[str, Any]) -> str:
-    """The duplicates of a report by kind, for people."""
+    """Return the numbers of duplicates by kind, in words."""
     return (
         f"{document['exact_duplicates']:,} equal, {document['beginnings']:,} the beginning of a longer row, "
         f"{document['near_duplicates']:,} nearly equal"
@@ -193,7 +191,7 @@ def duplicate_kinds(document: Mapping[str, Any]) -> str:
 
 
 def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
-    """Splits, agents and categories per split, lengths and their histogram, of the usable rows."""
+    """Return splits, agents, categories and lengths of the usable rows."""
     splits: Counter[str] = Counter()
     agents: dict[str, Counter[str]] = {}
     categories: dict[str, Counter[str]] = {}
@@ -228,7 +226,7 @@ def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: b
 
 
 def length_summary(used: Counter[int], every: Counter[int]) -> dict[str, Any]:
-    """Quantiles of the used rows, the length that keeps 99 % of all rows, and a histogram of all rows."""
+    """Return quantiles of the used rows, the length that keeps 99 % of all rows, and a histogram of all rows."""
     return {
         "median": _quantile(used, 0.5),
         "p90": _quantile(used, 0.9),
@@ -241,7 +239,7 @@ def length_summary(used: Counter[int], every: Counter[int]) -> dict[str, Any]:
 
 
 def _quantile(counts: Counter[int], share: float) -> int:
-    """The smallest length that at least `share` of the rows do not exceed."""
+    """Return the smallest length that at least `share` of the rows do not exceed."""
     wanted, seen = share * counts.total(), 0
     for length in sorted(counts):
         seen += counts[length]
@@ -251,7 +249,7 @@ def _quantile(counts: Counter[int], share: float) -> int:
 
 
 def _histogram(counts: Counter[int]) -> list[list[int]]:
-    """[[from, to, rows], ...] in equal steps between the 0.5th and 99.5th percentile; the outer ones hold the rest."""
+    """Return [[from, to, rows], ...] in equal steps between the 0.5th and 99.5th percentile, with the rest outside."""
     if not counts:
         return []
     low, top = _quantile(counts, 0.005), _quantile(counts, 0.995)
@@ -265,7 +263,7 @@ def _histogram(counts: Counter[int]) -> list[list[int]]:
 
 
 def _changes(results: Sequence[Path], decisions: Decisions) -> dict[str, Any]:
-    """ "changes": the first MAX_PROBLEMS things that were done to rows that are used, each with its place and what."""
+    """Return the first MAX_PROBLEMS changes of used rows with their places, and the number of the others."""
     changes: list[dict[str, str]] = []
     for number, path in enumerate(results):
         fate_of = dict(fates(decisions, number))
@@ -274,20 +272,20 @@ def _changes(results: Sequence[Path], decisions: Decisions) -> dict[str, Any]:
             for n, source, changed, notes in database.execute(query):
                 if fate_of[n] >= len(SPLITS):
                     continue
-                told = dict(json.loads(notes)) if notes else {}
+                details = dict(json.loads(notes)) if notes else {}
                 for reason in changed.split(","):
-                    what = told.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
+                    what = details.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
                     changes.append({"source": source, "reason": reason, "hint": what, "severity": "warn"})
     return {"changes": changes[:MAX_PROBLEMS], "changes_left_out": max(0, len(changes) - MAX_PROBLEMS)}
 
 
 def _refused_as_a_file(results: Sequence[Path], decisions: Decisions) -> dict[str, int]:
-    """Files of several rows that are all refused for one reason of TOLD_ONCE, with their rows."""
+    """Return the number of rows of each file whose rows are all refused for a reason of PER_FILE_REASONS."""
     refused: Counter[str] = Counter()
-    marks = ", ".join("?" * len(TOLD_ONCE))
+    marks = ", ".join("?" * len(PER_FILE_REASONS))
     for path in results:
         with closing(open_result(path)) as database:
-            for (source,) in database.execute(f"SELECT source FROM rows WHERE reason IN ({marks})", TOLD_ONCE):
+            for (source,) in database.execute(f"SELECT source FROM rows WHERE reason IN ({marks})", PER_FILE_REASONS):
                 refused[source.rpartition(":")[0]] += 1
     return {
         file: count for file, count in refused.items() if count > 1 and count == sum(decisions.files[file].values())
@@ -295,7 +293,7 @@ def _refused_as_a_file(results: Sequence[Path], decisions: Decisions) -> dict[st
 
 
 def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[str, str]]:
-    """The first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
+    """Yield the first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
     left = MAX_PROBLEMS
     whole = _refused_as_a_file(results, decisions)
     for number, path in enumerate(results):
@@ -310,7 +308,7 @@ def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[st
                     continue
                 name = reason or SET_ASIDE[wanted[n]]
                 file = source.rpartition(":")[0]
-                if name in TOLD_ONCE and file in whole:
+                if name in PER_FILE_REASONS and file in whole:
                     if not (rows := whole[file]):
                         continue
                     whole[file] = 0

@@ -1,10 +1,9 @@
-"""Which rows are trained and which are held out: rows that belong together are one group, and a group has one side.
+"""The split into training and held-out rows. Rows that belong together are a group, and a group has one side.
 
-Rows are tied by what they say (the same question, or nearly the same row), by their session, by a long text that they
-share (an answer, a document) or most of their words, and by their user; a group is a connected component of these ties.
-The side of a group is a function of the hash of its oldest row's session (or question), so that no state is kept, the
-order of the input does not matter, and shares are exact only on average. With `data.split: time` the newest groups are
-held out. docs/decisions/0012 says which promise gives way to which.
+Rows are tied by an equal question or text, by their session, by a long text that few rows share, by most of their
+words, and by their user. A group is a connected component of these ties. Its side is a function of the hash of its
+oldest row's session or question: no state is kept, the order of the input does not matter, and shares are exact only on
+average. With `data.split: time` the newest groups are held out. docs/decisions/0012 ranks these promises.
 """
 
 from array import array
@@ -18,18 +17,18 @@ from hivetune.data.checks.dedupe import Table
 from hivetune.data.snapshot import SPLITS
 from hivetune.records import Example, Message, Split
 
-if TYPE_CHECKING:  # each worker would start with pydantic: 0.3 s and its memory
+if TYPE_CHECKING:  # pydantic would take 0.3 s at the start of each worker
     from hivetune.config import DataConfig
 
 SALT = b"hivetune split 1"
 SCALE = 1 << 64
 NONE = 0  # the hash of a session or user that a row does not name
 READ, SAID, SESSION, TEXT, USER = range(5)
-# With few users the side of one would decide the verdict: `auto` keeps a user together only up to this share of what is
-# held out (2 % of the rows by default).
+# `auto` keeps a user together only up to this share of the held-out rows (by default 2 % of all rows), since otherwise
+# the side of one user would decide the verdict.
 USERS_SHARE = 0.1
-# The ties in the order in which groups grow: what rows say always counts. A row is in its largest group of a level in
-# WANTED that may be held out, and in that of the last one else.
+# GROWTH has the ties in the order in which groups grow. A row is in its largest group of a level in WANTED that is
+# small enough to be held out, else in its group of the last level.
 GROWTH = {
     "none": (READ, SAID, TEXT),
     "session": (READ, SAID, SESSION, TEXT),
@@ -42,14 +41,14 @@ WANTED = {
     "user": (TEXT, USER),
     "auto": (USER, TEXT, SESSION, SAID, READ),
 }
-# What is long enough to be known again: an answer of 20 words, a paragraph of 50.
+# A text is long from 20 words (answers) or 50 words (paragraphs).
 LONG_ANSWER_CHARS, LONG_CONTEXT_CHARS, MAX_CONTEXTS = 120, 300, 8
-# A text that more rows share is an instruction or a stock answer, no document: up to this share of what is held out.
+# A text that more rows share than this share of the held-out rows is an instruction or a stock answer.
 TEXTS_SHARE, FEW_ROWS = 0.25, 8
 
 
 def question(messages: Sequence[Message]) -> str:
-    """Everything that is said before the first answer, without the system prompt; for plain text its beginning."""
+    """Return all text before the first answer without system prompts; of plain text its beginning."""
     asked = []
     for message in messages:
         if message.role == "assistant":
@@ -60,7 +59,7 @@ def question(messages: Sequence[Message]) -> str:
 
 
 def tie_hashes(example: Example) -> tuple[int, int, int, int]:
-    """64 bits of all that is read, of the question, of the session and of the user; NONE where the row names none."""
+    """Return 64-bit hashes of the text that is read, the question, the session and the user (NONE if missing)."""
     return (
         read_hash(example.messages),
         group_hash("question:" + question(example.messages)),
@@ -70,7 +69,7 @@ def tie_hashes(example: Example) -> tuple[int, int, int, int]:
 
 
 def text_hashes(messages: Sequence[Message]) -> array:  # type: ignore[type-arg]
-    """64 bits of the last answer and of each paragraph that is read, where they are long."""
+    """Return 64-bit hashes of the last answer and of the paragraphs that are read, if they are long."""
     answer = " ".join(messages[-1].content.split()).casefold()
     found = [f"answer:{answer}"] if messages[-1].role == "assistant" and len(answer) >= LONG_ANSWER_CHARS else []
     for message in messages:
@@ -81,18 +80,18 @@ def text_hashes(messages: Sequence[Message]) -> array:  # type: ignore[type-arg]
 
 
 def read_hash(messages: Sequence[Message]) -> int:
-    """64 bits of all that is read in a conversation, its answers aside."""
+    """Return a 64-bit hash of all text except answers."""
     read = [f"{m.role} {m.content}" for m in messages if m.role != "assistant"]
     return group_hash("read:" + "\n".join(read or [messages[0].content]))
 
 
 def group_hash(key: str) -> int:
-    """64 bits of `key`, uniform."""
+    """Return a uniform 64-bit hash of `key`."""
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=SALT).digest(), "little")
 
 
 def split_of(hash64: int, validation: float, test: float) -> Split:
-    """The split of a group. Shares are those of DataConfig; the rest is trained."""
+    """Return the split of a group by its hash. What is neither validation nor test is trained."""
     place = hash64 / SCALE
     if place < test:
         return "test"
@@ -101,9 +100,9 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class Ties:
-    """What ties rows, one entry a row of the input. `time`: seconds since 1970, infinite where unknown.
+    """The ties of all rows, with one entry per input row. `time` is in seconds since 1970, infinite if unknown.
 
-    `texts`: hashes of long texts; the row of each stands at the same place in `text_rows`, ascending.
+    `texts` has hashes of long texts; `text_rows` has the row of each at the same place, ascending.
     """
 
     read: array  # type: ignore[type-arg]
@@ -117,8 +116,10 @@ class Ties:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """`side`: a number of SPLITS for each row of the input that takes part; `group`: one row of its group, the same for
-    all of them. The rest is for the report, in rows."""
+    """The result: for each input row `side`, an index into SPLITS, and `group`, a row that identifies its group.
+
+    The other fields are numbers for the report.
+    """
 
     side: bytearray
     group: array  # type: ignore[type-arg]
@@ -135,12 +136,11 @@ def sides(
     data: "DataConfig",
     twins: Iterable[tuple[int, int]] = (),
 ) -> Sides:
-    """The side of each of `rows` (numbers of rows of the input). `alike`: pairs of rows that say nearly the same;
-    `twins`: pairs that have most of their words in common.
+    """Return the side of each of `rows`. `alike` are pairs of nearly equal rows, `twins` pairs that share most words.
 
-    A group that is larger than validation and test together can't be held out. `auto` then keeps only smaller groups
-    together (the session, else the question, else what is read in all: one question about many documents, one greeting
-    before many conversations); where that is still too large, or data.group_by asks for it, the group is trained.
+    A group that is larger than validation and test together can't be held out. Then `auto` keeps only smaller groups
+    together: the session, else the question, else all text that is read (one question about many documents, one
+    greeting before many conversations). If that is still too large, or with another `group_by`, the group is trained.
     """
     num_rows = len(ties.time)
     wanted = WANTED[data.group_by]
@@ -181,8 +181,9 @@ def _hold_out_newest(
     data: "DataConfig",
     num_rows: int,
 ) -> None:
-    """Write the sides of a split by time: the newest groups are the test, those before them the validation. A group is
-    as old as its oldest row; one with a row that has no time is trained.
+    """Write the sides of a split by time: the newest groups are the test, the next ones the validation.
+
+    A group is as old as its oldest row. A group with a row without a time is trained.
     """
     oldest: dict[int, float] = {}
     members: dict[int, list[int]] = {}
@@ -206,7 +207,7 @@ def _join_texts(
     twins: Iterable[tuple[int, int]],
     max_rows: int,
 ) -> None:
-    """Join the groups of rows that share a long text which at most `max_rows` have, and those of twins."""
+    """Join the groups of rows that share a long text, unless more than `max_rows` have it, and of twins."""
     member = bytearray(len(ties.time))
     for row in rows:
         member[row] = 1
@@ -223,7 +224,7 @@ def _join_texts(
 
 
 def _tied(rows: Sequence[int], alike: Iterable[tuple[int, int]], num_rows: int) -> array:  # type: ignore[type-arg]
-    """The root of each row's group, a row of it: so far only rows that say nearly the same are in one."""
+    """Return the root of each row's group, which so far holds only nearly equal rows."""
     roots = array("I", range(num_rows))
     member = bytearray(num_rows)
     for row in rows:
@@ -235,7 +236,7 @@ def _tied(rows: Sequence[int], alike: Iterable[tuple[int, int]], num_rows: int) 
 
 
 def _join_equal(roots: array, rows: Sequence[int], tie: array) -> None:  # type: ignore[type-arg]
-    """Join the groups of rows that have the same tie; then every row knows its root."""
+    """Join the groups of rows with an equal tie, and update every root."""
     first = Table()
     for row in rows:
         value = tie[row]
@@ -271,7 +272,7 @@ def _anchors(
     level_of: bytearray,
     group_by: str,
 ) -> array:  # type: ignore[type-arg]
-    """For each group the hash that decides its side: of its oldest row; of rows without a time, the smallest hash."""
+    """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
     times = array("d", [float("inf")]) * len(group)
     anchors = array("Q", [SCALE - 1]) * len(group)
     for row in rows:

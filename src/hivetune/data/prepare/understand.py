@@ -1,6 +1,4 @@
-"""What each file was understood as, decided and shown on a sample of its rows: where they are, what is asked in them,
-what is answered, and what is left out.
-"""
+"""How each file is understood, by a sample of its rows: where questions and answers are, and what is left out."""
 
 import itertools
 import json
@@ -24,47 +22,52 @@ from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, t
 from hivetune.data.read import NOT_KNOWN, RawRow, parse_row, read_example, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
-from hivetune.records import Example, Message
+from hivetune.records import Example, Message, Progress, silent
 
 FIRST_ROWS = 30
 FIRST_BYTES = 4 << 20
 LABEL_ROWS, LABEL_BYTES = 400, 1 << 20  # looked at to see whether answers are classes
-MAX_PATHS = 6  # shown of each kind
-PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that is shown, and that is looked through for secrets
+MAX_PATHS = 6  # that are shown of each kind
+PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that are shown, and that are searched for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-MAX_NODES, MAX_DEPTH = 20_000, 24  # of a row that is looked through
-UNREAD_SHARE = 0.5  # of the first rows, beyond which a mapping is suggested
-TELLING_SHARE = 0.02  # of the rows, whose equal questions have different answers
-TOLD_ROWS = 400  # in which equal questions are looked for
-TOLD_KINDS = ("question", "answer", "system", "tools", "left_out")
+MAX_NODES, MAX_DEPTH = 20_000, 24  # of a row that is searched
+UNREAD_SHARE = 0.5  # of the first rows; above it a mapping is suggested
+TELLING_SHARE = 0.02  # of the rows: enough equal questions with different answers to report their column
+SAMPLE_ROWS = 400  # in which equal questions are searched
+PATH_KINDS = ("question", "answer", "system", "tools", "left_out")
 
 
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
-    """Every row of these files, as `data check` finds them. Raises what `plan_inputs` does."""
+    """Yield every row of these files as `data check` finds them. Raise as `plan_inputs` does."""
     with scratch_folder() as spill:
         for chunk in place_rows(plan_inputs(paths, spill), columns).chunks:
             yield from read_rows(chunk)
 
 
 def example_of(raw: RawRow) -> Example:
-    """One of these rows as an Example without its id. Raises RowRefused, also where it is nested too deep."""
+    """Return a row as an Example without its id. Raise RowRefused, also if it is nested too deeply."""
     try:
         return read_example(raw, NO_COLUMNS).example
     except RecursionError:
         raise RowRefused("too-deep") from None
 
 
-def place_rows(inputs: Inputs, columns: Mapping[str, str]) -> Inputs:
-    """The inputs with what the first rows of each file tell of all of them, and with the mapping that is suggested
-    where nothing reads most of them.
+def place_rows(inputs: Inputs, columns: Mapping[str, str], progress: Progress = silent) -> Inputs:
+    """Return the inputs with what the first rows of each file tell, and with a suggested mapping if most are unread.
+
+    `progress` counts files.
     """
-    found = {name: _looked_at(list(_records(chunks, TOLD_ROWS)), columns) for name, chunks in _by_file(inputs.chunks)}
+    files = list(_by_file(inputs.chunks))
+    found = {}
+    for number, (name, chunks) in enumerate(files, 1):
+        found[name] = _looked_at(list(_records(chunks, SAMPLE_ROWS)), columns)
+        progress(number, len(files))
     seen = {one.name: found.get(one.name, _Seen()) for one in inputs.chunks}
     return replace(inputs, chunks=tuple(replace(one, **seen[one.name]._asdict()) for one in inputs.chunks))
 
 
 class _Seen(NamedTuple):
-    """What the first rows of a file told: as in Chunk."""
+    """The findings of a file's first rows; the fields are those of Chunk."""
 
     inside: str = ""
     line: str = ""
@@ -107,13 +110,11 @@ def _suggested(records: Sequence[Any]) -> list[Suggestion]:
 
 
 def telling_column(read: Sequence[tuple[Row, Conversation]]) -> str:
-    """The column that is not read, and that tells rows apart whose questions are equal and whose answers differ; empty
-    where there is none.
-    """
+    """Return the unread column that distinguishes equal questions with different answers, or an empty text."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Row, str]]] = {}
     for row, said in read:
         if said.layout not in PUBLISHED:
-            continue  # a program says more of its calls than what was said
+            continue  # a program's log has more columns about calls
         asked = tuple((message.role, message.content) for message in said.messages[:-1])
         groups.setdefault(asked, []).append((row, said.messages[-1].content))
     alike = [group for group in groups.values() if len({answer for _, answer in group}) > 1]
@@ -123,7 +124,7 @@ def telling_column(read: Sequence[tuple[Row, Conversation]]) -> str:
 
 
 def _tells(name: str, alike: Sequence[Sequence[tuple[Row, str]]]) -> bool:
-    """Whether each value of a column has one answer in each of these groups, and there are several values."""
+    """Return whether a column has several values in each group, and each value one answer."""
     if column_kind(plain_name(name)) != "unknown":
         return False
     for group in alike:
@@ -139,16 +140,15 @@ def _tells(name: str, alike: Sequence[Sequence[tuple[Row, str]]]) -> bool:
 
 
 def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """For each file and each layout in its first rows: `layout`, `rows` (of the sample), `rows_at`, and the paths of
-    `question`, `answer`, `system`, `tools` and of written text that is `left_out`.
+    """Return for each file its layouts with their number of sampled rows, and the paths of their texts.
+
+    The paths are those of `question`, `answer`, `system`, `tools` and of text that is `left_out`.
     """
     return {name: _of_file(chunks, columns) for name, chunks in _by_file(inputs.chunks)}
 
 
 def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """For each file most of whose first rows nothing reads: the lines that would, the likeliest first, each with the
-    question and the answer of a row and how many rows of the sample it reads.
-    """
+    """Return the suggested mappings of each file that is mostly unread, the likeliest first, with examples."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name, chunks in _by_file(inputs.chunks) if not maps_content(columns) else ():
         lines = _suggested(list(_records(chunks))) if chunks[0].line else []
@@ -156,21 +156,24 @@ def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[s
     return found
 
 
-def suggested_for(paths: str | Sequence[str], encoding: str | None) -> dict[str, list[dict[str, Any]]]:
-    """What `unclear` says of these files."""
+def suggested_for(
+    paths: str | Sequence[str], encoding: str | None, progress: Progress = silent
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the mappings that `unclear` suggests for these files. `progress` counts files, twice."""
     with scratch_folder() as spill:
-        return unclear(place_rows(plan_inputs(paths, spill, encoding=encoding), NO_COLUMNS), NO_COLUMNS)
+        inputs = plan_inputs(paths, spill, encoding=encoding, progress=progress)
+        return unclear(place_rows(inputs, NO_COLUMNS, progress), NO_COLUMNS)
 
 
 def suggestion_document(one: Suggestion) -> dict[str, Any]:
-    """A suggestion as the report holds it."""
+    """Return a suggestion as the report holds it."""
     shown = [{"question": _preview(asked), "answer": _preview(answer)} for asked, answer in one.shown]
     left_out = list(one.left_out[:MAX_PATHS])
     return {"line": one.option, "columns": one.columns, "rows": one.read, "shown": shown, "left_out": left_out}
 
 
 def _preview(text: str) -> str:
-    """The beginning of a text on one line, without secrets and personal data."""
+    """Return the beginning of a text on one line, without secrets and personal data."""
     clean: Any = redact_value(redact_value(" ".join(text[:LOOKED_AT_CHARS].split()), SECRETS), PERSONAL)
     return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
@@ -183,12 +186,12 @@ def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
             read = read_example(raw, columns)
             traced = list(_traced(parse_row(raw.payload), read.example))
         except (RowRefused, RecursionError):
-            continue  # the checks say why; or it holds more than anybody would look through
+            continue  # the checks report it, or it is too large to search
         counts[read.layout] += 1
-        found = paths.setdefault(read.layout, {kind: Counter() for kind in TOLD_KINDS})
+        found = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
         for kind, path in traced:
             found[kind][path] += 1
-    for some in paths.values():  # what is read of one row and left out of another (a last turn) is read
+    for some in paths.values():  # text that is left out of one row only, such as a last turn, is read
         for path in [path for path in some["left_out"] if any(path in some[kind] for kind in _KINDS.values())]:
             del some["left_out"][path]
     return [
@@ -206,7 +209,7 @@ _KINDS = {"user": "question", "assistant": "answer", "system": "system", "tool":
 
 
 def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str]]:
-    """(kind, path) of each text of a row: where it stands in the conversation, or that it does not."""
+    """Yield (kind, path) of each text of a row: the kind of its place in the conversation, or left_out."""
     called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
     offered = set(texts_in([dict(tool) for tool in example.tools]))
     whole = {message.content.strip(): _KINDS[message.role] for message in reversed(example.messages)}
@@ -231,14 +234,14 @@ def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str
 
 
 def _is_unlisted(path: tuple[str, ...]) -> bool:
-    """Whether a column of the row stands in no list of columns.toml: it is told however short its values are."""
+    """Return whether a column is in no list of columns.toml; then it is reported however short its values are."""
     return len(path) == 1 and column_kind(plain_name(path[0])) == "unknown"
 
 
 def _texts(row: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path, text) of every text in a row, outer ones first; lists and objects that are written as text are opened.
+    """Yield (path, text) of every text in a row, outer ones first, also inside of JSON text.
 
-    Raises RowRefused where there is more than anybody would look through.
+    Raise RowRefused for a row with too many values.
     """
     waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), row)])
     seen = 0
@@ -257,7 +260,7 @@ def _texts(row: Any) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _around(left_out: Mapping[str, str], told: set[str], messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """(kind, path) of texts in which messages stand that no other text holds: marks of a template were taken off."""
+    """Yield (kind, path) of texts around messages whose template marks were removed."""
     for message in messages:
         kind = _KINDS[message.role]
         if kind not in told and looks_like_content(message.content):
@@ -265,10 +268,10 @@ def _around(left_out: Mapping[str, str], told: set[str], messages: Sequence[Mess
 
 
 def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
-    """Of written text that stands within a message; thoughts are learned too."""
+    """Return the kind of the message that contains a text, or None; reasoning counts too."""
     if not looks_like_content(text):
         return None
-    written = json.dumps(text, ensure_ascii=False)[1:-1]  # as it stands in a tool's result that is an object
+    written = json.dumps(text, ensure_ascii=False)[1:-1]  # as it is written in a tool's result that is an object
     for message in messages:
         if text in message.content or text in (message.reasoning or "") or written in message.content:
             return _KINDS[message.role]
@@ -276,7 +279,7 @@ def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
 
 
 def shares_few_labels(chunk: Chunk, columns: Mapping[str, str]) -> bool:
-    """Whether many of the first rows of a chunk's file share few answers, as in a file of texts and their classes."""
+    """Return whether the first rows of a chunk's file share few answers, as texts with classes do."""
     if chunk.kind not in ("lines", "numbered"):
         return False
     answers = []
@@ -285,7 +288,7 @@ def shares_few_labels(chunk: Chunk, columns: Mapping[str, str]) -> bool:
         try:
             answers.append(read_example(raw, columns).example.messages[-1].content)
         except (RowRefused, RecursionError):
-            continue  # broken, or cut by the end of the sample
+            continue  # broken, or cut off by the end of the sample
     return share_few_labels(answers)
 
 
@@ -302,11 +305,11 @@ def _records(chunks: Sequence[Chunk], most: int = FIRST_ROWS) -> Iterator[Any]:
         try:
             yield json.loads(raw.payload)
         except (ValueError, RecursionError):
-            yield None  # broken: no row, wherever rows are
+            yield None  # broken
 
 
 def _sample(chunks: Sequence[Chunk], most: int = FIRST_ROWS) -> list[RawRow]:
-    """The first rows of a file, fewer where they are large."""
+    """Return the first rows of a file, fewer if they are large."""
     sample: list[RawRow] = []
     size = 0
     for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), most):

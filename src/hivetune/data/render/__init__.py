@@ -1,1 +1,1 @@
-"""From messages to tokens and their mask, by the model's own chat template."""
+"""The rendering of messages to tokens and their mask, by the model's own chat template."""

@@ -1,4 +1,4 @@
-"""What one template reads of a message, found by showing it messages: which names, which forms, which it leaves out."""
+"""The dialect of a template: which fields and forms of a message it reads, found by trial."""
 
 import json
 import re
@@ -14,11 +14,11 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthought", "Xcall", "Xkey", "Xvalue"
 USER_TURN = {"role": "user", "content": USER}
 USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
-SHORT_ID_CHARS = 9  # what Mistral's templates ask for
+SHORT_ID_CHARS = 9  # required by Mistral's templates
 _THOUGHT_TAG = r"<((?>[a-z_:]*?think)[a-z_:]*+)>"
 OPEN_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*\Z")
 EMPTY_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*</\1>")
-# Thoughts that a prompt closes before the answer: Qwen and DeepSeek, Cohere, Gemma 4.
+# Empty thoughts that a prompt closes before the answer: Qwen and DeepSeek, Cohere, Gemma 4.
 CLOSED_THOUGHT = re.compile(
     rf"(?:{EMPTY_THOUGHT.pattern}|<\|START_THINKING\|><\|END_THINKING\|>|<\|channel>thought\n<channel\|>)\s*\Z"
 )
@@ -27,14 +27,12 @@ THOUGHT_BEFORE = re.compile(r"(\s*<think>\n*)(.*?)((?:(?<!\n)\n*)?</think>\n*)(.
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How messages are shown to one template.
+    """The form of messages for one template.
 
-    `reasoning_key`: the name under which it reads an assistant's thoughts, None if it reads none.
-    `splits_thoughts`: `<think>...</think>` in a content is not written as it stands.
-    `text_arguments`: it wants the arguments of a call as JSON text. `null_content`: it wants None for the content of
-    a message that only calls. `short_ids`: it refuses ids of calls that do not have 9 letters or digits.
-    `writes_ids`: it writes them.
-    `typed_content`: it reads contents as lists of parts alone, as templates of models that see do.
+    `reasoning_key`: the field for an assistant's thoughts, None if the template reads none. `splits_thoughts`:
+    `<think>...</think>` in a content is not written as it is. `text_arguments`: arguments of calls are JSON text.
+    `null_content`: the content of a message that only calls is None. `short_ids`: ids of calls must have 9 letters or
+    digits. `writes_ids`: ids are written. `typed_content`: contents are lists of parts, as for models that see.
     """
 
     reasoning_key: str | None = None
@@ -46,6 +44,7 @@ class Dialect:
     typed_content: bool = False
 
     def chat(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the messages as the template reads them."""
         return [self._shown(message) for message in messages]
 
     def _shown(self, message: Message) -> dict[str, Any]:
@@ -63,11 +62,11 @@ class Dialect:
         return shown
 
     def spoken(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages with thoughts in their own field, where the template would take them out of the content."""
+        """Return the messages with thoughts in their own field, if the template would remove them from the content."""
         return tuple(_split_thought(m) for m in messages) if self.splits_thoughts else tuple(messages)
 
     def with_ids(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], bool]:
-        """The messages with ids of calls in the form that the template takes, and whether any was changed."""
+        """Return the messages with ids of calls as the template needs them, and whether any was changed."""
         if not (self.writes_ids or self.short_ids) or not any(m.tool_calls or m.role == "tool" for m in messages):
             return tuple(messages), False
         new, waiting, changed, count = [], [], False, 0  # type: ignore[var-annotated]
@@ -91,7 +90,7 @@ class Dialect:
         return tuple(new), changed
 
     def _id(self, given: Any, number: int) -> str:
-        """The row's own id where it fits; a short one is made of its letters and digits, or of its hash."""
+        """Return the row's own id if it is valid; else a short one from its hash."""
         identity = given if isinstance(given, str) and given else f"call_{number:08d}"
         if not self.short_ids or (len(identity) == SHORT_ID_CHARS and identity.isalnum()):
             return identity
@@ -99,7 +98,7 @@ class Dialect:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """A message as most chat templates expect it; empty fields are left out, since templates ask `is defined`."""
+    """Return a message as most templates expect it, without empty fields, since templates test `is defined`."""
     shown: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         shown["name"] = message.name
@@ -113,7 +112,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def find_dialect(template: ChatTemplate) -> Dialect:
-    """Ask the template. It need not know tools or thoughts: rows that have them will say so."""
+    """Find the dialect of a template, which need not know tools or thoughts."""
     if USER not in _try(template, USER_TURN) and USER in _try(template, {**USER_TURN, "content": _typed(USER)}):
         return Dialect(typed_content=True)
     calls = _find_calls(template)
@@ -132,7 +131,7 @@ def find_dialect(template: ChatTemplate) -> Dialect:
 
 
 def _find_calls(template: ChatTemplate) -> tuple[bool, bool, bool, bool]:
-    """(text_arguments, null_content, short_ids, writes_ids)"""
+    """Return (text_arguments, null_content, short_ids, writes_ids)."""
     for null_content in (False, True):
         for text_arguments in (False, True):
             forms = (text_arguments, null_content, False, False)
@@ -144,7 +143,7 @@ def _find_calls(template: ChatTemplate) -> tuple[bool, bool, bool, bool]:
 
 
 def _try(template: ChatTemplate, *messages: dict[str, Any]) -> str:
-    """What the template writes, or nothing where it fails. Raises RenderError when it breaks its bounds."""
+    """Return what the template writes, or nothing if it fails. Raise RenderError if it exceeds its limits."""
     try:
         return template.apply(messages, None, False)
     except RenderError as error:

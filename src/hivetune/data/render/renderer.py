@@ -1,9 +1,9 @@
-"""From messages to tokens and their mask, with the model's own chat template, without transformers.
+"""The renderer: messages to tokens and their mask by the model's own chat template, without transformers.
 
-The mask is found twice, by means that share nothing but the template: (1) the prompt of each answer is rendered, and
-the answer begins where that prompt ends; (2) the conversation is rendered with a mark in the place of each text, and
-the text of the row must be that text with its parts in the places of their marks. A row on which the two differ, or of
-which a part is not found again, is refused. Only answers that the model would have to write just so are trained.
+The mask is found in two independent ways. (1) The prompt of each answer is rendered, and the answer begins where the
+prompt ends. (2) The conversation is rendered with a mark for each text, and the row's text must be that text with its
+parts in place of the marks. A row is refused if the two differ or a part is missing. Only answers that the model would
+have to write exactly so are trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.views import PROBED_THOUGHT, View, ViewFinder
 from hivetune.records import Example, Message, Rendered
 
-LONGEST_HEADER = 64  # tokens between the last control token and an answer; beyond it the whole prompt is compared
+MAX_HEADER_TOKENS = 64  # between the last control token and an answer; else the whole prompt is compared
 MAX_HEADERS = 256
 MAX_SHAPES = 1024
 _SHOWN_CHARS = 40
@@ -28,7 +28,7 @@ _SHOWN_CHARS = 40
 
 @dataclass(frozen=True, slots=True)
 class RenderedView:
-    """One sequence of a row. It holds the first `num_messages` messages; `answers`: the numbers of those it trains."""
+    """One sequence of a row: its first `num_messages` messages, of which it trains `answers`."""
 
     rendered: Rendered
     num_messages: int
@@ -37,16 +37,16 @@ class RenderedView:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """A rendered row. `changed`: keys of REASONS, for what is rendered otherwise than the row has it."""
+    """A rendered row; `changed` has keys of REASONS for what is rendered differently from the row."""
 
     views: tuple[RenderedView, ...]
     changed: tuple[str, ...]
 
 
 class Renderer:
-    """Renders and masks rows for one model. Get one from `load_renderer`; safe to use from one thread.
+    """The renderer of one model, from `load_renderer`, for use by one thread.
 
-    `templates`: by name, "default" and, for models that have one, "tool_use" for rows with tools.
+    `templates` has "default", and for some models "tool_use" for rows with tools.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Renderer:
 
     @cached_property
     def longest_token_chars(self) -> int:
-        """No text has fewer tokens than its characters divided by this (reading the vocabulary takes 0.1 s)."""
+        """The length of the longest token, which bounds the number of tokens (reading the vocabulary takes 0.1 s)."""
         return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def render(self, example: Example) -> tuple[Rendered, ...]:
-        """Tokens and mask of each view of one row. Raises RenderError(reason, hint); never a partial result."""
+        """Return tokens and mask of each view of one row. Raise RenderError(reason, hint)."""
         return tuple(view.rendered for view in self.detail(example).views)
 
     def detail(self, example: Example) -> Detail:
-        """As `render`, with what the report counts."""
-        if len(example.messages) == 1:  # plain text to go on with: no roles, so no template
+        """Render a row, with what the report counts. Raise RenderError."""
+        if len(example.messages) == 1:  # plain text has no roles, so no template
             rendered = self._plain_text(example.messages[0].content)
             return Detail((RenderedView(rendered, 1, (0,)),), ())
         spoken = self.template_for(example.tools)
@@ -100,18 +100,19 @@ class Renderer:
         return Detail(tuple(self._view(spoken, messages, example.tools, v, parts) for v in views), tuple(changed))
 
     def template_for(self, tools: Sequence[Any]) -> "SpokenTemplate":
-        """The template that rows with these tools are rendered with."""
+        """Return the template for rows with these tools."""
         return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Ids up to and including the header after which the model answers. Raises RenderError."""
+        """Return the ids up to the header of the answer. Raise RenderError."""
         return tuple(self._tokenizer.encode(self._text(messages, tools, True), add_special_tokens=False).ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """The rendered text of a whole conversation. Raises RenderError."""
+        """Return the rendered text of a conversation. Raise RenderError."""
         return self._text(messages, tools, False)
 
     def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, with special tokens."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
@@ -149,9 +150,9 @@ class Renderer:
         return RenderedView(rendered, view.last + 1, tuple(a.message for a in view.answers))
 
     def _masked(self, text: str, spans: Sequence[tuple[int, int]], *, cut: bool) -> Rendered:
-        """Tokens of `text`, of which the characters in `spans` are trained.
+        """Return the tokens of `text`, of which those in `spans` are trained.
 
-        `cut`: the last one may be encoded apart from its prompt.
+        With `cut`, the last span may be encoded apart from its prompt.
         """
         told = self._borders.tokens_of(text, spans) if self._borders.can_tell else None
         if told is not None and all(told[0][last] in self._end_ids for _, last in told[1]):
@@ -173,10 +174,10 @@ class Renderer:
         return self._finished(tokens, mask)
 
     def _encoded_apart(self, text: str, spans: Sequence[tuple[int, int]]) -> Rendered:
-        """The prompt's tokens, then the answer's, where the template itself lets them melt.
+        """Return the prompt's tokens and then the answer's, for templates whose border lies within a token.
 
-        Qwen3-Thinking's prompt ends with a line break and an empty thought begins with one: a server sends the first
-        alone, and the model writes the second.
+        Qwen3-Thinking's prompt ends with a line break, and an empty thought begins with one. A server sends the first,
+        and the model writes the second.
         """
         start, end = spans[-1]
         before = self._tokenizer.encode(text[:start], add_special_tokens=False)
@@ -205,21 +206,21 @@ class Renderer:
         return span is None or span[0] < place
 
     def _check_prompt_ids(self, encoding: Any, tokens: list[int], text: str, first: int) -> None:
-        """The ids in front of an answer must be those of the prompt alone, which is what a server sends.
+        """Raise RenderError unless the ids before an answer are those of the prompt alone, as a server sends it.
 
-        A control token cuts the text before anything else looks at it, so only what stands behind the last one can
-        differ, and that is nearly always the same header.
+        A control token splits the text before any other step, so only the text after the last one, mostly a header, can
+        differ.
         """
         start = first
-        while start > 0 and tokens[start - 1] not in self._control_ids and first - start < LONGEST_HEADER:
+        while start > 0 and tokens[start - 1] not in self._control_ids and first - start < MAX_HEADER_TOKENS:
             start -= 1
-        begin = 0 if first - start >= LONGEST_HEADER or start == 0 else start - 1
+        begin = 0 if first - start >= MAX_HEADER_TOKENS or start == 0 else start - 1
         piece = text[encoding.token_to_chars(begin)[0] : encoding.token_to_chars(first)[0]]
         if self._alone(piece) != tokens[begin:first]:
             raise RenderError("border-in-token", "the prompt alone has other tokens than in front of this answer")
 
     def _alone(self, piece: str) -> list[int]:
-        """The tokens of a text by itself; remembered, since headers are few."""
+        """Return the tokens of a text by itself, from a cache, since there are few headers."""
         alone = self._headers_alone.get(piece)
         if alone is None:
             alone = self._tokenizer.encode(piece, add_special_tokens=False).ids
@@ -239,7 +240,7 @@ class Renderer:
 
 
 class SpokenTemplate:
-    """One template with its dialect, and the views of the shapes of conversations that it has met."""
+    """One template with its dialect, and the views of the shapes of conversations that were seen."""
 
     def __init__(
         self,
@@ -258,13 +259,13 @@ class SpokenTemplate:
         return self._template.apply(self.dialect.chat(messages), list(tools) or None, for_answer)
 
     def prompt_and_whole(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        """The prompt of the last of `messages`, and the text of all of them."""
+        """Return the prompt of the last message, and the text of all messages."""
         return self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
 
     def views(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[tuple[View, ...], tuple[Part, ...]]:
-        """The views of a conversation, and its parts."""
+        """Return the views of a conversation, and its parts."""
         plain = plain_shape(messages, tools)
         if plain is not None and plain[0] in self._views:
             return self._views[plain[0]], plain[1]
@@ -285,9 +286,9 @@ def _real_text(
     view: View,
     parts: Sequence[Part],
 ) -> tuple[str, str, Match]:
-    """(the prompt of the last of `messages`, the text of their view, how it is the skeleton's).
+    """Return (prompt of the last message, text of the view, its match with the skeleton).
 
-    Raises RenderError where a part is not found again.
+    Raise RenderError if a part is not found.
     """
     if view.thought:
         messages = [*messages[:-1], replace(messages[-1], reasoning=mark_of(PROBED_THOUGHT))]

@@ -1,8 +1,7 @@
-"""A conversation with a mark in the place of each of its texts: what a template does with messages of this shape.
+"""The skeleton of a conversation: the messages with a mark in place of each text, to see what a template does.
 
-Where a mark does not come out, the template leaves that part of the row out. Where all come out, the text of the real
-row must be the text of the skeleton with the parts in the places of their marks: so each part is found again, and
-everything else in the text is the template's own.
+If a mark is missing in the output, the template leaves out that part. Otherwise the row's text must be the skeleton's
+text with the parts in place of the marks; everything else comes from the template.
 """
 
 import html
@@ -19,7 +18,7 @@ MARK = re.compile(r"Xq(\d{5})Xq")
 
 
 class Part(NamedTuple):
-    """One text of a row. `message`: its number, -1 for the tools. `name`: what it is, in words."""
+    """One text of a row: the number of its message (-1 for the tools), its name in words, and the text."""
 
     message: int
     name: str
@@ -28,7 +27,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """`messages` and `tools` with the mark of part i (see `mark_of`) in the place of each text."""
+    """Messages and tools with the mark of part i (see `mark_of`) in place of each text."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
@@ -38,7 +37,7 @@ class Skeleton:
 def plain_shape(
     messages: Sequence[Message], tools: Sequence[Any]
 ) -> tuple[tuple[tuple[Any, ...], ...], tuple[Part, ...]] | None:
-    """What rows of texts alone are alike in, and their parts as `make_skeleton` numbers them; None for other rows."""
+    """Return the shape of a row that has only texts, and its parts as `make_skeleton` numbers them; else None."""
     if tools:
         return None
     shape, parts = [], []
@@ -57,9 +56,9 @@ def mark_of(number: int) -> str:
 
 
 def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton:
-    """Contents, thoughts, names of called functions, texts in arguments, and names and descriptions of tools.
+    """Mark contents, thoughts, function names, texts in arguments, and names and descriptions of tools.
 
-    Keys, numbers and ids stay as they are. A text of white space alone has no mark: templates drop it.
+    Keys, numbers and ids stay as they are, and so does white space alone, which templates drop.
     """
     parts: list[Part] = []
 
@@ -117,7 +116,7 @@ def marks_in(text: str) -> set[int]:
 
 
 def argument_keys(value: Any) -> Iterable[str]:
-    """Every key inside arguments."""
+    """Yield every key inside of arguments."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield str(key)
@@ -128,7 +127,7 @@ def argument_keys(value: Any) -> Iterable[str]:
 
 
 class Pattern:
-    """The text of a skeleton, cut at its marks: literal, part, literal, ..., literal."""
+    """The text of a skeleton, split at its marks: literal, part, literal, ..., literal."""
 
     def __init__(self, text: str):
         self.text = text
@@ -145,7 +144,7 @@ class Pattern:
         self.starts.append(position)
 
     def match(self, text: str, parts: Sequence[Part]) -> "Match | None":
-        """How `text` is this pattern with `parts` in their places, as they are or as templates write them."""
+        """Match `text` with this pattern and `parts` in their places, as they are or as templates write them."""
         if not text.startswith(self.literals[0]):
             return None
         position = len(self.literals[0])
@@ -171,9 +170,9 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`starts`: of each literal in the real text; `forms`: how each part is written there.
+    """A match: the start of each literal in the real text, and the form of each part there.
 
-    `broken`: None, or the part behind which the text is not the skeleton's (-1: behind the last).
+    `broken` is None, or the part after which the text differs from the skeleton's (-1: after the last one).
     """
 
     pattern: Pattern
@@ -182,12 +181,12 @@ class Match:
     broken: int | None
 
     def place(self, position: int) -> int:
-        """Where in the real text a position of the skeleton lies that is in a literal (or at its end)."""
+        """Return the place in the real text for a position in a literal of the skeleton."""
         literal = max(i for i, start in enumerate(self.pattern.starts) if start <= position)
         return self.starts[literal] + position - self.pattern.starts[literal]
 
     def fill(self, text: str, parts: Sequence[Part]) -> str:
-        """Another text with marks, each replaced by its part as it is written here, or as the row has it."""
+        """Return another text with its marks replaced by the parts, as they are written here or in the row."""
         known = dict(zip(self.pattern.numbers, self.forms, strict=True))
 
         def form(found: re.Match[str]) -> str:
@@ -198,7 +197,7 @@ class Match:
 
 
 def _forms(value: str) -> Iterable[str]:
-    """A text as templates write it: as it is, without white space at its ends, or inside a JSON or Python string."""
+    """Yield the forms of a text in templates: unchanged, stripped, or inside of a JSON or Python string."""
     yield value
     yield value.strip()
     yield value.lstrip()

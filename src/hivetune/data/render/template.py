@@ -1,7 +1,7 @@
-"""A chat template as Jinja runs it: as transformers does, without reach to the outside, and within bounds.
+"""The chat template, run by Jinja as transformers does, in a sandbox and within limits.
 
-Templates come from strangers. The sandbox keeps them from the interpreter; time, memory and the size of what they
-write are bounded here, because a loop in a loop or a string that doubles needs nothing that a sandbox forbids.
+Templates are untrusted. The sandbox keeps them from the interpreter. Time, memory and output are limited here, because
+nested loops or a string that doubles need nothing that a sandbox forbids.
 """
 
 import functools
@@ -24,21 +24,21 @@ from jinja2.utils import Namespace
 from hivetune.data.reasons import RowRefused
 from hivetune.data.time_limit import time_limit
 
-# A template that writes today's date would make other tokens tomorrow. This is the date that Llama 3's own template
-# falls back to; a served prompt must be given the same one.
+# With today's date a template would make other tokens tomorrow. This is the default date of Llama 3's own template; a
+# served prompt must use the same one.
 TEMPLATE_DATE = datetime(2024, 7, 26)
 MAX_TEMPLATE_CHARS = 1 << 20  # the largest published ones have 30,000
 MAX_TEXT_CHARS = 64 << 20  # a line of data has at most 16 MiB
 MAX_INTEGER_BITS = 1 << 16
 # A real template takes 0.1 ms for a chat and 30 ms for the longest line of data.
 CPU_LIMIT_S = 2.0
-MEMORY_LIMIT_BYTES = 1 << 30  # beyond what the process has when the template starts
+MEMORY_LIMIT_BYTES = 1 << 30  # in addition to the memory when the template starts
 MEMORY_AGE_S = 1.0
 ShownTurns = Sequence[Mapping[str, Any]]
 Returned = TypeVar("Returned")
-MOST_BREACHES = 5  # of its bounds; then a template is not run any more, else 1,000,000 rows would take weeks
+MAX_BREACHES = 5  # of its limits; then a template is given up, else 1,000,000 rows would take weeks
 LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
-DICT_NAMES = frozenset(dir(dict))  # `message.items` is the method, whatever the message holds
+DICT_NAMES = frozenset(dir(dict))  # `message.items` is the method, even if there is such a key
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -49,7 +49,7 @@ class RenderError(RowRefused):
 class ChatTemplate:
     """One template with the variables of its model (bos_token and the like).
 
-    Raises RenderError when it does not compile: "template-error", or "template-limit" when it is not ready in time.
+    Raise RenderError if it does not compile ("template-error") or takes too long ("template-limit").
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]):
@@ -61,12 +61,13 @@ class ChatTemplate:
         self._shared = {**self._compiled.globals, **self._variables}
 
     def apply(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
-        """The text of `chat`, with the header of the next answer if `for_answer`. Raises RenderError."""
+        """Return the text of `chat`, with the header of the next answer if `for_answer`. Raise RenderError."""
         return self._in_bounds(lambda: (self._written(chat, tools, for_answer),))[0]
 
     def prompt_and_whole(self, chat: ShownTurns, tools: Sequence[Any] | None) -> tuple[str, str]:
-        """The text up to the last answer as a prompt, and of all of `chat`, within the bounds of one text: to set them
-        takes as long as a short chat. Raises RenderError.
+        """Return the prompt of the last answer, and the text of all of `chat`. Raise RenderError.
+
+        Both have the limits of one text, since setting them takes as long as a short chat.
         """
         prompt, whole = self._in_bounds(
             lambda: (self._written(chat[:-1], tools, True), self._written(chat, tools, False))
@@ -74,8 +75,8 @@ class ChatTemplate:
         return prompt, whole
 
     def _in_bounds(self, write: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
-        if self._breaches >= MOST_BREACHES:
-            raise RenderError("template-limit", f"the template was given up after {MOST_BREACHES} rows")
+        if self._breaches >= MAX_BREACHES:
+            raise RenderError("template-limit", f"the template was given up after {MAX_BREACHES} rows")
         try:
             texts = bounded(write)
         except RenderError as error:
@@ -87,7 +88,7 @@ class ChatTemplate:
         return texts
 
     def _written(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
-        """What the template's own `render` gives, without its copies of all names: half of a short chat's time."""
+        """Render without the copies of all names that `render` makes, which saves half of a short chat's time."""
         names = {
             **self._shared,
             "messages": chat,
@@ -100,14 +101,14 @@ class ChatTemplate:
 
 
 class _TimeUp(BaseException):
-    """Not an Exception, so that nothing on the way takes it for an error of the template."""
+    """The end of the time. It is no Exception, so that nothing takes it for an error of the template."""
 
 
 def bounded(call: Callable[[], Returned]) -> Returned:
-    """`call()` in at most CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raises RenderError.
+    """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError.
 
-    In a thread other than the main one the time is not bounded (time_limit.py). One call of C code (a huge product,
-    a long search) is not interrupted, but works on what the memory holds.
+    Only the main thread has a time limit (time_limit.py). A single call of C code is not interrupted, but the memory
+    limits its work.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     smallest = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
@@ -115,7 +116,7 @@ def bounded(call: Callable[[], Returned]) -> Returned:
         if limit != resource.RLIM_INFINITY:
             smallest = min(smallest, limit)
     try:
-        with time_limit(CPU_LIMIT_S, _TimeUp):  # the row has a limit of its own
+        with time_limit(CPU_LIMIT_S, _TimeUp):  # besides the limit of the row
             resource.setrlimit(resource.RLIMIT_AS, (smallest, hard))
             return call()
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -132,13 +133,13 @@ def bounded(call: Callable[[], Returned]) -> Returned:
 
 @functools.lru_cache(maxsize=1)
 def _memory_limit_bytes(_moment: int) -> int:
-    """Address space of this process and what a template may add. Read once a second: it takes as long as a chat."""
+    """Return the address space that a template may use, read once a second, since that takes as long as a chat."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[0]) * PAGE_BYTES + MEMORY_LIMIT_BYTES
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks answers for other tools; here its body is rendered as it stands, in its own scope."""
+    """The tag `{% generation %}`, which marks answers for other tools. Its body is rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 (the name and kind that Jinja wants)
 
@@ -148,13 +149,15 @@ class _GenerationTag(Extension):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Products and powers of large numbers are refused: a single one can take hours, and no signal ends it."""
+    """A sandbox without products and powers of large numbers, which can take hours and can't be interrupted."""
 
     intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As the sandbox has it. What a loop says of itself and the keys of a message need none of its questions, which
-        take a third of a short chat's time."""
+        """Return an attribute as the sandbox does, without its checks for loop variables and keys of messages.
+
+        The checks take a third of a short chat's time.
+        """
         kind = type(obj)
         if kind is LoopContext and attribute in LOOP_FACTS:
             return getattr(obj, attribute)
@@ -171,7 +174,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Namespace(Namespace):
-    """Without names that begin with an underscore, which lead to the interpreter."""
+    """A namespace without names that begin with an underscore, which lead to the interpreter."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -191,7 +194,7 @@ def _environment() -> Environment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As transformers defines it: Jinja's own filter would escape HTML."""
+    """Return JSON as transformers does, since Jinja's own filter would escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,8 +1,8 @@
-"""What is trained of a conversation of one shape, and behind which prompt: found once on its skeleton.
+"""The views of a conversation: what is trained, and after which prompt, found once per shape on its skeleton.
 
-A view is one sequence of tokens: the prompt of an answer as a server would render it, the answer, and its end. Where
-the template leaves earlier turns as they were when they were new, one view trains all answers; where it rewrites them
-(thoughts that are dropped, a system prompt that moves), each answer gets a view of its own.
+A view is one sequence: the prompt of an answer as a server would render it, the answer, and its end token. If the
+template leaves earlier turns unchanged, one view trains all answers. If it rewrites them (dropped thoughts, a moved
+system prompt), each answer gets its own view.
 """
 
 import re
@@ -18,7 +18,7 @@ from hivetune.records import Message
 PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
 COMING = 99_998  # the mark of a message that would come next
 _SHOWN_CHARS = 40
-# Small models whose templates have a place for what another one leaves out, and the setting that trains without it.
+# Small models whose templates write what others leave out, and the setting that trains without it.
 _WRITTEN_BY = {
     "tool call": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "data.on_tools"),
     "tool": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "data.on_tools"),
@@ -28,7 +28,7 @@ _WRITTEN_BY = {
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
-    """Answer `message` in a text of the skeleton: characters [start, end), end token included."""
+    """The characters [start, end) of an answer in a text of the skeleton, with its end token."""
 
     message: int
     start: int
@@ -37,12 +37,12 @@ class AnswerSpan:
 
 @dataclass(frozen=True)
 class View:
-    """One sequence. `last`: the number of its last message, an answer; `answers`: those that are trained in it.
+    """One sequence, up to message `last`, an answer, with the `answers` that it trains.
 
-    `rendered`: the text of messages[:last + 1]. `whole`: it begins with the prompt and is what is trained, followed by
-    `tail` where the template writes no end token. Else the prompt followed by `tail` is trained, the answer as it
-    stands in `rendered`. `thought`: `rendered` was given a thought that the row does not have and `tail` leaves out.
-    `empty_thought`: the answer begins with a thought of no words.
+    `rendered` is the text of messages[:last + 1]. If it begins with the prompt (`whole`), it is trained itself,
+    followed by `tail` if the template writes no end token. Otherwise the prompt and `tail` are trained, with the answer
+    as in `rendered`. `thought`: `rendered` has a thought that the row lacks and `tail` leaves out. `empty_thought`: the
+    answer begins with an empty thought.
     """
 
     last: int
@@ -56,15 +56,16 @@ class View:
 
     @property
     def cut(self) -> bool:
-        """Whether the template, not the row, writes what stands at the border of prompt and last answer."""
+        """Whether the template, not the row, writes the text at the border of prompt and last answer."""
         text, start = (self.rendered.text, self.answers[-1].start) if self.whole else (self.tail, 0)
         return MARK.match(text, start) is None
 
 
 class ViewFinder:
-    """Finds the views of a skeleton. `ends`: the model's own end tokens; `controls`: all its control tokens.
+    """The search for the views of a skeleton.
 
-    `melts(text, place)`: whether one token holds characters on both sides of a place.
+    `ends` are the model's end tokens, `controls` all its control tokens. `melts(text, place)` returns whether one token
+    has characters on both sides of a place.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class ViewFinder:
         self._controls = tuple(controls)
 
     def find(self, skeleton: Skeleton) -> tuple[View, ...]:
-        """Views in the order of their answers.
+        """Return the views in the order of their answers.
 
-        Raises RenderError: not-in-template, end-not-trained, mask-disagreement, or what the template says.
+        Raise RenderError: not-in-template, end-not-trained, mask-disagreement, or an error of the template.
         """
         trained = [i for i, m in enumerate(skeleton.messages) if m.role == "assistant" and m.weight]
         views: list[View] = []
@@ -101,13 +102,13 @@ class ViewFinder:
         return tuple(reversed(views))
 
     def _fits(self, view: View, text: str) -> bool:
-        """Whether an answer stands in a longer text just as it does in its own view, and begins with a token."""
+        """Return whether an answer is the same in a longer text as in its own view, and begins with a token."""
         answer = view.answers[-1]
         own = view.rendered.text[: answer.end] if view.whole else view.prompt.text + view.tail
         return text.startswith(own) and not (view.cut and self._melts(text, answer.start))
 
     def _view(self, skeleton: Skeleton, last: int) -> View:
-        """The view of one answer alone."""
+        """Return the view of one answer."""
         own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
         tools = list(skeleton.tools) or None
         chat = self._dialect.chat(skeleton.messages[: last + 1])
@@ -136,13 +137,13 @@ class ViewFinder:
         )
 
     def _inside_thought(self, skeleton: Skeleton, last: int, prompt: str, new: str) -> bool:
-        """Whether the template writes an answer without a thought into the thought that its prompt opens."""
+        """Return whether an answer without a thought is written into the thought that its prompt opens."""
         opened = OPEN_THOUGHT.search(prompt)
         begun = MARK.split(new[len(prompt) :], maxsplit=1)[0]
         return opened is not None and skeleton.messages[last].reasoning is None and f"</{opened.group(1)}>" not in begun
 
     def _composed(self, skeleton: Skeleton, last: int, prompt: str, new: str, own: set[int]) -> View:
-        """The template does not write the answer behind its own prompt: how it would look there."""
+        """Return the view of an answer that the template does not write after its own prompt."""
         message = skeleton.messages[last]
         if message.reasoning is None and self._dialect.reasoning_key:
             thinking = (*skeleton.messages[:last], replace(message, reasoning=mark_of(PROBED_THOUGHT)))
@@ -188,7 +189,7 @@ class ViewFinder:
         return View(last, (answer,), Pattern(prompt), Pattern(rendered), False, tail, thought, empty_thought)
 
     def _end_in(self, text: str, start: int) -> int | None:
-        """Behind the first of the model's end tokens from `start` on, else of its control tokens."""
+        """Return the end of the first end token from `start` on, else of the first control token, or None."""
         for tokens in (self._ends, self._controls):
             found = [(place, -len(token)) for token in tokens if (place := text.find(token, start)) >= 0]
             if found:
@@ -197,7 +198,7 @@ class ViewFinder:
         return None
 
     def _next_end(self, skeleton: Skeleton, last: int, own: set[int]) -> str:
-        """The end token that the template writes only when the next message begins. Raises end-not-trained."""
+        """Return the end token that the template writes only before a next message. Raise end-not-trained."""
         message = skeleton.messages[last]
         if message.tool_calls:
             call = message.tool_calls[0]
@@ -213,7 +214,7 @@ class ViewFinder:
         return min(found)[2]
 
     def _check_parts(self, skeleton: Skeleton, view: View, own: set[int]) -> None:
-        """Every part that an answer needs is in its view: its own, and what it was told. Raises not-in-template."""
+        """Check that the view has all parts of the answer and of what it answers. Raise not-in-template."""
         answer = view.rendered.text[view.answers[-1].start :] if view.whole else view.tail
         if any(0 <= answer.find(end) < _last_place(answer, own, 0) for end in self._ends):
             raise RenderError("mask-disagreement", "the template writes an end token in the middle of the answer")
@@ -232,7 +233,7 @@ class ViewFinder:
             raise RenderError("not-in-template", f"the template leaves out the argument {lost[0][:_SHOWN_CHARS]!r}")
 
     def _check_untrained(self, skeleton: Skeleton, trained: Sequence[int]) -> None:
-        """An answer of weight 0 is read: the template must be able to write it, but for its thoughts."""
+        """Check that the template writes the answers of weight 0, except for their thoughts."""
         tools = list(skeleton.tools) or None
         for i, message in enumerate(skeleton.messages[: trained[-1]] if trained else ()):
             if message.role == "assistant" and i not in trained:
@@ -268,7 +269,7 @@ def _escaped(text: str) -> str:
 
 
 def _last_place(text: str, own: set[int], start: int) -> int:
-    """Behind the last mark of `own` in `text`, at least `start`."""
+    """Return the end of the last mark of `own` in `text`, at least `start`."""
     places = [found.end() for found in MARK.finditer(text) if int(found.group(1)) in own]
     return max([start, *places])
 
@@ -278,7 +279,7 @@ def _behind_last_mark(text: str) -> str:
 
 
 def _literal_before(text: str, own: set[int]) -> tuple[int, str] | None:
-    """Where the text begins that lies between the last foreign mark and the first mark of `own`, and this text."""
+    """Return start and text of the part between the last foreign mark and the first mark of `own`."""
     begin = 0
     for found in MARK.finditer(text):
         if int(found.group(1)) in own:
@@ -288,7 +289,7 @@ def _literal_before(text: str, own: set[int]) -> tuple[int, str] | None:
 
 
 def _opens_thought(answer: str, prompt: str) -> bool:
-    """Whether the template put an empty thought in front of the answer."""
+    """Return whether the template put an empty thought before the answer."""
     begun = OPEN_THOUGHT.search(prompt)
     opening = f"<{begun.group(1)}>" if begun else ""
     return EMPTY_THOUGHT.match((opening + answer).lstrip()) is not None

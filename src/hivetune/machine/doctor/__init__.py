@@ -1,1 +1,1 @@
-"""The doctor: looks at the machine, judges it by what is known, proves that it computes right, says what to do."""
+"""The doctor: it looks at the machine, judges it by known facts, proves its arithmetic, and says what to do."""

@@ -1,7 +1,7 @@
-"""Which sets of backends a device offers, how the proof of one is judged, and which one wins. Pure.
+"""The sets of backends of a device, the judgement of their proofs, and the choice of the best one. Pure functions.
 
-A set is one way to compute a step: precision, kernels, attention, library of matrix products. The first set is what a
-run takes unless it is told otherwise; another one displaces it when that is wrong, or clearly slower.
+A set is one way to compute a step: precision, kernels, attention, library of matrix products. A run uses the first set
+unless it is wrong or clearly slower than another one.
 """
 
 import signal
@@ -14,7 +14,7 @@ from hivetune.machine.profile import WORTH_IT, Proof, ProvenSet
 from hivetune.process.protocol import ChildError, Outcome
 from hivetune.run.choices import Choices
 
-# Both are needed: rocBLAS itself prefers hipBLASLt on gfx12 (rocBLAS environment variables, design notes).
+# ROCBLAS_USE_HIPBLASLT is needed too: rocBLAS itself prefers hipBLASLt on gfx12 (its environment variables).
 LEAVE_HIPBLASLT = {
     "TORCH_BLAS_PREFER_HIPBLASLT": "0",
     "TORCH_BLAS_PREFER_CUBLASLT": "0",
@@ -24,7 +24,7 @@ LEAVE_HIPBLASLT = {
 
 @dataclass(frozen=True)
 class BackendSet:
-    """One way to compute. `choices`: over the engine's defaults, the precision included."""
+    """One way to compute: choices over the engine's defaults, with the precision, and environment variables."""
 
     name: str
     choices: Choices
@@ -36,8 +36,8 @@ class BackendSet:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How the proof of a set ended. `why`: what is wrong with it, or why it could not be asked."""
+class SetResult:
+    """The result of a set's proof. `why` says what is wrong with it, or why it could not be proven."""
 
     of: BackendSet
     status: Literal["right", "wrong", "crashed", "hung", "unavailable"]
@@ -45,7 +45,7 @@ class Judged:
     step_s: float = 0.0
     calls: int = 0
     products: Mapping[str, float] = field(default_factory=dict)
-    """FLOP/s by "MxNxK"."""
+    """FLOP/s by the sizes "MxNxK"."""
 
     @property
     def is_right(self) -> bool:
@@ -53,7 +53,7 @@ class Judged:
 
 
 def sets_of(kind: CardKind, device: str, dtype: str) -> tuple[list[BackendSet], list[BackendSet]]:
-    """(always proven, tried in this order until one is right when none of the first are)."""
+    """Return (sets that are always proven, sets that are tried in order if none of the first is right)."""
 
     def one(words: str, environment: Mapping[str, str] | None = None, **choices: Any) -> BackendSet:
         name = f"{dtype} on {device}, {words}"
@@ -73,19 +73,21 @@ def sets_of(kind: CardKind, device: str, dtype: str) -> tuple[list[BackendSet], 
     ]
 
 
-def judge_set(proven: BackendSet, outcome: Outcome, journal: Sequence[Mapping[str, Any]]) -> Judged:
-    """From how the child ended and what it wrote down on the way. A death is put down to the part it was in."""
+def judge_set(proven: BackendSet, outcome: Outcome, journal: Sequence[Mapping[str, Any]]) -> SetResult:
+    """Judge a set by the end of its child and the child's journal. A death is attributed to the running part."""
     if outcome.status == "done":
         result = outcome.result
         if result["wrong"]:
             more = f"; and {len(result['wrong']) - 1} more" if len(result["wrong"]) > 1 else ""
-            return Judged(proven, "wrong", result["wrong"][0] + more, calls=result["calls"])
-        return Judged(proven, "right", "", result["step_s"], result["calls"], result["products"])
+            return SetResult(proven, "wrong", result["wrong"][0] + more, calls=result["calls"])
+        return SetResult(proven, "right", "", result["step_s"], result["calls"], result["products"])
     where = _under_way(journal)
     if outcome.status == "hung":
-        return Judged(proven, "hung", f"no answer for {outcome.seconds:.0f} s in {where}")
+        return SetResult(proven, "hung", f"no answer for {outcome.seconds:.0f} s in {where}")
     if outcome.error is not None and (outcome.error.exit_code != 1 or _is_memory(outcome.error)):
-        return Judged(proven, "unavailable", outcome.error.message)  # no compiler, no room: a fact, not a fault
+        return SetResult(
+            proven, "unavailable", outcome.error.message
+        )  # no compiler or no memory is no fault of the set
     wrong = [_sentence(entry) for entry in journal if entry.get("problem")]
     if outcome.error is not None:
         ending = f"{outcome.error.type}: {outcome.error.message.splitlines()[0] if outcome.error.message else ''}"
@@ -93,12 +95,12 @@ def judge_set(proven: BackendSet, outcome: Outcome, journal: Sequence[Mapping[st
         ending = f"ended by {signal.Signals(outcome.signal).name}"
     else:
         ending = f"ended with exit code {outcome.returncode}"
-    return Judged(proven, "crashed", "; ".join([f"{ending} in {where}", *wrong]))
+    return SetResult(proven, "crashed", "; ".join([f"{ending} in {where}", *wrong]))
 
 
-def fastest(judged: Sequence[Judged]) -> dict[str, ProvenSet]:
-    """By dtype the fastest right set; the first one stands unless another is clearly faster."""
-    best: dict[str, Judged] = {}
+def fastest(judged: Sequence[SetResult]) -> dict[str, ProvenSet]:
+    """Return the best right set by dtype: the first one, unless another is clearly faster."""
+    best: dict[str, SetResult] = {}
     for each in judged:
         holder = best.get(each.of.dtype)
         if each.is_right and (holder is None or each.step_s * WORTH_IT < holder.step_s):
@@ -107,9 +109,9 @@ def fastest(judged: Sequence[Judged]) -> dict[str, ProvenSet]:
 
 
 def fastest_dtype(best: Mapping[str, ProvenSet]) -> str | None:
-    """float32, unless half precision is worth its rounding; of precisions that computed right. None: none did.
+    """Return float32, or bfloat16 if its speed is worth the rounding, or None if no precision is right.
 
-    float16 is for who asks for it: its range is too small for a run without care.
+    float16 is never chosen: its range is too small for a run without loss scaling.
     """
     half, full = best.get("bfloat16"), best.get("float32")
     if full is None or (half is not None and half.step_s * WORTH_IT < full.step_s):
@@ -117,15 +119,15 @@ def fastest_dtype(best: Mapping[str, ProvenSet]) -> str | None:
     return "float32"
 
 
-def proof_of(judged: Sequence[Judged], job: str, now_s: float) -> Proof:
-    """What goes into the profile."""
+def proof_of(judged: Sequence[SetResult], job: str, now_s: float) -> Proof:
+    """Return the proof for the profile."""
     best = fastest(judged)
     rejected = {each.of.name: each.why for each in judged if each.status in ("wrong", "crashed", "hung")}
     return Proof(round(now_s, 3), job, fastest_dtype(best), best, rejected)
 
 
-def rates_of_products(judged: Sequence[Judged]) -> dict[str, Mapping[str, float]]:
-    """dtype -> FLOP/s of each product by its sizes, of the sets that were right; the best of each."""
+def rates_of_products(judged: Sequence[SetResult]) -> dict[str, Mapping[str, float]]:
+    """Return dtype -> sizes -> best FLOP/s of a product."""
     rates: dict[str, dict[str, float]] = {}
     for each in judged:
         of_dtype = rates.setdefault(each.of.dtype, {})
@@ -134,8 +136,8 @@ def rates_of_products(judged: Sequence[Judged]) -> dict[str, Mapping[str, float]
     return {dtype: found for dtype, found in rates.items() if found}
 
 
-def _proven(judged: Judged) -> ProvenSet:
-    """What a run takes anyway is left out: where a compiler is missing later, it must not insist on it."""
+def _proven(judged: SetResult) -> ProvenSet:
+    """Return the set for the profile, without defaults so that a run does not insist on a compiler."""
     made = judged.of.choices.made()
     kept = {name: made[name] for name in ("kernels", "attention") if made.get(name, "native") != "native"}
     return ProvenSet(judged.step_s, kept, judged.of.environment)

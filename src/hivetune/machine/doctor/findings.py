@@ -1,4 +1,4 @@
-"""Judging: the facts that hold for what was observed become findings, the worst first. Pure; proofs add theirs."""
+"""The findings about a machine: the facts whose conditions its observations meet, worst first. Pure functions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from hivetune.machine.knowledge.facts import Fact, facts, is_met
 
 Level = Literal["fatal", "risk", "slow", "note"]
 WORST_FIRST: tuple[Level, ...] = ("fatal", "risk", "slow", "note")
-# What a fact names as its evidence is shown as it was observed.
+# How the observations that a fact names are shown as its evidence.
 _SHOWN = {
     **{
         "gfx": "the card is {}",
@@ -34,8 +34,10 @@ _SHOWN = {
 
 @dataclass(frozen=True)
 class MachineFinding:
-    """`severity`: fatal (training can't work), risk (results or runs are in danger), slow, note. `mend`: one command,
-    empty where there is none. `unknown`: what nobody has settled. `about`: the card, or empty for the machine."""
+    """One finding. `severity`: fatal (training can't work), risk (results or runs are in danger), slow, note.
+
+    `mend` is one command, if there is one. `unknown` says what is not known. `about` names the card, if it is one.
+    """
 
     id: str
     severity: Level
@@ -52,19 +54,19 @@ class MachineFinding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """`not_known`: questions about this machine that the knowledge has no answer to."""
+    """The findings, and the questions about this machine that the knowledge does not answer."""
 
     findings: tuple[MachineFinding, ...]
     not_known: tuple[str, ...]
 
     @property
     def fit(self) -> bool:
-        """Whether training can work here."""
+        """Whether training can work on this machine."""
         return not any(finding.severity == "fatal" for finding in self.findings)
 
 
 def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
-    """What the knowledge says of this machine and this job."""
+    """Return what the knowledge says about this machine and job."""
     demand = demand or Demand()
     whole = of_machine(seen, demand)
     install = _install_command(seen)
@@ -87,7 +89,7 @@ def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
 
 
 def _faults_found() -> list[Fact]:
-    """The facts that find fault with a machine."""
+    """Return the facts that are problems of a machine."""
     bad = [fact for fact in facts("build") if fact.more["verdict"] == "bad"]
     return [*facts("condition"), *facts("poison"), *bad]
 
@@ -119,7 +121,7 @@ def _install_command(seen: Look) -> str:
 
 
 def _open_question(observed: Mapping[str, Any], about: str) -> str:
-    """Whether anything, good or bad, is known of this build on this card."""
+    """Return the question that is open if nothing is known about this build on this card, else an empty text."""
     pair = (observed.get("vendor"), observed.get("build"))
     if pair not in (("amd", "rocm"), ("nvidia", "cuda")) or any(is_met(fact.when, observed) for fact in facts("build")):
         return ""
@@ -129,7 +131,7 @@ def _open_question(observed: Mapping[str, Any], about: str) -> str:
 
 
 def _of_variables(seen: Look, whole: Mapping[str, Any]) -> Iterable[MachineFinding]:
-    """What is set without use, or for diagnosis; and settings of which only one is read."""
+    """Yield findings about variables that have no effect, are for diagnosis, or hide each other."""
     for fact in facts("variable"):
         name = fact.more["name"]
         value = seen.variables.get(name, "")
@@ -161,7 +163,7 @@ def _of_variables(seen: Look, whole: Mapping[str, Any]) -> Iterable[MachineFindi
 
 
 def visible_cards(seen: Look) -> dict[str, str]:
-    """Variables that keep a process from cards that can't work, where others can; empty when that is not so."""
+    """Return the variables that hide unusable cards, if other cards work; else none."""
     cards = cards_in_question(seen)
     possible = [fact for fact in _faults_found() if fact.more["severity"] == "fatal"]
     whole = of_machine(seen, Demand())
@@ -172,12 +174,12 @@ def visible_cards(seen: Look) -> dict[str, str]:
     numbers = ",".join(str(one.number) for one in good)
     if good[0].card.kind == "rocm":
         return {"HIP_VISIBLE_DEVICES": numbers}
-    # CUDA numbers the fastest first, the driver by the bus.
+    # By default CUDA numbers the fastest card first, the driver by the bus.
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
 
 
 def _one_card_is_enough(found: Sequence[MachineFinding], variables: Mapping[str, str]) -> list[MachineFinding]:
-    """What keeps one card from working is no end while another works: the run is to be kept from it."""
+    """Make fatal findings about single cards risks if another card works, with the variables that hide the cards."""
     mend = f"export {' '.join(f'{name}={value}' for name, value in variables.items())}"
     return [
         replace(finding, severity="risk", mend=mend)
@@ -188,6 +190,6 @@ def _one_card_is_enough(found: Sequence[MachineFinding], variables: Mapping[str,
 
 
 def worst_first(found: Iterable[MachineFinding]) -> tuple[MachineFinding, ...]:
-    """The worst first, each once."""
+    """Return the findings without repetitions, the worst first."""
     unique = {(finding.id, finding.about): finding for finding in found}
     return tuple(sorted(unique.values(), key=lambda finding: WORST_FIRST.index(finding.severity)))

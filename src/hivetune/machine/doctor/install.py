@@ -1,4 +1,4 @@
-"""Which torch this machine should have, and the one command that installs it. Standard library only, for set-up."""
+"""The torch that this machine should have, and the command that installs it. Standard library only, for set-up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from hivetune.machine.knowledge.facts import Fact, facts, in_range, is_met
 
 @dataclass(frozen=True)
 class Install:
-    """`requirement` from what uv calls `backend`; `fact` says why. `python_fits`: whether this Python has wheels."""
+    """A requirement and what uv calls its backend, the fact with the reason, and whether this Python has wheels."""
 
     requirement: str
     backend: str
@@ -18,16 +18,19 @@ class Install:
 
     @property
     def command(self) -> str:
-        """What a person types: uv alone knows where each build is. An installed torch is replaced, as one for another
-        card can have the same version."""
+        """The command, with uv, which knows where each build is.
+
+        It replaces an installed torch, since a build for another card can have the same version.
+        """
         what = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
         return f"pip install uv && uv pip install {what}"
 
 
 def choose_install(seen: Sequence[Mapping[str, Any]], python: str) -> Install | None:
-    """For the first card that something is known of, AMD's and NVIDIA's in the order given; else for the processor.
+    """Return the install for the first known card, or for the processor; None if there are only unknown cards.
 
-    `seen`: observations of each card (vendor and gfx or capability). None: a card, but nothing is known of it."""
+    `seen` has the observations of each card: its vendor, and gfx or capability.
+    """
     for one in [*seen] or [{"vendor": "none"}]:
         for fact in facts("install"):
             if is_met(fact.when, one):

@@ -1,4 +1,4 @@
-"""What the knowledge asks about a machine, answered from a look: the observations that facts hold for. Pure."""
+"""The observations of a machine that facts are compared with. Pure functions of a look."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from hivetune.machine.knowledge.facts import facts, is_met
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-# Graphics inside a processor show less of their own: beside a real card they are not what a run would take.
+# Graphics inside a processor have less memory; beside a real card no run would use them.
 SMALL_CARD_BYTES = 2 << 30
 CPU_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run would ask of the machine; `dtype` auto: it is measured."""
+    """What a run needs from the machine; with `dtype` auto it is measured."""
 
     dtype: str = "auto"
     method: str = "lora"
 
 
 def cards_in_question(seen: Look) -> tuple[SeenCard, ...]:
-    """The cards that torch's build is for, without small ones beside a large one; all when it is for none of them."""
+    """Return the cards that torch is built for, or all if it is for none, without small ones beside a large one."""
     large = tuple(one for one in seen.cards if one.card.memory_bytes >= SMALL_CARD_BYTES) or seen.cards
     mine = tuple(one for one in large if one.card.kind == seen.software.torch.kind)
     return tuple(sorted(mine or large, key=lambda one: one.number))
 
 
 def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
-    """Observations that are the same for all cards. What is not there is left out, and fits no fact."""
+    """Return the observations that are the same for all cards; a missing one matches no fact."""
     software, host, torch = seen.software, seen.host, seen.software.torch
     cards = cards_in_question(seen)
     vendors = {_vendor(one) for one in cards}
@@ -78,7 +78,7 @@ def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
 
 
 def of_card(seen: Look, demand: Demand, one: SeenCard) -> dict[str, Any]:
-    """Observations of one card, over those of the machine."""
+    """Return the observations of the machine and one card."""
     found = {**of_machine(seen, demand), **_of_chip(one)}
     found |= {"access": one.access, "card_hot": one.hot}
     found |= {"card_errors": one.memory_errors} if one.memory_errors else {}
@@ -100,7 +100,7 @@ def _of_chip(one: SeenCard) -> dict[str, Any]:
 
 
 def _of_build(seen: Look, one: SeenCard) -> dict[str, Any]:
-    """Whether the override fits the card, and whether torch brings matrix kernels for what the runtime will see."""
+    """Return whether the override is right for a card, and whether torch has matrix kernels for it."""
     torch, gfx = seen.software.torch, one.card.architecture
     found: dict[str, Any] = {}
     text = seen.variables.get(OVERRIDE, "")
@@ -117,26 +117,26 @@ def _of_build(seen: Look, one: SeenCard) -> dict[str, Any]:
 
 
 def _needed_override(gfx: str) -> str:
-    """The architecture that this card must pose as, by the chips' facts; "" when it stands for itself."""
+    """Return the architecture that this card must be overridden to, or an empty text."""
     chip = next((fact for fact in facts("chip") if is_met(fact.when, {"gfx": gfx})), None)
     return _as_gfx(chip.more.get("needs_override", "")) if chip else ""
 
 
 def _as_gfx(version: str) -> str:
-    """gfx1030 of 10.3.0; "" of what the runtime can't parse either (it reads three numbers)."""
+    """Return gfx1030 for 10.3.0, and "" for what the runtime can't parse either (it reads three numbers)."""
     parts = version.split(".")
     return gfx_name(*(int(part) for part in parts)) if len(parts) == 3 and all(p.isdecimal() for p in parts) else ""
 
 
 def _threads(variables: Mapping[str, str]) -> str | None:
-    """malformed: OMP_NUM_THREADS is no list of numbers from 1 on (OpenMP 5, section 6.2)."""
+    """Return "malformed" if OMP_NUM_THREADS is not a list of positive numbers (OpenMP 5, section 6.2)."""
     text = variables.get("OMP_NUM_THREADS", "")
     good = all(part.strip().isdecimal() and int(part) > 0 for part in text.split(","))
     return None if not text else "fine" if good else "malformed"
 
 
 def _visible(seen: Look) -> str | None:
-    """beyond: a variable names a card by a number that no card has. Names of cards (UUIDs) are not looked at."""
+    """Return "beyond" if a variable names a card number that does not exist; UUIDs are ignored."""
     counts = {kind: sum(one.card.kind == kind for one in seen.cards) for kind in ("rocm", "cuda")}
     for name in HIDING:
         count = counts["cuda"] if name.startswith("CUDA") and counts["cuda"] else counts["rocm"]
@@ -147,7 +147,7 @@ def _visible(seen: Look) -> str | None:
 
 
 def _one_build(cards: Sequence[SeenCard], python: str) -> bool:
-    """Whether one of the builds that the cards should have works on all of them: no fact calls it fatal for any."""
+    """Return whether one recommended build works on all cards: no fact calls it fatal for any of them."""
     fatal = [fact for fact in facts("build") if fact.more.get("severity") == "fatal"]
     for chosen in (choose_install([_of_chip(one)], python) for one in cards):
         if chosen is None or chosen.backend == "cpu":
@@ -166,14 +166,14 @@ def _vendor(one: SeenCard) -> str:
 
 
 def _allocator(variables: Mapping[str, str]) -> str | None:
-    """The settings that torch reads: of the first name that is set."""
+    """Return the allocator settings that torch reads, those of the first name that is set."""
     text = next((variables[name] for name in ALLOCATOR if variables.get(name)), "")
     parts = [part.strip().lower() for part in text.split(",")]
     return "expandable_segments:True" if "expandable_segments:true" in parts else text or None
 
 
 def _rocm_versions(software: Software) -> str | None:
-    """mismatch: ROCm's own packages disagree with each other or with what torch was built for (two numbers)."""
+    """Return "mismatch" if ROCm's packages or torch's build differ in the first two numbers of their version."""
     versions = {_two(version) for version in software.rocm_packages.values()}
     if not versions:
         return None

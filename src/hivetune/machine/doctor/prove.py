@@ -1,7 +1,7 @@
-"""Proves that this machine computes right: each set of backends in a throw-away child, the winner into the profile.
+"""The proof that this machine computes right: each set of backends runs in a child, and the best one is kept.
 
-Rates come first, because they say which precisions a device multiplies natively. A child that crashes or hangs is an
-answer like any other, and the next set is tried. Nothing here imports torch.
+Rates are measured first, because they show which precisions a device multiplies natively. A child that crashes or hangs
+is a result too, and the next set is tried. Nothing here imports torch.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from hivetune.config import RunConfig
 from hivetune.errors import UsageError
 from hivetune.machine.doctor.backends import (
     BackendSet,
-    Judged,
+    SetResult,
     judge_set,
     proof_of,
     rates_of_products,
@@ -36,21 +36,21 @@ from hivetune.process.parent import run_task
 from hivetune.process.protocol import Beat, MeasureRates, Outcome, Prove
 from hivetune.records import Progress, silent
 
-# A fault that comes once in a thousand calls of a part is met with 95 %; --soak is for rarer ones.
+# A fault that occurs once in a thousand calls is met with a probability of 95 %; --soak is for rarer ones.
 REPEATED_CALLS = 3000
-# Loading torch from a cold disk; one part at one size, of which the slowest takes a second or two.
+# START_S allows for torch on a cold disk. The slowest part takes a second or two.
 START_S, PART_S = 180.0, 90.0
-# Of the memory that is free: beyond it an allocation of the child fails, instead of the machine freezing.
+# Above this share of the free memory an allocation of the child fails, before the machine freezes.
 FREE_SHARE = 0.8
 
 
-# Of a micro-batch: one short row, some usual ones, and on a card as many as the processor can check in seconds.
+# Sizes of micro-batches: a short row, usual rows, and on a card as many as the processor can check in seconds.
 CPU_TOKENS, CARD_TOKENS, TOKEN_STEP = (64, 512), (64, 512, 2048), 64
 
 
 @dataclass(frozen=True)
 class ProofJob:
-    """The shapes that are proven: `model` are fields of a config.json, `tokens` of a micro-batch, in rising order."""
+    """The shapes that are proven: fields of a config.json, and the tokens of micro-batches in rising order."""
 
     name: str
     model: Mapping[str, Any]
@@ -59,14 +59,16 @@ class ProofJob:
 
     @property
     def words(self) -> str:
+        """The job in words."""
         return f"{self.name}, rank {self.rank}, {' and '.join(map(str, self.tokens))} tokens"
 
 
 @dataclass(frozen=True)
 class ProofLimits:
-    """`calls`: repetitions of a part. `soak_s`: for so long the winner of each device goes on after that. `start_s`,
-    `part_s`: how long a child may be silent. `memory_bytes`: the most that a child on the processor may take.
-    `environment`: variables of the children besides those of a set, as train gives and takes them (null: removed)."""
+    """The limits of a proof: calls of each part, `soak_s` more seconds of the winner, silence (`start_s`, `part_s`).
+
+    `memory_bytes` limits a child on the processor. `environment` has further variables of the children (None: removed).
+    """
 
     calls: int = REPEATED_CALLS
     soak_s: float = 0.0
@@ -78,13 +80,13 @@ class ProofLimits:
 
 @dataclass(frozen=True)
 class ProvenDevice:
-    """What the proof of one device came to. `rates_why`: why no rates could be measured, so that nothing was proven.
+    """The result of one device. `rates_why` says why no rates could be measured, so that nothing was proven.
 
-    products: dtype -> FLOP/s of each product of the job by its sizes.
+    `products`: dtype -> sizes -> FLOP/s.
     """
 
     device: str
-    judged: tuple[Judged, ...]
+    judged: tuple[SetResult, ...]
     proof: Proof | None
     gemm: Mapping[str, float]
     other: Mapping[str, float]
@@ -93,13 +95,13 @@ class ProvenDevice:
 
 
 Prover = Callable[[object, Path, BackendSet | None], Outcome]
-"""Runs one task (for a set, or for the rates) to its end in a folder."""
+"""Runs the task of a set, or of the rates, to its end in a folder."""
 
 
 def job_of(config: RunConfig | None, *, on_card: bool) -> ProofJob:
-    """The shapes of a config's run; without one, of a small model that people train on such a device.
+    """Return the shapes of a config's run, by default of a small model that people train on such a device.
 
-    Raises UsageError when the sizes of the config's model are not known.
+    Raise UsageError if the sizes of the config's model are unknown.
     """
     most = CARD_TOKENS if on_card else CPU_TOKENS
     if config is None:
@@ -121,9 +123,9 @@ def prove_machine(
     disk_bytes_per_s: float | None = None,
     progress: Progress = silent,
 ) -> tuple[ProvenDevice, ...]:
-    """Each of `cards` and the processor, which recovery falls back to; written into the machine's profile.
+    """Prove `cards` and the processor, to which recovery falls back, and write the machine's profile.
 
-    Raises UsageError as `job_of`.
+    Raise UsageError as `job_of` does.
     """
     limits = ProofLimits(
         soak_s=soak_s, environment=environment or {}, memory_bytes=round(FREE_SHARE * machine.available_bytes)
@@ -144,8 +146,10 @@ def prove_machine(
 def prove_look(
     seen: Look, config: RunConfig | None, *, soak_s: float = 0.0, progress: Progress = silent
 ) -> tuple[ProvenDevice, ...]:
-    """As `prove_machine`, of what was seen: the cards that the installed torch is for, in the variables that a worker
-    gets, but with every card and every library asked. Raises UsageError as `job_of`."""
+    """Prove the cards that torch is built for, with the variables of a worker but without hidden cards or libraries.
+
+    Raise UsageError as `job_of` does.
+    """
     kept = [one for one in advised_variables(seen, {}, keep_set=True) if one.name not in visible_cards(seen)]
     return prove_machine(
         seen.machine,
@@ -159,7 +163,7 @@ def prove_look(
 
 
 def _fields(model: str) -> Mapping[str, Any]:
-    """What a config.json says of the model's sizes, known by its name or prepared."""
+    """Return the sizes from the config.json of a model that is known by name or prepared."""
     known = known_model(model)
     if known is not None:
         return known
@@ -180,7 +184,7 @@ def prove_device(
     run: Prover | None = None,
     progress: Progress = silent,
 ) -> ProvenDevice:
-    """All precisions that the device multiplies natively; `run` as `prover` makes it."""
+    """Prove all precisions that a device multiplies natively. `run` is a `prover`."""
     run = run or prover(kind, limits, progress)
     folder = home() / "doctor" / device.replace(":", "-")
     measured = run(MeasureRates(device), folder / "rates", None)
@@ -199,17 +203,17 @@ def prove_device(
 
 
 def with_proven(profile: Profile, proven: ProvenDevice) -> Profile:
-    """The profile with what was measured and proven."""
+    """Return the profile with the rates and the proof of a device."""
     if proven.proof is None:
         return profile
     profile = profile.with_rates(proven.device, proven.gemm)
-    if proven.proof.best or proven.proof.rejected:  # else nothing could be asked, and an older proof stands
+    if proven.proof.best or proven.proof.rejected:  # else nothing could be proven, and an older proof stays
         profile = profile.with_proof(proven.device, proven.proof)
     return replace(profile, other_rates={**profile.other_rates, proven.device: dict(proven.other)})
 
 
 def prover(kind: CardKind, limits: ProofLimits, progress: Progress = silent, module: str | None = None) -> Prover:
-    """Children of this machine. `module`: instead of the engine's own, in tests."""
+    """Return a prover that starts children. `module` replaces the engine's own in tests."""
     beats = itertools.count(1)
 
     def on_beat(beat: Beat) -> None:
@@ -231,7 +235,7 @@ def prover(kind: CardKind, limits: ProofLimits, progress: Progress = silent, mod
 
 def _prove_dtype(
     kind: CardKind, device: str, dtype: str, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover
-) -> list[Judged]:
+) -> list[SetResult]:
     always, otherwise = sets_of(kind, device, dtype)
     judged = [_prove_set(each, job, folder, limits, run) for each in always]
     for each in otherwise:
@@ -243,7 +247,7 @@ def _prove_dtype(
 
 def _prove_set(
     of: BackendSet, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover, soak_s: float = 0.0
-) -> Judged:
+) -> SetResult:
     here = folder / of.name.replace(" ", "-").replace(",", "").replace(":", "-")
     journal = here / "parts.jsonl"
     journal.unlink(missing_ok=True)

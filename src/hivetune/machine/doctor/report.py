@@ -1,4 +1,4 @@
-"""The doctor's report, for a terminal or pasted into a bug report, and as a document: without user, host and home."""
+"""The doctor's report as text and as JSON, without the names of user, host and home."""
 
 import os
 import platform
@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.units import size
-from hivetune.machine.doctor.findings import Judgement, MachineFinding
+from hivetune.machine.doctor.backends import SetResult
+from hivetune.machine.doctor.findings import Judgement, MachineFinding, worst_first
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
 from hivetune.machine.doctor.observe import CPU_BF16
+from hivetune.machine.doctor.prove import ProvenDevice
 from hivetune.process.sandbox import available
 
-# Accounts of no person.
+# Accounts that name no person.
 NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
 
 
 class Redaction:
-    """Takes a person's names out of texts: the account, the machine's name, and folders below the home."""
+    """The removal of personal names from texts: the account, the machine's name, and the home folder."""
 
     def __init__(self, user: str, host: str, homes: Sequence[str]):
         words = [(home, "~") for home in sorted(set(homes), key=len, reverse=True) if len(home) > 1]
@@ -34,7 +36,7 @@ class Redaction:
         return text
 
     def document(self, value: Any) -> Any:
-        """Every text in a document of plain values."""
+        """Return a document of plain values with every text redacted."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -45,14 +47,14 @@ class Redaction:
 
 
 def of_this_account() -> Redaction:
-    """The names of whoever runs this, by the account and by the variables."""
+    """Return the redaction for the user of this process, from the account and the environment."""
     account = pwd.getpwuid(os.getuid())
     homes = [account.pw_dir, os.environ.get("HOME", ""), str(Path.home())]
     return Redaction(account.pw_name, platform.node(), [home.rstrip("/") for home in homes])
 
 
 def report_document(seen: Look, judgement: Judgement) -> dict[str, Any]:
-    """The content of `doctor --json`, not yet redacted."""
+    """Return the content of `doctor --json` before redaction."""
     return {
         "fit": judgement.fit,
         "findings": [asdict(finding) for finding in judgement.findings],
@@ -62,7 +64,7 @@ def report_document(seen: Look, judgement: Judgement) -> dict[str, Any]:
 
 
 def facts_as_text(seen: Look) -> str:
-    """What was seen, a line for each thing."""
+    """Return what was seen, one line each."""
     host, software = seen.host, seen.software
     rows = [
         ("system", f"{host.system or 'Linux'}, kernel {host.kernel}{', in a container' if host.container else ''}"),
@@ -85,7 +87,7 @@ def facts_as_text(seen: Look) -> str:
 
 
 def findings_as_text(judgement: Judgement) -> str:
-    """Each finding with its evidence and the command that mends it; then what is not known."""
+    """Return each finding with its evidence and command, then what is not known."""
     lines: list[str] = []
     for number, finding in enumerate(judgement.findings, 1):
         lines += _finding(number, finding)
@@ -179,3 +181,138 @@ def _services(seen: Look) -> str:
     port = "free" if host.gateway_port_free else "in use"
     log = "readable" if host.kernel_log else "not readable"
     return f"Redis {host.redis}; {systemd}; port of hivetune serve {port}; kernel log {log}"
+
+
+_SAYS = {
+    "wrong": "computes wrong numbers",
+    "crashed": "ends the process",
+    "hung": "does not answer",
+    "unavailable": "could not be proven",
+}
+
+
+def with_proof(judgement: Judgement, proven: Sequence[ProvenDevice]) -> Judgement:
+    """Return the judgement with the failures of the proofs; what could not be proven is not known."""
+    found = [finding for device in proven for finding in _findings(device)]
+    right = [device for device in proven if device.proof is not None and device.proof.dtype is not None]
+    if not right and proven:
+        found.append(_nothing_works(proven))
+    questions = [
+        f"{each.of.name}: {each.why}" for device in proven for each in device.judged if each.status == "unavailable"
+    ]
+    return Judgement(worst_first((*judgement.findings, *found)), (*judgement.not_known, *questions))
+
+
+def _findings(device: ProvenDevice) -> Iterable[MachineFinding]:
+    if device.proof is None:
+        yield MachineFinding(
+            f"no-proof-{device.device}",
+            "risk",
+            f"{device.device} can't be used by torch",
+            device.rates_why,
+            (),
+            "" if device.device == "cpu" else "hivetune train CONFIG --set device=cpu",
+            about=device.device,
+        )
+        return
+    for each in device.judged:
+        if each.status in ("wrong", "crashed", "hung"):
+            yield _rejected(device, each)
+
+
+def _rejected(device: ProvenDevice, each: SetResult) -> MachineFinding:
+    """Return the finding about a set that is not right: a note if another set of its precision is right."""
+    assert device.proof is not None
+    instead = device.proof.best.get(each.of.dtype)
+    usual = device.proof.dtype
+    if instead is not None:
+        says = f"{each.why}. plan and train take another set of backends in {each.of.dtype} from now on"
+        mend = ""
+    elif usual is not None:
+        says = f"{each.why}. No set of backends in {each.of.dtype} is right here; dtype: auto takes {usual}"
+        mend = f"hivetune train CONFIG --set dtype={usual}"
+    else:
+        says, mend = f"{each.why}. No set of backends is right on {device.device}", ""
+        if device.device != "cpu":
+            mend = "hivetune train CONFIG --set device=cpu"
+    return MachineFinding(
+        id=f"proof-{each.of.name}",
+        severity="note" if instead is not None else "risk",
+        title=f"{each.of.name} {_SAYS[each.status]}",
+        says=says,
+        evidence=(f"{each.calls:,} calls",) if each.calls else (),
+        mend=mend,
+        unknown="whether the card, its driver or a library is to blame" if device.device != "cpu" else "",
+        about=device.device,
+    )
+
+
+def _nothing_works(proven: Sequence[ProvenDevice]) -> MachineFinding:
+    asked = ", ".join(device.device for device in proven)
+    why = next((device.rates_why for device in proven if device.rates_why), "each set of backends failed its proof")
+    unasked = all(each.status == "unavailable" for device in proven for each in device.judged)
+    return MachineFinding(
+        "nothing-computes-right",
+        "risk" if unasked else "fatal",
+        "nothing could be proven" if unasked else "no device of this machine computes right",
+        f"{asked}: {why}",
+        (),
+        "",
+        unknown="whether memory, processor or the installed torch is to blame",
+    )
+
+
+def proof_as_text(proven: Sequence[ProvenDevice]) -> str:
+    """Return a line for each rate and each set, like the report's other lines."""
+    lines = []
+    for device in proven:
+        lines += [f"{'rates':<13} {device.device}: {_rates(device)}"] if device.gemm else []
+        lines += [f"{'proof':<13} {_judged(each)}" for each in device.judged]
+        if device.proof is not None and device.proof.dtype is not None:
+            winner = device.proof.best[device.proof.dtype]
+            changed = ", ".join(f"{name} {value}" for name, value in {**winner.choices, **winner.environment}.items())
+            lines.append(
+                f"{'profile':<13} {device.device}: {device.proof.dtype}{f' ({changed})' if changed else ''}, "
+                f"proven at {device.proof.job}"
+            )
+    return "\n".join(lines)
+
+
+def proof_document(proven: Sequence[ProvenDevice]) -> list[dict[str, Any]]:
+    """Return each device with its rates, sets and winner, for `doctor --json`."""
+    return [
+        {
+            "device": device.device,
+            "dtype": device.proof.dtype if device.proof else None,
+            "job": device.proof.job if device.proof else None,
+            "why": device.rates_why,
+            "flops_per_s": dict(device.gemm),
+            "rates": dict(device.other),
+            "products": {dtype: dict(rates) for dtype, rates in device.products.items()},
+            "sets": [
+                {
+                    "name": each.of.name,
+                    "status": each.status,
+                    "why": each.why,
+                    "calls": each.calls,
+                    "step_s": each.step_s,
+                }
+                for each in device.judged
+            ],
+        }
+        for device in proven
+    ]
+
+
+def _rates(device: ProvenDevice) -> str:
+    parts = [f"{dtype} {rate / 1e9:,.0f} GFLOP/s" for dtype, rate in device.gemm.items()]
+    units = {"bandwidth": "memory", "to_device": "to the card", "from_device": "from the card"}
+    parts += [f"{words} {device.other[name] / 1e9:.1f} GB/s" for name, words in units.items() if name in device.other]
+    parts += [f"a launch {1e6 * device.other['launch_s']:.1f} us"] if "launch_s" in device.other else []
+    return ", ".join(parts)
+
+
+def _judged(each: SetResult) -> str:
+    if each.is_right:
+        return f"{each.of.name}: right in {each.calls:,} calls, parts of a step {each.step_s:.3g} s"
+    return f"{each.of.name}: {each.status}, {each.why}"

@@ -1,6 +1,6 @@
-"""What is installed to compute with: Python, packages, the build of torch, ROCm and CUDA. Nothing of it is imported.
+"""The installed software: Python, packages, the build of torch, ROCm and CUDA. Nothing of it is imported.
 
-`site` replaces the folders where packages are looked for, and `root` replaces `/`, in tests.
+In tests `site` replaces the folders of packages, and `root` replaces `/`.
 """
 
 import re
@@ -25,8 +25,7 @@ BuildKind = Literal["none", "cpu", "cuda", "rocm"]
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """`cuda`, `rocm`: the version it was built for. `kernels`: the gfx names that its rocBLAS folder has files for,
-    empty where it brings no such folder."""
+    """The build of torch: its CUDA or ROCm version, and the gfx names of the kernels in its rocBLAS folder."""
 
     kind: BuildKind
     version: str = ""
@@ -37,8 +36,11 @@ class TorchBuild:
 
 @dataclass(frozen=True)
 class Software:
-    """`rocm_packages`: ROCm as Python packages (name -> version). `system_rocm`: below /opt. `path_rocm`: the one that
-    LD_LIBRARY_PATH puts first. `cuda_toolkit`: of nvcc's folder."""
+    """The installed software.
+
+    `rocm_packages` are ROCm's Python packages (name -> version), `system_rocm` the versions below /opt, `path_rocm` the
+    first one of LD_LIBRARY_PATH. `cuda_toolkit` is the version of nvcc's folder.
+    """
 
     python: str
     packages: Mapping[str, str]
@@ -50,7 +52,7 @@ class Software:
 
 
 def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[str, str], python: str) -> Software:
-    """Versions from the packages' own records; `site` None: those of this Python."""
+    """Read the versions from package metadata, with `site` None those of this Python."""
     packages = {name: version for name in PACKAGES if (version := _version(name, site))}
     rocm = {name: version for name, version in packages.items() if ROCM_PACKAGES.match(name)}
     rocm |= _rocm_libraries(site)
@@ -80,7 +82,7 @@ def _version(name: str, site: Sequence[str] | None) -> str:
 
 
 def _rocm_libraries(site: Sequence[str] | None) -> dict[str, str]:
-    """rocm-sdk-libraries-gfx120X-all and the like: one package for each family of cards."""
+    """Return the packages of card families, such as rocm-sdk-libraries-gfx120X-all."""
     found = {}
     base = _found("rocm-sdk-core", site) or _found("torch", site)
     folder = Path(str(base.locate_file(""))) if base else None
@@ -91,22 +93,22 @@ def _rocm_libraries(site: Sequence[str] | None) -> dict[str, str]:
 
 
 def _torch(site: Sequence[str] | None) -> TorchBuild:
-    """By the version's local part (+rocm6.3, +cu128, +cpu), else by what torch/version.py was written with."""
+    """Read the build from the version's local part (+rocm6.3, +cu128, +cpu), else from torch/version.py."""
     distribution = _found("torch", site)
     if distribution is None:
         return TorchBuild("none")
     folder = Path(str(distribution.locate_file("torch")))
     _, _, local = distribution.version.partition("+")
-    told = _told(folder / "version.py")
-    rocm = _number(local, "rocm") or told.get("rocm", "") or told.get("hip", "")
-    cuda = told.get("cuda", "") or _cuda_of(local)
+    built = _versions_in(folder / "version.py")
+    rocm = _number(local, "rocm") or built.get("rocm", "") or built.get("hip", "")
+    cuda = built.get("cuda", "") or _cuda_of(local)
     kind: BuildKind = "rocm" if rocm else "cuda" if cuda else "cpu"
     names = re.findall(r"gfx[0-9a-f]+", " ".join(path.name for path in folder.glob("lib/rocblas/library/*gfx*")))
     return TorchBuild(kind, distribution.version, cuda if kind == "cuda" else "", rocm, tuple(sorted(set(names))))
 
 
-def _told(path: Path) -> dict[str, str]:
-    """cuda, hip and rocm as torch/version.py has them; its text is read, not run."""
+def _versions_in(path: Path) -> dict[str, str]:
+    """Read cuda, hip and rocm from the text of torch/version.py without running it."""
     return dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", system_text(path), re.MULTILINE))
 
 

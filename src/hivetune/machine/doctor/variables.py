@@ -1,4 +1,4 @@
-"""Variables for a training worker: what its card should have, and what it must not inherit, each with the reason."""
+"""The environment variables of a training worker: advised ones and ones that it must not inherit, with reasons."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from hivetune.machine.profile import Profile
 
 @dataclass(frozen=True)
 class Variable:
-    """`value` None: to be taken away. `why`: one sentence. `fact`: None when the machine itself says so."""
+    """A variable to set, or with `value` None to remove, and the reason; without `fact` it is this machine."""
 
     name: str
     value: str | None
@@ -22,16 +22,18 @@ class Variable:
 
     @property
     def words(self) -> str:
-        """HSA_ENABLE_SDMA=0, because of ...; or that it is taken away."""
+        """The change and its reason in words."""
         return f"{self.name}={self.value}: {self.why}" if self.value is not None else f"no {self.name}: {self.why}"
 
 
 def advised_variables(
     seen: Look, proven: Mapping[str, str] | None = None, *, keep_set: bool = False
 ) -> tuple[Variable, ...]:
-    """What a worker on this machine's card should have, set or removed. `proven`: the variables of the fastest correct
-    set of the machine's profile, None where nothing was proven; what was measured here comes before what is reported
-    elsewhere. `keep_set`: leave what is set already, unless it is known to do harm."""
+    """Return the variables that a worker on this machine should have, set or removed.
+
+    `proven` has the variables of the fastest correct set in the machine's profile, which outrank advice; None if
+    nothing was proven. With `keep_set` the user's own values stay unless they are known to do harm.
+    """
     demand = Demand()
     observed: list[Mapping[str, Any]] = [of_card(seen, demand, one) for one in cards_in_question(seen)]
     observed = observed or [of_machine(seen, demand)]
@@ -47,7 +49,7 @@ def advised_variables(
 
 
 def _poisonous(seen: Look, observed: Sequence[Mapping[str, Any]]) -> Iterator[Variable]:
-    """What is set and must not be, for any of the cards."""
+    """Yield removals of variables that are set and harm one of the cards."""
     for fact in facts("poison"):
         if any(is_met(fact.when, one) for one in observed):
             for name in fact.more["name"].split():
@@ -56,12 +58,12 @@ def _poisonous(seen: Look, observed: Sequence[Mapping[str, Any]]) -> Iterator[Va
 
 
 def _is_set(one: Variable, variables: Mapping[str, str]) -> bool:
-    """Also by the other name of the same switch: the value advised would overrule the user's there."""
+    """Return whether the user has set a variable, also by another name of the same switch."""
     return one.name in variables or (one.fact is not None and one.fact.more.get("other_name") in variables)
 
 
 def _for_all(observed: Sequence[Mapping[str, Any]], *, measured: bool) -> Iterator[Variable]:
-    """What all cards should have: where they differ, a variable of the whole process would harm one of them."""
+    """Yield the advice that holds for all cards, since a variable of the process affects each of them."""
     for fact in facts("advice"):
         if measured and fact.more.get("proof_decides", False):
             continue
@@ -70,8 +72,7 @@ def _for_all(observed: Sequence[Mapping[str, Any]], *, measured: bool) -> Iterat
 
 
 def proven_environment(profile: Profile, device: str, dtype: str) -> Mapping[str, str] | None:
-    """The variables of the set that was proven right and fastest on `device` in `dtype` (auto: in the best one), as the
-    settings name them; None where nothing was proven."""
+    """Return the variables of the fastest correct set on a device in a dtype (auto: the best), None without a proof."""
     number = device.partition(":")[2] or "0"
     proof = profile.proof(device if device == "cpu" else f"cuda:{number}")
     best = proof.best.get((proof.dtype or "") if dtype == "auto" else dtype) if proof else None
@@ -79,7 +80,7 @@ def proven_environment(profile: Profile, device: str, dtype: str) -> Mapping[str
 
 
 def as_shell(variables: tuple[Variable, ...]) -> str:
-    """Lines for a shell, each with its reason above it."""
+    """Return lines for a shell, each below its reason."""
     lines = []
     for variable in variables:
         lines.append(f"# {variable.why}")

@@ -1,4 +1,4 @@
-"""Cards and models by name: cards.yaml (memory, bandwidth, measured rates) and models.yaml (sizes)."""
+"""The known cards (cards.yaml: memory, bandwidth, measured rates) and models (models.yaml: sizes) by name."""
 
 import difflib
 import functools
@@ -12,7 +12,7 @@ from hivetune.errors import UsageError
 
 
 def known_model(name: str) -> Mapping[str, Any] | None:
-    """The fields of config.json that count, by Hub id or its last part, whatever the case; None when not listed."""
+    """Return the relevant fields of a model's config.json by Hub id or its last part, None if it is not listed."""
     wanted = name.lower()
     for known, config in _read("models.yaml").items():
         if wanted in (known.lower(), known.lower().rpartition("/")[2]):
@@ -22,7 +22,7 @@ def known_model(name: str) -> Mapping[str, Any] | None:
 
 
 def known_card(name: str) -> Mapping[str, Any]:
-    """One entry of cards.yaml by its name, an alias, or the name its driver gives. Raises UsageError."""
+    """Return a card by its name, an alias, or its driver's name. Raise UsageError for an unknown one."""
     cards = _read("cards.yaml")
     wanted = name.lower().strip()
     for known, card in cards.items():
@@ -34,7 +34,7 @@ def known_card(name: str) -> Mapping[str, Any]:
 
 
 def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:
-    """The entry of a card in this machine: by its driver's name, else the same chip with memory within 15 %."""
+    """Return the entry of a card of this machine: by name, else the same chip with memory within 15 %."""
     try:
         return known_card(name)
     except UsageError:
@@ -46,6 +46,7 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
 
 
 def known_cards() -> list[str]:
+    """Return the names of all known cards."""
     return list(_read("cards.yaml"))
 
 

@@ -1,12 +1,12 @@
-"""The facts of the *.toml files beside this module: one schema, read with the standard library alone.
+"""The facts of the *.toml files beside this module, read with the standard library alone, for set-up.
 
-Set-up reads them before anything is installed. Every fact has the same six keys, whatever else its kind needs:
+Every fact has the same six keys besides those of its kind:
 
     id          its name in reports
     says        the fact, in a sentence
-    when        what it holds for: observation = pattern, all must hold. A pattern is true or false; a list of versions
-                (">=7.2,<7.3"); words with wildcards ("gfx103*"), one of which must fit. What was not observed fits
-                nothing.
+    when        observation = pattern, all of which must match. A pattern is true or false, a range of versions
+                (">=7.2,<7.3"), or a list of words with wildcards ("gfx103*"), one of which must match. A missing
+                observation matches nothing.
     confidence  vendor | source code | measured | report | anecdote
     source      public addresses
     date        when the sources were read
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIDENCE = ("vendor", "source code", "measured", "report", "anecdote")
-# What facts may ask for; machine/doctor/observe.py answers.
+# The observations that facts may name; machine/doctor/observe.py makes them.
 OBSERVATIONS = frozenset(
     {"gfx", "capability", "vendor", "build", "torch", "rocm", "cuda", "kernel", "python", "python_fits", "driver"}
     | {"firmware_package", "transformers", "bitsandbytes", "jinja2", "redis", "cpu_bf16", "dtype", "qlora", "access"}
@@ -36,7 +36,7 @@ _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
 
 @dataclass(frozen=True)
 class Fact:
-    """One entry. `more`: the keys of its kind."""
+    """One fact; `more` has the keys of its kind."""
 
     kind: str
     id: str
@@ -48,7 +48,7 @@ class Fact:
     more: Mapping[str, Any]
 
 
-# What each kind of fact has besides: (needed, optional).
+# The further keys of each kind of fact: (required, optional).
 KINDS = {
     # A GPU architecture: products, types that its units compute in, whether hipBLASLt and fused attention exist.
     "chip": (("gfx", "cards", "types"), ("needs_override", "unified")),
@@ -60,22 +60,22 @@ KINDS = {
     "condition": (("severity", "title", "mend"), ("unknown",)),
     # What a variable really does; `verdict`: real | no-op | diagnosis | speed.
     "variable": (("name", "verdict"), ("default",)),
-    # A value to set for a card; `proof_decides`: not where the machine's own proof has chosen; `other_name`: of the
-    # same switch, so that who has set that one has decided.
+    # A value to set for a card. `proof_decides`: unless the machine's own proof has chosen. `other_name`: another name
+    # of the same switch; a user who has set it has decided.
     "advice": (("name", "value"), ("unknown", "proof_decides", "other_name")),
-    # A rung of the ladder that helped others with these faults on a card, in the order of the file.
+    # A rung of the ladder that helped others with these faults on a card, in the file's order.
     "remedy": (("faults", "rung"), ()),
-    # A fault as somebody published it: `when` is the machine, `words` what it printed ("" where it said nothing);
-    # `finding`: the doctor's; `fault`: the catalogue's; `rungs`: the first changes; `tested`: how, without a card.
+    # A published fault: `when` describes the machine, `words` is its output; `finding` is the doctor's, `fault` the
+    # catalogue's; `rungs` are the first changes; `tested` says how it is tested without a card.
     "published": (("thread", "words", "finding", "fault", "rungs", "tested"), ()),
-    # An inherited value that a worker must not have.
+    # An inherited variable that a worker must not have.
     "poison": (("name", "severity", "title"), ("mend",)),
 }
 
 
 @functools.cache
 def facts(kind: str) -> tuple[Fact, ...]:
-    """All facts of one kind, in the order of their file. Raises ValueError for an entry that breaks the schema."""
+    """Return all facts of one kind in the order of their file. Raise ValueError for an invalid entry."""
     found: list[Fact] = []
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         with path.open("rb") as file:
@@ -109,7 +109,7 @@ def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
 
 
 def is_met(when: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
-    """Whether all of `when` fits what was observed."""
+    """Return whether all patterns of `when` match what was observed."""
     return all(seen.get(name) is not None and _fits(pattern, seen[name]) for name, pattern in when.items())
 
 
@@ -124,7 +124,7 @@ def _fits(pattern: Any, value: Any) -> bool:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Whether `version` is in ">=7.2,<7.3". Only the numbers before a "+" count; a missing part is 0."""
+    """Return whether a version is in ">=7.2,<7.3". Only numbers before a "+" count; a missing part is 0."""
     have = _numbers(version)
     for part in wanted.split(","):
         match = _COMPARISON.match(part)
@@ -142,6 +142,6 @@ def in_range(version: str, wanted: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) of 2.13.0+rocm7.2, (6, 18, 2) of 6.18.2-arch1-1, (2, 9, 0) of 2.9.0rc3."""
+    """Return (2, 13, 0) for 2.13.0+rocm7.2, (6, 18, 2) for 6.18.2-arch1-1, (2, 9, 0) for 2.9.0rc3."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in match[1].split(".")) if match else ()

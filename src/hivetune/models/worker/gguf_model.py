@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE, WEIGHTS

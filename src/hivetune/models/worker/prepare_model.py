@@ -21,8 +21,7 @@ from tokenizers import Tokenizer
 from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
-from hivetune.data.render.folder import named_templates
-from hivetune.data.render.vocabulary import check_vocabulary
+from hivetune.data.render.folder import check_vocabulary, named_templates
 from hivetune.errors import UsageError
 from hivetune.models.prepared import (
     DESCRIPTION,

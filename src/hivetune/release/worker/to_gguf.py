@@ -23,7 +23,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hivetune.base.disk import DISK, MANIFEST, read_json, write_json
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION, spoken_name

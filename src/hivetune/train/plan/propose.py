@@ -67,7 +67,13 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
         planned = _plan(settings, report)
     if report["lengths"]["unit"] == "tokens" and report["lengths"]["longest_seen"] > settings.max_length:
         # Counted as `train` counts: rows longer than the chosen length are rejected.
-        again = check(settings.data, model_folder=folder, max_length=settings.max_length, learn=settings.learn)
+        again = check(
+            settings.data,
+            model_folder=folder,
+            max_length=settings.max_length,
+            learn=settings.learn,
+            progress=progress,
+        )
         again.refuse(settings.data.max_rejected)
         report = {**again.document, "lengths": report["lengths"]}
         planned = _plan(settings, report)

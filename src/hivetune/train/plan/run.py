@@ -21,9 +21,8 @@ from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import RawRow, read_example, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
-from hivetune.machine.inventory import CORES_A_WORKER, read_machine
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, link_of, read_machine
 from hivetune.machine.knowledge.cards import known_model
-from hivetune.machine.network import link_of
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
@@ -269,7 +268,7 @@ class Planned:
         if self.crew is not None:
             bytes_per_s, link = self.crew.bytes_per_s, self.crew.link
             return worth_of(self.crew.workers, packs, choice.step_s, weights, bytes_per_s=bytes_per_s, link=link)
-        most = CORES_A_WORKER if on_cpu else max(1, self.cards)
+        most = WORKERS_PER_MACHINE if on_cpu else max(1, self.cards)
         return worth_of(most if isinstance(number, str) else number, packs, choice.step_s, weights)
 
 

@@ -369,7 +369,7 @@ class Saver:
             self._disk_cost_s,
             self._mean_time_between_faults_s,
             blocking_s=self._blocking_s,
-            most_blocking=MAX_BLOCKING,
+            max_blocking=MAX_BLOCKING,
         )
 
     @property

@@ -11,7 +11,7 @@ import torch
 from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
-from hivetune.machine.inventory import CORES_A_WORKER, read_machine
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, read_machine
 from hivetune.machine.profile import Profile, read_profile
 from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices, write_resolved
@@ -41,7 +41,7 @@ def with_threads(config: RunConfig, choices: Choices) -> Choices:
     """
     if config.workers is None or choices.threads or os.environ.get("OMP_NUM_THREADS"):
         return choices
-    return replace(choices, threads=max(1, default_threads() // CORES_A_WORKER))
+    return replace(choices, threads=max(1, default_threads() // WORKERS_PER_MACHINE))
 
 
 def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:

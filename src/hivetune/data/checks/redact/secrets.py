@@ -1,13 +1,13 @@
 """The rules for secrets: tokens with a known prefix, key blocks, and values that only their place gives away.
 
-rules.toml has the tokens with a prefix, from their makers' documentation. A prefix has at least three characters that
-no word begins with and a minimal length follows, so these rules need no entropy.
+rules.toml has the tokens with a prefix, from their makers' documentation; keyed.toml has the other rules. A prefix
+has at least three characters that no word begins with and a minimal length follows, so these rules need no entropy.
 """
 
 import base64
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hivetune.data.checks.redact.rules import Check, Rule, Tried
@@ -20,24 +20,9 @@ from hivetune.data.checks.redact.values import (
     is_placeholder,
     looks_chosen,
     looks_random,
-    word_list,
 )
 
-# Secrets behind a name, in an address, on a command line or in a sentence. These patterns read the text in lower case.
-# A rule's `holds` reads the text before the marker, so that no pattern begins with a repetition.
-
-QUOTES = r"[\"'`\\]{0,4}"
-IS = r"(?:is|was|are|ist|war|lautet|c['\u2019]est|est|es|era|é|e|jest|è|er|är)"
-# name="value", name: value, name := value, name => value, <name>value, value="...", "name", "value", name is value
-ASSIGNED = (
-    rf"{QUOTES}\s{{0,3}}(?:=>|:=|={{1,2}}|:|(?<!-)>|\s{IS}\s{{0,3}}:?|\"?\s{{1,3}}value=){{1}}\s{{0,3}}(?:b?{QUOTES})"
-)
-LONG_VALUE = r"([\w+/=.~-]{20,300})"
-GENERATED = r"(&?[^\s\"'`<>,;&\\]{12,300})"
-VALUE = r"([^\s\"'`<>,;\\]{%d,300})"
-# The ends of names such as access_key; `_generated` reads the text before them.
-KEY_WORDS = word_list("key secret token credential _pat -pat _auth session_id sessionid sessid signature")
-WHOLE_KEY_WORDS = word_list("auth sid sig appid")
+# Checks of secrets behind a name. They read the text before the marker, so that no pattern begins with a repetition.
 # next_page_token, primary_key and the like name no secret.
 NOT_SECRET_NAME = re.compile(
     r"(?:^|[^a-z])(?:public|page|primary|foreign|cache|sort|partition|index|idempot|next|prev|count|max|"
@@ -48,12 +33,6 @@ NOT_SECRET_NAME = re.compile(
     r"version|fingerprint)|tokeniz|"
     r"keyboard|pagetoken|publickey|cachekey|primarykey|partitionkey"
 )
-PASS_WORDS = word_list(
-    "pass pwd kennwort contraseña senha hasło haslo wachtwoord lösenord adgangskode salasana пароль 密码 密碼 "
-    "パスワード 비밀번호 parola şifre heslo jelszó κωδικός schlüssel"
-)
-SHORT_PASS_WORDS = word_list("mdp clave pw")
-PASS_END = r"(?:word|wd|wort|ord|phrase|code|w|e)?"  # after "pass"
 
 
 def _name_before(text: str, start: int) -> str:
@@ -67,7 +46,13 @@ def _generated(text: str, start: int, end: int) -> bool:
     name = re.split(r"[;,&{(\n]", _name_before(text, start))[-1]
     if NOT_SECRET_NAME.search(name[-48:]):
         return False
-    plain_key = re.search(r"(?:^|[^a-z_-])(?:key|sid|sig|auth|signature)[\"'`\\]{0,4}\s{0,3}[=:>]", name) is not None
+    plain_key = (
+        re.search(
+            r"(?:^|[^a-z_-])(?:key|sid|sig|auth|signature)[\"'`\\]{0,4}\s{0,3}[=:>]",
+            name,
+        )
+        is not None
+    )
     if plain_key:
         return len(value) >= 20 and looks_random(value) and ":" not in value and not value.startswith("sha")
     return looks_random(value) and not value.startswith(("sha256", "sha512", "sha1-", "http", "arn:"))
@@ -165,160 +150,55 @@ def _code_of(*words: str) -> Check:
     return holds
 
 
-def _coded(name: str, title: str, markers: tuple[str, ...], pattern: str, tried: Tried) -> Rule:
-    shown = f"[SECRET:{name}]"
-    return Rule(name, title, shown, re.compile(pattern), markers, "coded-word", tried, 1, True, _generated)
+_CHECKS: Mapping[str, Check] = {
+    "generated": _generated,
+    "password": _password,
+    "said": _said,
+    "said_mixed": _said_mixed,
+    "quoted": _quoted,
+    "strong": _strong,
+    "has_digit": _has_digit,
+    "opaque": _opaque,
+    "aws_secret": _aws_secret,
+    "url_password": _url_password,
+    "command_password": _command_password,
+    "hex_or_random": _hex_or_random,
+}
 
 
-def _rule(
-    name: str, title: str, markers: tuple[str, ...], pattern: str, holds: Check | None, tried: Tried = "behind-marker"
-) -> Rule:
-    return Rule(name, title, f"[SECRET:{name}]", re.compile(pattern), markers, "none", tried, 1, True, holds)
+def _keyed_rules(path: Path) -> Iterator[Rule]:
+    """Yield the rules of keyed.toml; the comment at its top explains the keys."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    fragments: dict[str, str] = {}
+    for name, text in document["fragments"].items():
+        fragments[f"<{name}>"] = _with_fragments(text, fragments)
+    for rule in document["rules"]:
+        check = _CHECKS[rule["check"]] if "check" in rule else None
+        if "near" in rule:
+            check = _behind(*rule["near"], check=check)
+        elif "before_code" in rule:
+            check = _code_of(*rule["before_code"])
+        yield Rule(
+            name=rule["id"],
+            title=rule["description"],
+            placeholder=f"[SECRET:{rule['id']}]",
+            pattern=re.compile(_with_fragments(rule["regex"], fragments)),
+            markers=tuple(document["words"][rule["words"]] if "words" in rule else rule["keywords"]),
+            gate=rule.get("gate", "none"),
+            tried=rule.get("tried", "behind-marker"),
+            group=1,
+            folded=True,
+            holds=check,
+        )
 
 
-ADDRESS, COMMAND = "password in an address", "password on a command line"
-NAME_END = r"[\w.\[\]-]{0,24}?"
-PASS_SIGN = (
-    rf"{PASS_END}(?:s|[_-]?\d{{1,3}}|[_-][a-z]{{1,8}})?{QUOTES}\s?(?:=>|:=|={{1,2}}|:|>|：)\s{{0,3}}{QUOTES}{VALUE % 4}"
-)
-PASS_CALL = rf"{PASS_END}(?:\(|[\"']\s?,\s?)[\"']([^\"'\s]{{6,60}})[\"']"
-PASS_SAID = rf"{PASS_END}(?: you gave me| again| now)?\s{{1,2}}{IS}:?\s{{1,2}}{VALUE % 4}"
-# "the password for the vpn is ..", "le mot de passe du wifi : ..", "I set the pw to .."
-OF = r"(?:for|of|to|du|de|del|della|für|von|zum|zur|voor|do|para)"
-PASS_OF = rf"{PASS_END}\s{{1,2}}(?:{OF}\s[\w' -]{{1,30}}?\s?(?:\s{IS}|:|=)|to|auf)\s{{1,2}}{VALUE % 6}"
-PASS_QUOTED = (
-    rf"{PASS_END}(?:\s{{1,2}}{IS}:?\s{{1,2}}|(?<!pass)\s{{1,2}}|:\s{{1,2}})[\"'“«„`]([^\"'”»“`\n]{{4,60}})[\"'”»“`]"
-)
-PASS_NEXT = rf"{PASS_END}\s{{1,2}}{VALUE % 6}"
-URL = r"[^\s:/@\"'<>]{0,80}:([^\s/@\"'<>]{3,100}|[^\s@\"'<>]{3,100})@[\w\[]"
-HASH = r"(\$(?:1|5|6|y|7|apr1|2[abxy]|argon2(?:id?|d)|scrypt|pbkdf2[\w-]{0,10})\$[\w./,=+$-]{20,200})"
-KEYED_RULES: tuple[Rule, ...] = (
-    # Addresses and connection strings
-    _rule("url-password", ADDRESS, ("://",), URL, _url_password),
-    _rule("url-password", ADDRESS, ("oracle:thin:",), r"\w{1,40}/([^\s/@]{3,60})@", _url_password),
-    _rule("totp", "secret of a one-time password", ("?secret=", "&secret="), r"([a-z2-7]{16,64})", _behind("otpauth:")),
-    # Command lines
-    _rule(
-        "command-password",
-        COMMAND,
-        (" -",),
-        r"(?:u|-user|-proxy-user)[ =]{0,2}[\"']?[^\s:\"'@/]{1,60}:([^\s\"']{3,100})",
-        _behind("curl", "http", check=_command_password),
-    ),
-    _rule(
-        "command-password",
-        COMMAND,
-        (" -",),
-        r"p[\"']?([^\s\"'-][^\s\"']{3,60})",
-        _behind("mysql", "mariadb", check=_command_password),
-    ),
-    _rule(
-        "command-password",
-        COMMAND,
-        (" -",),
-        r"[pate][ =][\"']?([^\s\"'-][^\s\"']{5,200})",
-        _behind("sshpass", "login", "redis-cli", "auth init", check=_has_digit),
-    ),
-    _rule("command-password", COMMAND, (" /user:",), r"\S{1,60} ([^\s/]\S{3,60})", _behind("net use")),
-    _rule("command-password", COMMAND, (" -k ",), r"(\S{6,100})", _behind("openssl")),
-    _rule("command-password", COMMAND, (" pass:",), r"(\S{3,60})", _behind("openssl")),
-    _rule("keyed", "access token", ("login ",), r"\s{0,2}([0-9a-z]{32,64})\b", _opaque),
-    _rule(
-        "keyed",
-        "access token",
-        ("client(", "login(", "search(", "auth(", "connect(", "credential("),
-        r"(?:[\"'][^\"'\s]{1,40}[\"'],\s{0,3})?[\"']([\w-]{32,100})[\"']",
-        _hex_or_random,
-    ),
-    _rule("password-hash", "hash of a password", ("$",), HASH, None, "at-marker"),
-    _rule(
-        "bearer",
-        "bearer token",
-        ("bearer", "basic", "token"),
-        r":?\s{1,3}(?:token=)?[\"']?([\w+/.=~-]{16,2000})",
-        _opaque,
-    ),
-    _rule(
-        "bearer",
-        "credential in a header",
-        ("authorization",),
-        r"[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:[a-z][\w-]{1,20} )?[\"']?([\w+/.=~-]{16,2000})",
-        _opaque,
-    ),
-    _rule("password", "password", (":5432:", ":3306:"), r"[^\s:]{1,60}:[^\s:]{1,60}:(\S{4,100})", _command_password),
-    # name=value
-    _coded(
-        "keyed", "key or token", KEY_WORDS, rf"{NAME_END}{ASSIGNED}(?:base64:|bearer )?{GENERATED}", "behind-marker"
-    ),
-    _coded("keyed", "key or token", WHOLE_KEY_WORDS, rf"{ASSIGNED}{GENERATED}", "behind-word"),
-    _rule(
-        "keyed",
-        "key or token",
-        (" --",),
-        r"[\w-]{0,24}(?:key|token|secret|auth) [\"']?([^\s\"'`<>,;]{16,300})",
-        _opaque,
-    ),
-    _coded("keyed", "key or token", ("key", "token", "secret"), rf"\s{{1,2}}{LONG_VALUE}", "behind-marker"),
-    _rule("password", "password", PASS_WORDS, PASS_SIGN, _password),
-    _rule("password", "password", PASS_WORDS, PASS_CALL, _password),
-    _rule("password", "password", SHORT_PASS_WORDS, PASS_SIGN, _password, "behind-word"),
-    _rule("password", "password", PASS_WORDS, PASS_SAID, _said),
-    _rule("password", "password", SHORT_PASS_WORDS, PASS_SAID, _said, "behind-word"),
-    _rule("password", "password", PASS_WORDS, PASS_OF, _said_mixed),
-    _rule("password", "password", SHORT_PASS_WORDS, PASS_OF, _said_mixed, "behind-word"),
-    _rule("password", "password of a network", ("wifi:",), r"[^\n]{0,60}?;p:([^;\n]{4,63});", None),
-    _rule("password", "password", PASS_WORDS, PASS_QUOTED, _quoted),
-    _rule("password", "password", SHORT_PASS_WORDS, PASS_QUOTED, _quoted, "behind-word"),
-    _rule("password", "password", PASS_WORDS, PASS_NEXT, _strong),
-    _rule("password", "password", SHORT_PASS_WORDS, PASS_NEXT, _strong, "behind-word"),
-    _rule(
-        "aws-secret",
-        "AWS secret key",
-        ("aws", "amazon"),
-        r"[^\n]{0,80}?(?<![\w/+])([a-z0-9/+]{40})(?![\w/+=])",
-        _aws_secret,
-    ),
-    # Short codes
-    _rule(
-        "pin",
-        "PIN",
-        ("pin",),
-        r"(?:[ -]?(?:code|number|nummer))?\s{0,2}(?:is|was|:|=|ist|lautet)\s{0,2}(\d{4,8})\b",
-        None,
-        "behind-word",
-    ),
-    _rule(
-        "pin",
-        "PIN",
-        ("passcode", "door code", "safe code", "alarm code", "keypad"),
-        r"[^\d\n]{0,30}?(?:\bis|\bwas|:|=)\s{0,2}(\d{4,8})\b",
-        None,
-    ),
-    _rule(
-        "product-key",
-        "product key",
-        (" key", "serial", "licen", "activat"),
-        r"[^\n]{0,30}?\b([0-9a-z]{4,6}(?:-[0-9a-z]{4,6}){3,5})\b(?!-)",
-        _has_digit,
-    ),
-    _rule(
-        "one-time-code",
-        "one-time code",
-        ("code",),
-        r"\s{0,2}(?:is|:|=)\s{0,2}(\d{4,8}|\d{3}[ -]\d{3})\b",
-        _code_of(
-            "verif", "security", "login", "confirm", "otp", "2fa", "authentication", "one-time", "sign-in", "access"
-        ),
-    ),
-    _rule("one-time-code", "one-time code", (" is your ",), r"\b(\d{4,8}) is your [\w ]{0,30}code", None, "anywhere"),
-    _rule(
-        "recovery-code",
-        "recovery codes",
-        ("recovery code", "backup code"),
-        r"s?\s{0,2}(?:is|are|:)?\s{0,3}([\w-]{8,24}(?:[\s,]{1,3}\w{4,12}-[\w-]{4,24}){0,20})",
-        _has_digit,
-    ),
-)
+def _with_fragments(text: str, fragments: Mapping[str, str]) -> str:
+    for name, fragment in fragments.items():
+        text = text.replace(name, fragment)
+    return text
+
+
+KEYED_RULES = tuple(_keyed_rules(Path(__file__).with_name("keyed.toml")))
 
 
 CHECKSUM_NAME = re.compile(r"(?:sha\d{0,3}|md5|blake\w{0,3})[-_~]\Z", re.IGNORECASE)
@@ -350,7 +230,17 @@ def _rules_from(path: Path) -> Iterator[Rule]:
         pattern = re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII)
         shown, markers = f"[SECRET:{rule['id']}]", tuple(rule["keywords"])
         tried: Tried = "anywhere" if group else "at-marker"
-        yield Rule(rule["id"], rule["description"], shown, pattern, markers, "long-word", tried, group, holds=_is_real)
+        yield Rule(
+            rule["id"],
+            rule["description"],
+            shown,
+            pattern,
+            markers,
+            "long-word",
+            tried,
+            group,
+            holds=_is_real,
+        )
 
 
 def _is_real(text: str, start: int, end: int) -> bool:
@@ -384,7 +274,15 @@ def _is_generated(text: str, start: int, end: int) -> bool:
 
 def _block(title: str, marker: str, pattern: str) -> Rule:
     shown = "[SECRET:private-key]"
-    return Rule("private-key", title, shown, re.compile(pattern), (marker,), tried="at-marker", holds=_has_key)
+    return Rule(
+        "private-key",
+        title,
+        shown,
+        re.compile(pattern),
+        (marker,),
+        tried="at-marker",
+        holds=_has_key,
+    )
 
 
 SECRET_RULES: tuple[Rule, ...] = (

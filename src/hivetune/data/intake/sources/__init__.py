@@ -1,1 +1,1 @@
-"""Where interactions come from; each source is exactly-once and resumable."""
+"""The sources of interactions; each is read exactly once and can be resumed."""

@@ -1,4 +1,4 @@
-"""From what a source delivers (a line, columns, stream fields) to a raw row, or to the reason why it is none."""
+"""The conversion of a delivery (a line, columns, stream fields) to a row, or to the reason for its refusal."""
 
 import json
 import sqlite3
@@ -21,50 +21,50 @@ BINARY_HINT = "leave the column out with map=, or store it as text"
 
 
 class Reader(Protocol):
-    """One thread's worth of a source. `read` may be repeated after a failure: it brings the same rows again."""
+    """The part of a source that one thread reads. After a failure `read` returns the same rows again."""
 
     name: str  # for people; never a password
-    notes: list[str]  # what a person should know, each once
+    notes: list[str]  # messages for people, each once
 
     poll_s: float  # how long to wait after a `read` that brought nothing
 
     @property
     def waiting(self) -> list[str]:
-        """Places of rows that are not complete yet."""
+        """The places of rows that are not complete yet."""
 
     def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
-        """Find the place to go on from. `follow`: rows that come later count too. Raises UsageError, MachineNotFit.
+        """Find the position to continue from. With `follow`, later rows count too. Raise UsageError, MachineNotFit.
 
-        The database stays open until `close`, and belongs to the thread that calls all of these.
+        The database stays open until `close` and belongs to the calling thread.
         """
 
     def read(self) -> Batch | None:
-        """The next rows, or None when there are none now or `stop` is set; when following it may wait for a second."""
+        """Return the next rows, or None. With `follow` it may wait for a second."""
 
     def confirm(self) -> None:
-        """The last batch is durable: acknowledge it, move on."""
+        """Acknowledge the last batch, which is durable now."""
 
     def close(self) -> None: ...
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """A row from one line of JSON, as data files are read. Raises RowRefused."""
+    """Return the row of one line of JSON. Raise RowRefused."""
     return dict(parse_row(_text(line)))
 
 
 def rows_of_line(line: bytes) -> list[dict[str, Any]]:
-    """The row of a log's line, or the rows that it holds. Raises RowRefused."""
+    """Return the row of a log's line, or the rows inside of it. Raise RowRefused."""
     text = _text(line)
     inside = rows_inside(text) if may_hold_rows(text) else None
     return [dict(parse_row(payload)) for payload in inside or [text]]
 
 
 def rows_of_document(text: bytes) -> list[dict[str, Any]]:
-    """The row in one JSON text, or the rows that it holds, a list of conversations say. Raises RowRefused."""
+    """Return the row of a JSON text, or the rows inside of it, such as a list of conversations. Raise RowRefused."""
     try:
         value = json.loads(_text(text))
     except (ValueError, RecursionError):
-        return [parse_line(text)]  # says what is wrong with it
+        return [parse_line(text)]  # raises the reason
     if isinstance(value, dict):
         return divided(parse_line(text))
     rows = objects(value) if isinstance(value, list) and not is_conversation(value) else None
@@ -72,9 +72,9 @@ def rows_of_document(text: bytes) -> list[dict[str, Any]]:
 
 
 def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that a delivered row holds, as files of such rows are read; else the row itself.
+    """Return the rows inside of a delivered row, or the row itself.
 
-    What is decided of a row depends on nothing but the row: it may be delivered again after a crash.
+    This depends only on the row, since it may be delivered again after a crash.
     """
     if "messages" in row or not any(isinstance(value, dict | list) for value in row.values()):
         return [row]
@@ -85,12 +85,12 @@ def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _text(line: bytes) -> bytes:
-    """Without the hole that a log begins with when it is cut off under its writer, and without a byte order mark."""
+    """Return a line without byte order mark and without the zeros of a log that was truncated under its writer."""
     return line.lstrip(b"\0").strip().removeprefix(BOM)
 
 
 def is_complete(line: bytes) -> bool:
-    """Whether a last line without a line feed is a whole row: no prefix of a JSON object is one."""
+    """Return whether a last line without a line feed is a whole row; no prefix of a JSON object is one."""
     try:
         parse_line(line)
     except RowRefused:
@@ -99,10 +99,7 @@ def is_complete(line: bytes) -> bool:
 
 
 def from_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """A row from named cells: text stays text, but a cell that is a JSON object or array becomes one.
-
-    Raises RowRefused when a cell holds bytes that are not UTF-8.
-    """
+    """Return a row of named cells, in which JSON objects and arrays are parsed. Raise RowRefused for bytes."""
     row: dict[str, Any] = {}
     for name, value in columns.items():
         if isinstance(value, bytes):
@@ -115,7 +112,7 @@ def from_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename(row: Mapping[str, Any], column_map: Mapping[str, str]) -> dict[str, Any]:
-    """The row under our names (`column_map`: our name to the row's); columns that are not in the map keep theirs."""
+    """Return the row with the names of `column_map` (our name -> the row's); other columns keep theirs."""
     if not column_map:
         return dict(row)
     mapped = {ours: row[theirs] for ours, theirs in column_map.items() if theirs in row}

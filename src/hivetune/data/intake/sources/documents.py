@@ -1,4 +1,4 @@
-"""Files that are written once and whole (CSV, Parquet, JSON, standard input), row by row and resumable."""
+"""The reader of files that are written once (CSV, Parquet, JSON, standard input), row by row and resumable."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ _BATCH_ROWS = 1000
 
 
 class DocumentReader:
-    """One file that is no log; a Reader as rows.py says. "-" is standard input.
+    """The Reader of one file that is not a log, or of standard input ("-").
 
-    A file that changed is read again from its start: rows that stayed where they were are known by their place.
+    A changed file is read again from its start; unchanged rows are recognised by their place.
     """
 
     def __init__(self, path: str):
@@ -80,7 +80,7 @@ class DocumentReader:
         return f"file:{self._path}"
 
     def _start(self, database: sqlite3.Connection) -> None:
-        """Plan the file anew and skip the rows that are in the store. Raises UsageError, MachineNotFit."""
+        """Plan the file again and skip the stored rows. Raise UsageError, MachineNotFit."""
         self._state = _state(self._path)
         inputs = place_rows(plan_inputs(self._path, self._spill), NO_COLUMNS)
         self._digest = inputs.digest

@@ -1,4 +1,4 @@
-"""All generations of the logs that one pattern follows: which are there, where, and which have something to read."""
+"""The generations of the logs of one pattern: where they are, and which have something to read."""
 
 import glob
 import os
@@ -27,20 +27,20 @@ DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.g
 
 CLOSE_AFTER_S = 60.0  # a writer may hold a renamed log open for a while
 SCAN_EVERY_S = 5.0
-STABLE_WITHIN_S, PAUSE_S = 2.0, 0.002  # how long to look at a folder in which files are being renamed
+STABLE_WITHIN_S, PAUSE_S = 2.0, 0.002  # how long to look at a folder while files are renamed
 
 _Files = dict[str, os.stat_result]
 
 
 @dataclass(slots=True)
 class Track:
-    """One generation as this process follows it. `stored` is its cursor in the database, None before the first."""
+    """One generation that is followed. `stored` is its cursor in the database, None before the first one."""
 
     position: Position
     stored: str | None
-    status: os.stat_result | None = None  # of the last look; None: not found then
+    status: os.stat_result | None = None  # at the last look, None if it was not found
     read_to_end: tuple[int, int] | None = None  # size and mtime_ns when it was last read to the end
-    broken_at: tuple[int, int] | None = None  # the same, when damage in it was last reported
+    broken_at: tuple[int, int] | None = None  # the same when damage was last reported
     rotated: bool = False
     waiting: str | None = None  # the place of a last line that is not complete
 
@@ -50,12 +50,12 @@ class Track:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be written: rotated away, and silent for a minute."""
+        """Whether nothing more will be written: it was rotated, and silent for a minute."""
         return self.rotated and self.status is not None and time.time() - self.status.st_mtime > CLOSE_AFTER_S
 
     @property
     def is_due(self) -> bool:
-        """Whether there may be something to read, or to close."""
+        """Whether there may be something to read or to close."""
         if self.status is None:
             return False
         if self.position.closed:
@@ -64,7 +64,7 @@ class Track:
 
 
 class Generations:
-    """Finds files by name and generations by content. `notes` gets a line for each loss that can't be ruled out."""
+    """The search for files by name and generations by content. `notes` gets a line for each possible loss."""
 
     def __init__(self, pattern: str, notes: list[str]):
         self.pattern = os.path.abspath(os.path.expanduser(pattern))
@@ -80,7 +80,7 @@ class Generations:
         return [track.waiting for track in self._tracks if track.waiting]
 
     def files(self) -> _Files:
-        """The logs that the pattern names now: a file, the JSON Lines files of a folder, or the matches of a glob."""
+        """Return the logs of the pattern now: a file, the JSON Lines files of a folder, or the matches of a glob."""
         found: _Files = {}
         for path in self._paths():
             status = _stat(path)
@@ -89,7 +89,7 @@ class Generations:
         return found
 
     def documents(self) -> list[str]:
-        """What the pattern names and is written whole, not line by line: CSV, Parquet, JSON."""
+        """Return the files of the pattern that are no logs: CSV, Parquet, JSON."""
         return [path for path in self._paths() if path.endswith(DOCUMENTS) and os.path.isfile(path)]
 
     def _paths(self) -> list[str]:
@@ -108,10 +108,10 @@ class Generations:
         return list(filter(is_storable, found))
 
     def look(self) -> list[tuple[Track, bool]]:
-        """Match files with generations. Returns what to do: (track, whether only its cursor is to be written).
+        """Match files with generations, and return (track, whether only its cursor is to be written).
 
-        A file whose content is known goes on, under whatever name; another one starts a new generation. Nothing is
-        decided from a folder that changes while it is looked at: then it is looked at again.
+        A file with known content continues a generation under any name; another file starts a new one. If the folder
+        changes during the look, the look is repeated.
         """
         until = time.monotonic() + STABLE_WITHIN_S
         while True:
@@ -126,8 +126,8 @@ class Generations:
             (track for track in self._tracks if track.is_due),
             key=lambda track: (not track.rotated, track.position.origin),
         )
-        # A new generation is written down before an old one moves on: should we die in between, and the new file be
-        # rotated away meanwhile, its cursor is what leads to it.
+        # A new generation is recorded before an old one moves on: if this process dies in between and the new file is
+        # rotated, its cursor still leads to it.
         return [
             *((track, True) for track in due if track.stored is None),
             *((track, True) for track in gone),
@@ -135,7 +135,7 @@ class Generations:
         ]
 
     def _match(self) -> list[Track]:
-        """Give each track the file that it is now. Returns the tracks that are given up. Raises Moved."""
+        """Give each track its current file, and return the tracks that are given up. Raise Moved."""
         unknown = self._unknown(self.files())
         lost = [track for track in self._mine() if track.status is None]
         if not (lost or unknown or time.monotonic() - self._scanned_at > SCAN_EVERY_S):
@@ -157,16 +157,16 @@ class Generations:
         return [track for track in self._tracks if track.position.pattern == self.pattern and not track.position.closed]
 
     def _unknown(self, files: _Files) -> _Files:
-        """Forget where the tracks were, find them among the files that the pattern names; the files that are none."""
+        """Find the tracks among the files of the pattern, and return the other files."""
         for track in self._tracks:
             track.status = None
         return {path: status for path, status in files.items() if not self._known(path, status, rotated=False)}
 
     def _survey(self) -> tuple[_Files, _Files]:
-        """The files that the pattern names, and the other files in the folders of my logs, each inode once.
+        """Return the files of the pattern, and the other files in the folders of the logs, each inode once.
 
-        Logs that are renamed in a row (.1 to .2, then the log to .1) are seen twice or not at all when one looks
-        meanwhile. So the folder is read until two readings are equal: what they say was true in between. Raises Moved.
+        While logs are renamed in a chain (.1 to .2, then the log to .1), a look may see one twice or not at all. So two
+        looks must be equal: then both were true in between. Raise Moved if they differ.
         """
         (first, _), (second, named) = self._read_folders(), self._read_folders()
         names = [{path: inode_of(status) for path, status in view.items()} for view in (first, second)]
@@ -182,7 +182,7 @@ class Generations:
         )
 
     def _read_folders(self) -> tuple[_Files, frozenset[str]]:
-        """All plain files in the folders of my logs, and the names of those that the pattern names."""
+        """Return all plain files in the folders of the logs, and the names of those that the pattern matches."""
         folders = {folder for folder, _ in self._logs()}
         files = self.files()
         return {path: status for folder in sorted(folders) for path, status in scan(folder).items()} | files, frozenset(
@@ -190,7 +190,7 @@ class Generations:
         )
 
     def _logs(self) -> dict[tuple[str, str], int]:
-        """(folder, name) of each log that is followed: since when (change time in ns)."""
+        """Return (folder, name) -> first change time in ns of each log that is followed."""
         logs: dict[tuple[str, str], int] = {}
         for track in self._tracks:
             position = track.position
@@ -200,8 +200,10 @@ class Generations:
         return logs
 
     def _match_siblings(self, siblings: _Files) -> list[Track]:
-        """Find renamed, copied and compressed generations; new ones are those that came and went while nobody looked:
-        rotated files that are not older than the log was when it was first seen."""
+        """Find renamed, copied and compressed generations.
+
+        Rotated files that are not older than the log when it was first seen came and went between looks: new ones.
+        """
         logs = self._logs()
         found: list[Track] = []
         by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
@@ -222,7 +224,7 @@ class Generations:
         return any(may_be_copy(path, inode_of(status), position) for position in there if position.base == base)
 
     def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
-        """Whether a generation lies under this inode and still has the bytes that were read of it."""
+        """Return whether a generation has this inode and still the bytes that were read."""
         for track in self._tracks:
             position = track.position
             if position.identity != inode_of(status) or track.status:
@@ -233,13 +235,13 @@ class Generations:
         return False
 
     def _continues(self, path: str, position: Position) -> bool:
-        """An inode of which nothing was read proves little: it may have been given to another file."""
+        """Return whether a file continues a generation; an inode alone proves little, since it may be reused."""
         if position.offset:
             return holds(path, position.identity, position)
         return path == position.path or is_rotation_of(os.path.basename(path), position.base)
 
     def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
-        """Whether this file is a generation that is no longer where it was: copied, packed, rewritten by an editor."""
+        """Return whether this file is a generation that was copied, compressed or rewritten by an editor."""
         for track in self._tracks:
             position = track.position
             if track.status or not position.offset:
@@ -261,7 +263,7 @@ class Generations:
         track.rotated = rotated
 
     def _new(self, path: str, status: os.stat_result, base: str, others: list[Track]) -> Track:
-        """`others`: tracks that are new too."""
+        """Return a new track; `others` are further new tracks."""
         tracks = (*self._tracks, *others)
         known = [track.position.generation for track in tracks if track.position.origin == path]
         generation = 1 + max(known, default=0)
@@ -271,7 +273,7 @@ class Generations:
         return Track(position, None, status)
 
     def _give_up(self, track: Track) -> None:
-        """The generation is nowhere. Silent only when it was read to its end while we watched."""
+        """Close a generation that has no file any more, with a note unless it was read to its end."""
         position = track.position
         if track.read_to_end is None or (not is_packed(position.path) and track.read_to_end[0] != position.offset):
             self._notes.append(

@@ -1,4 +1,4 @@
-"""JSON Lines files that others write: read from where we stopped, through rotation, no line twice and none lost."""
+"""The reader of JSON Lines files that others write: through rotation, with no line read twice or lost."""
 
 import os
 import sqlite3
@@ -24,12 +24,12 @@ from hivetune.errors import UsageError
 
 _BATCH_ROWS = 1000
 _CHUNK_BYTES = 1 << 20
-LOOKS = 10  # in one read, while logs are renamed or cut off under it
+LOOKS = 10  # in one read, while logs are renamed or truncated
 
 
 @dataclass(slots=True)
 class _Lines:
-    """What one read of a generation brought. `consumed` counts bytes of the chunk, `line` finished lines in all."""
+    """The result of one read. `consumed` counts bytes of the chunk, `line` all finished lines."""
 
     position: Position
     consumed: int = 0
@@ -39,7 +39,7 @@ class _Lines:
     refusals: list[Refusal] = field(default_factory=list)
 
     def take(self, text: bytes) -> None:
-        """The rows of one line, or what should have been one."""
+        """Add the rows of one line, or its refusal."""
         origin, number = self.position.origin, self.line + 1
         place, key = f"{origin}:{number}", f"{self.position.key}:{number}"
         try:
@@ -54,7 +54,7 @@ class _Lines:
 
 
 class JsonlReader:
-    """A file, a glob or a folder of JSON Lines; a Reader as rows.py says."""
+    """The Reader of a file, glob or folder of JSON Lines."""
 
     def __init__(self, pattern: str):
         self.name = pattern
@@ -64,13 +64,13 @@ class JsonlReader:
         self._follow = False
         self._todo: deque[tuple[Track, bool]] = deque()
         self._next: tuple[Track, Position] | None = None
-        self._moved = False  # a log was renamed or cut off between the last look and the reading
+        self._moved = False  # a log was renamed or truncated between look and read
 
     def has_files(self) -> bool:
         return bool(self._generations.files())
 
     def documents(self) -> list[str]:
-        """What the pattern names that is no log: documents.py reads it."""
+        """Return the files of the pattern that are no logs; documents.py reads them."""
         return self._generations.documents()
 
     @property
@@ -112,7 +112,7 @@ class JsonlReader:
         self._todo.clear()
 
     def _read(self, track: Track) -> Batch | None:
-        """The next rows of one generation; None when all of it was read."""
+        """Return the next rows of one generation, None if all of it was read."""
         position = track.position
         track.waiting = None
         before = min(position.offset, SAMPLE_BYTES)
@@ -120,14 +120,14 @@ class JsonlReader:
             chunk, at_end, error = self._chunk(position, before)
         except Moved:
             self._moved = True
-            return None  # renamed since we looked: the next look finds it
+            return None  # it was renamed, and the next look finds it
         except PermissionError:
             raise UsageError(
                 f"{spelled(position.path)} may not be read", hint=f"chmod u+r {quoted(position.path)}"
             ) from None
         if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
             self._moved = True
-            return None  # cut off since we looked: the next look finds the copy
+            return None  # it was truncated, and the next look finds the copy
         body = chunk[before:]
         lines = self._split(position, body, at_end)
         if at_end and not lines.deliveries and not lines.refusals and (error or lines.consumed < len(body)):
@@ -140,9 +140,9 @@ class JsonlReader:
         return self._move(track, replace(after, closed=after.closed or (whole and track.is_over)), lines)
 
     def _chunk(self, position: Position, before: int) -> tuple[bytes, bool, Exception | None]:
-        """(`before` bytes that were read already, then new ones; whether these are the last; damage that ended them).
+        """Return (`before` old bytes and new ones, whether they are the last, the damage that ended them).
 
-        Both in one read, so that a log that is cut off under us can't slip between the check and the rows.
+        One read returns both, so that the log can't be truncated between the check and the rows.
         """
         size = _CHUNK_BYTES
         with open_unpacked(position.path, position.identity) as file:
@@ -173,14 +173,14 @@ class JsonlReader:
         return lines
 
     def _oversize(self, lines: _Lines, body: bytes) -> None:
-        """A line that does not end within MAX_LINE_BYTES: refused once, then passed over to its end."""
+        """Refuse a line of more than MAX_LINE_BYTES once, then skip it to its end."""
         lines.consumed = len(body)
         if not lines.skipping and body.strip(b"\0"):
             lines.refuse(RowRefused("line-too-large"), body[:SAMPLE_BYTES])
             lines.skipping = True
 
     def _rest(self, track: Track, lines: _Lines, text: bytes, error: Exception | None) -> None:
-        """The last line has no line feed: a whole row, one that is still being written, or a torn one."""
+        """Handle a last line without a line feed: a whole row, an unfinished one, or a torn one."""
         if error:
             if track.broken_at == track.state:
                 return
@@ -198,7 +198,7 @@ class JsonlReader:
             track.waiting = f"{track.position.origin}:{lines.line + 1}"
 
     def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
-        """A batch that takes the cursor from where it is stored to `after`; None if it is there."""
+        """Return a batch that moves the stored cursor to `after`, None if it is already there."""
         text = after.dump()
         if text == track.stored and not (lines and lines.refusals):
             return None
@@ -208,7 +208,7 @@ class JsonlReader:
 
 
 def _advance(position: Position, chunk: bytes, before: int, lines: _Lines) -> Position:
-    """The position after `lines.consumed` more bytes; `chunk` begins `before` bytes ahead of the old one."""
+    """Return the position after `lines.consumed` bytes; `chunk` begins `before` bytes before the old position."""
     if not lines.consumed:
         return position
     offset = position.offset + lines.consumed

@@ -1,4 +1,4 @@
-"""The command line's names of sources, and the reader of each: paths, sqlite:, redis://, redis+cluster://."""
+"""The readers of the sources that a command line names: paths, sqlite:, redis://, redis+cluster://."""
 
 import difflib
 import os
@@ -23,7 +23,7 @@ DEFAULT_GROUP = "hivetune"
 
 
 def parse_sources(sources: Sequence[str]) -> list[Reader]:
-    """Readers of all sources; one per partition of a partitioned stream. Raises UsageError, MachineNotFit."""
+    """Return the readers of all sources, one per partition of a stream. Raise UsageError, MachineNotFit."""
     readers: list[Reader] = []
     for source in sources:
         if source.startswith("sqlite:"):
@@ -40,7 +40,7 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
 
 
 def parse_map(text: str) -> dict[str, str]:
-    """`prompt:question,completion:answer` as our name to theirs. Raises UsageError."""
+    """Parse `prompt:question,completion:answer` to our name -> theirs. Raise UsageError."""
     pairs = {}
     for part in text.split(",") if text else []:
         ours, colon, theirs = part.partition(":")
@@ -53,7 +53,7 @@ def parse_map(text: str) -> dict[str, str]:
 
 
 def _path(source: str) -> list[Reader]:
-    """Documents one by one, and all logs of a folder or glob in one reader."""
+    """Return a reader for each document, and one for all logs of a folder or glob."""
     scheme = source.partition("://")[0]
     if "://" in source and "/" not in scheme:
         raise UsageError(
@@ -95,7 +95,7 @@ def _redis(source: str) -> list[Reader]:
 
 
 def _streams(options: dict[str, str], shown: str) -> list[str]:
-    """One stream, or `prefix:{p}:events` for each partition: the hash tag keeps a partition's keys in one slot."""
+    """Return one stream, or `prefix:{p}:events` per partition; the hash tag keeps its keys in one slot."""
     if ("stream" in options) == ("prefix" in options):
         raise UsageError(
             f"{shown}: which stream?", hint="?stream=NAME, or ?prefix=NAME&partitions=N for NAME:{p}:events"
@@ -109,7 +109,7 @@ def _streams(options: dict[str, str], shown: str) -> list[str]:
 
 
 def _options(query: str, known: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
-    """Our own query parameters. The rest is the client's (`strict`: an error), but not what looks like a slip."""
+    """Return our own query parameters. Others belong to the client, unless they look like a typing error."""
     shown = source.partition("?")[0].rpartition("@")[2]
     options: dict[str, str] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):

@@ -1,22 +1,22 @@
-"""Reaching a Redis server or Cluster: connections that may break, errors in our words, and what must be true of it."""
+"""The connection to a Redis server or Cluster: retries, errors in plain words, and required settings."""
 
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.errors import MachineNotFit, UsageError
 
 SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
-# Answers of a server that starts, fails over or is out of space for a moment; everything else is final.
+# Temporary errors of a server that starts, fails over or is out of memory; all others are final.
 PASSING = ("LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "UNBLOCKED", "NOREPLICAS")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is. `url` holds the password and is never shown; `shown` is for people. `hosts`: of a Cluster."""
+    """The address. `url` has the password and is never shown; `shown` is for people. `hosts` are a Cluster's."""
 
     url: str
     shown: str
@@ -25,7 +25,7 @@ class Server:
 
 
 def load_redis() -> Any:
-    """redis-py. Raises MachineNotFit."""
+    """Import redis-py. Raise MachineNotFit if it is not installed."""
     try:
         import redis
         import redis.backoff
@@ -38,7 +38,7 @@ def load_redis() -> Any:
 
 
 def parse_server(url: str, own: Mapping[str, Any]) -> Server:
-    """A server from a URL without those query parameters that are ours (`own`). Raises UsageError."""
+    """Return the server of a URL, without our own query parameters. Raise UsageError."""
     parts = urllib.parse.urlsplit(url)
     cluster = parts.scheme.endswith("+cluster")
     scheme = parts.scheme.removesuffix("+cluster")
@@ -54,9 +54,9 @@ def parse_server(url: str, own: Mapping[str, Any]) -> Server:
 
 
 def connect(server: Server) -> Any:
-    """A client that tries each command once: what to do after a failure is the reader's to say.
+    """Return a client that tries each command once, since the reader handles failures.
 
-    RESP2, for one shape of answers over all versions. Raises what `is_passing` knows, or UsageError.
+    RESP2 has the same answers in all versions. Raise an error that `is_passing` knows, or UsageError.
     """
     redis = load_redis()
     options = {
@@ -76,12 +76,12 @@ def connect(server: Server) -> Any:
 
 
 def known_hosts(client: Any) -> tuple[str, ...]:
-    """All nodes that a Cluster's client knows: any of them leads back after the one in the URL has died."""
+    """Return all nodes of a Cluster, any of which can replace the one in the URL."""
     return tuple(f"{node.host}:{node.port}" for node in client.get_nodes())
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same command may work a moment later."""
+    """Return whether the same command may work a moment later."""
     redis = load_redis()
     wrong = redis.exceptions
     if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError | wrong.NoPermissionError):
@@ -103,7 +103,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def explain_redis(error: Exception, server: Server, stream: str) -> Exception:
-    """What the user did wrong, for an answer that will stay the same; anything else as it is."""
+    """Return a user's error in plain words; any other error as it is."""
     wrong = load_redis().exceptions
     if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError) or str(error).startswith("NOAUTH"):
         return UsageError(f"{server.shown} refuses the login: {error}", hint="redis://USER:PASSWORD@HOST:PORT/DB")
@@ -122,7 +122,7 @@ def explain_redis(error: Exception, server: Server, stream: str) -> Exception:
 
 
 def check_eviction(client: Any, server: Server, stream: str) -> None:
-    """Refuse a server that may throw the stream away. Raises UsageError with the command that mends it."""
+    """Raise UsageError for a server that may evict the stream, with the command to change that."""
     policy = info(client, server, stream, "memory").get("maxmemory_policy", "noeviction")
     if not str(policy).startswith("allkeys-"):
         return
@@ -134,7 +134,7 @@ def check_eviction(client: Any, server: Server, stream: str) -> None:
 
 
 def info(client: Any, server: Server, stream: str, section: str) -> dict[str, Any]:
-    """INFO of the node that holds the stream."""
+    """Return INFO of the node that has the stream."""
     if not server.cluster:
         return dict(client.info(section))
     return dict(client.info(section, target_nodes=client.get_node_from_key(stream)))
@@ -151,7 +151,7 @@ def _address(client: Any, server: Server, stream: str) -> str:
 
 
 def _connect_cluster(redis: Any, server: Server, options: dict[str, Any]) -> Any:
-    """Through the first node that answers. Raises the last node's error."""
+    """Connect through the first node that answers. Raise the last node's error."""
     parts = urllib.parse.urlsplit(server.url)
     credentials, at, _ = parts.netloc.rpartition("@")
     failure: Exception | None = None

@@ -1,4 +1,4 @@
-"""One Redis stream through a consumer group: acknowledged after the durable commit, whatever dies in between."""
+"""The reader of a Redis stream, with a consumer group: entries are acknowledged after the durable commit."""
 
 import re
 import sqlite3
@@ -33,19 +33,19 @@ from hivetune.errors import MachineNotFit
 
 _BATCH_ROWS = 500
 BLOCK_MS = 1000
-CLAIM_AFTER_S = 60.0  # entries that a consumer has not acknowledged for so long are taken from it
+CLAIM_AFTER_S = 60.0  # after this time entries that a consumer has not acknowledged are claimed
 _PATIENCE_S = 60.0
-FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 5.0
+MIN_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 CHECK_EVERY_S = 10.0
 WRAPPERS = ("data", "json", "payload", "event", "body")
 ENTRY_ID = re.compile(rb"\d{1,20}-\d{1,20}")
 
 
 class RedisReader:
-    """One stream, or one partition of a Cluster; a Reader as rows.py says.
+    """The Reader of one stream, or of one partition in a Cluster.
 
-    `consumer` must be the same after a restart, so that what it left unacknowledged comes back at once. `field`: the
-    one that holds the row as JSON; None: see `entry_rows`.
+    `consumer` must be the same after a restart, so that its unacknowledged entries return at once. `field` has the row
+    as JSON; without it see `entry_rows`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RedisReader:
         patience_s: float = _PATIENCE_S,
     ):
         self.name = f"{server.shown}#{stream}"
-        self.poll_s = 0.0  # the server makes us wait
+        self.poll_s = 0.0  # XREADGROUP waits on the server
         self.notes: list[str] = []
         self.waiting: list[str] = []
         self._server, self._stream, self._group, self._consumer = server, stream, group, consumer
@@ -85,7 +85,7 @@ class RedisReader:
         return self._patiently(self._step)
 
     def confirm(self) -> None:
-        """XACK. A failure is no loss: the entries stay pending, come again, and are known then."""
+        """Acknowledge the entries. After a failure they stay pending, come again, and are recognised."""
         ids, self._unacknowledged = self._unacknowledged, []
         redis = load_redis()
         try:
@@ -100,12 +100,12 @@ class RedisReader:
         self._drop()
 
     def _patiently(self, step: Callable[[], Batch | None]) -> Batch | None:
-        """`step` with a connection, made anew with growing pauses as often as it breaks.
+        """Run `step` with a connection, which is made again with growing pauses whenever it breaks.
 
-        Raises MachineNotFit after `patience_s` without one; when following only if there never was any.
+        Raise MachineNotFit after `patience_s` without a connection, with `follow` only if there never was one.
         """
         redis = load_redis()
-        delay_s, started = FIRST_DELAY_S, time.monotonic()
+        delay_s, started = MIN_DELAY_S, time.monotonic()
         while not self._stop.is_set():
             try:
                 if self._client is None:
@@ -120,7 +120,7 @@ class RedisReader:
                         f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
                     ) from error
             self._stop.wait(delay_s)
-            delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+            delay_s = min(2 * delay_s, MAX_DELAY_S)
         return None
 
     def _connect(self) -> None:
@@ -148,7 +148,7 @@ class RedisReader:
                 raise
 
     def _step(self) -> Batch | None:
-        """Own entries from before a crash first, then those of dead consumers, then new ones."""
+        """Return own entries from before a crash first, then those of dead consumers, then new ones."""
         if self._own_pending:
             batch = self._batch(self._read_group("0", None))
             if batch:
@@ -179,7 +179,7 @@ class RedisReader:
             self._stream, self._group, self._consumer, idle_ms, self._claim_from, count=_BATCH_ROWS
         )
         following, entries = answer[0], answer[1]
-        deleted = answer[2] if len(answer) > 2 else []  # Redis 7 names them; 6.2 sends them as entries without fields
+        deleted = answer[2] if len(answer) > 2 else []  # Redis 7 lists them; 6.2 returns entries without fields
         self._claim_from = None if following == b"0-0" else following
         self._claimed_at = time.monotonic()
         return self._batch([*entries, *((entry, None) for entry in deleted)])
@@ -190,7 +190,7 @@ class RedisReader:
         self._unacknowledged = []
         for entry, fields in entries:
             if entry is None:
-                continue  # Redis 6.2 forgets even the id of a deleted entry
+                continue  # Redis 6.2 does not return the id of a deleted entry
             if not isinstance(entry, bytes) or not ENTRY_ID.fullmatch(entry):
                 raise MachineNotFit(f"{self._server.shown} answers {entry!r} where a stream id should be")
             place = f"{self._stream}:{entry.decode()}"
@@ -210,14 +210,14 @@ class RedisReader:
         return Batch(self.name, deliveries, refusals)
 
     def _is_stored(self, place: str) -> bool:
-        """Whether a deleted entry was taken before a crash kept us from acknowledging it."""
+        """Return whether a deleted entry was stored before a crash prevented its acknowledgement."""
         if self._database is None:
             raise ValueError("read before open")
         query = "SELECT 1 FROM interactions WHERE source = ? LIMIT 1"
         return self._database.execute(query, (place,)).fetchone() is not None
 
     def _check_stream(self) -> None:
-        """Notes on what the server's own settings may cost: no durability, an expiry, trimming before we read."""
+        """Note settings of the server that may lose entries: no persistence, an expiry, trimming."""
         self._checked_at = time.monotonic()
         persistence = info(self._client, self._server, self._stream, "persistence")
         if not persistence.get("aof_enabled"):
@@ -249,8 +249,10 @@ class RedisReader:
 
 
 def entry_rows(fields: Mapping[bytes, bytes], field: str | None) -> list[dict[str, Any]]:
-    """The rows in a stream entry, mostly one: in the JSON of `field`; else in one of WRAPPERS, with the fields beside
-    it; else the fields themselves. Raises RowRefused."""
+    """Return the rows of a stream entry, mostly one. Raise RowRefused.
+
+    They are the JSON of `field`, else of one of WRAPPERS with the other fields, else the fields themselves.
+    """
     if field is not None:
         if field.encode() not in fields:
             raise RowRefused("bad-json", f"the entry has no field {field}: check field= in the source")
@@ -266,7 +268,7 @@ def entry_rows(fields: Mapping[bytes, bytes], field: str | None) -> list[dict[st
 
 
 def _is_no_group(error: Exception) -> bool:
-    """The stream was deleted or restored from before our time: make the group again, from the stream's beginning."""
+    """Return whether the group is missing because the stream was deleted or restored; then it is made again."""
     return str(error).startswith("NOGROUP")
 
 

@@ -1,7 +1,7 @@
-"""Which file is which: a log keeps its identity when it is renamed, copied, compressed or cut off behind our back.
+"""The identity of logs that are renamed, copied, compressed or truncated.
 
-A generation is the life of one file's content. It is known by device and inode as long as these lead to the same bytes
-(hashes of the first and the last 4 KiB that were read), else by these bytes alone, in a renamed or compressed copy.
+A generation is the life of one file's content. It is recognised by device and inode while these lead to the same bytes
+(hashes of the first and the last 4 KiB that were read), else by these bytes in a renamed or compressed copy.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import IO, cast
 
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.errors import MachineNotFit
 
 SAMPLE_BYTES = 4096
@@ -28,16 +28,17 @@ Identity = tuple[int, int]  # device and inode
 
 
 class Moved(Exception):
-    """A file is no longer where it was a moment ago: look at the folder again."""
+    """A file is no longer where it was, so the folder must be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far one generation was read. `origin` is its path when it was first seen, `path` where it was last, `base`
-    the name that its log has while it is written, `since_ns` the change time of the file when it was first seen.
+    """The position in one generation.
 
-    `line` counts finished lines, `offset` bytes (of the unpacked content). `pattern`: who follows it. `closed`: rotated
-    away and read to the end, or gone (inode 0). `skipping`: inside a line that is too large.
+    `origin` is its first path, `path` its last one, `base` the name of its log while it is written, `since_ns` the
+    change time when it was first seen. `line` counts finished lines, `offset` bytes of the decompressed content.
+    `pattern` is the pattern that follows it. `closed`: rotated and read to the end, or gone (inode 0). `skipping`:
+    inside of a line that is too large.
     """
 
     origin: str
@@ -77,10 +78,9 @@ def is_packed(path: str) -> bool:
 
 @contextlib.contextmanager
 def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
-    """The content of a plain, .gz or .zst file. Raises Moved when another file has this name by now, or none.
+    """Open the content of a plain, .gz or .zst file. Raise Moved if another file has this name now, or none.
 
-    A name is nothing to rely on: between a look at the folder and this call, logs may have been renamed in a row.
-    Raises OSError, and MachineNotFit without zstandard.
+    Logs may have been renamed since the folder was read. Raise OSError, and MachineNotFit without zstandard.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115
@@ -104,7 +104,7 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
 
 
 def damage() -> tuple[type[Exception], ...]:
-    """What reading a file with damaged compression raises."""
+    """Return the exceptions of a file with damaged compression."""
     zstandard = sys.modules.get("zstandard")
     known: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
     return (*known, zstandard.ZstdError) if zstandard else known
@@ -115,7 +115,7 @@ def sample_hash(data: bytes) -> str:
 
 
 def read_exactly(file: IO[bytes], size: int) -> bytes:
-    """Up to `size` bytes; fewer only at the end of the file."""
+    """Return up to `size` bytes; fewer only at the end of the file."""
     data, error = read_before_damage(file, size)
     if error:
         raise error
@@ -123,7 +123,7 @@ def read_exactly(file: IO[bytes], size: int) -> bytes:
 
 
 def read_before_damage(file: IO[bytes], size: int) -> tuple[bytes, Exception | None]:
-    """Up to `size` bytes, and what ended them early if it was not the end: all but the last 8 KiB before damage."""
+    """Return up to `size` bytes (all but the last 8 KiB before damage), and the error that ended them, if any."""
     parts = []
     broken = damage()
     try:
@@ -140,7 +140,7 @@ def inode_of(status: os.stat_result) -> Identity:
 
 
 def holds(path: str, identity: Identity, position: Position) -> bool:
-    """Whether the file begins with what was read under `position`. Raises Moved."""
+    """Return whether the file begins with the bytes that `position` has read. Raise Moved."""
     if position.offset == 0:
         return True
     size = min(position.offset, SAMPLE_BYTES)
@@ -156,9 +156,9 @@ def holds(path: str, identity: Identity, position: Position) -> bool:
 
 
 def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
-    """Whether one file begins with the other, by samples of the start and of the end of the shorter one. Raises Moved.
+    """Return whether one file begins with the other, by samples from both ends of the shorter one. Raise Moved.
 
-    A log is copied before it is cut off, which takes seconds for a large one: meanwhile both hold the same rows.
+    A log is copied before it is truncated, which takes seconds for a large one; meanwhile both have the same rows.
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *damage())
     try:
@@ -166,7 +166,7 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
             heads = read_exactly(left, SAMPLE_BYTES), read_exactly(right, SAMPLE_BYTES)
             size = min(map(len, heads))
             if heads[0] and not heads[1]:
-                return False  # a new, empty log is the origin of nothing
+                return False  # a new, empty log has no copies
             if heads[0][:size] != heads[1][:size]:
                 return False
             if size < SAMPLE_BYTES or is_packed(path) or is_packed(of.path):
@@ -174,17 +174,17 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
             end = min(os.fstat(left.fileno()).st_size, os.fstat(right.fileno()).st_size) - SAMPLE_BYTES
             return read_exactly_at(left, end) == read_exactly_at(right, end)
     except unreadable:
-        return True  # still being written; the next look tells
+        return True  # it is still written; the next look decides
 
 
 def read_exactly_at(file: IO[bytes], offset: int) -> bytes:
-    """One sample."""
+    """Return one sample."""
     file.seek(offset)
     return read_exactly(file, SAMPLE_BYTES)
 
 
 def is_rotation_of(name: str, base: str) -> bool:
-    """chat.jsonl.1, chat.jsonl-20260101.gz, chat-20260101.jsonl, chat.1.jsonl of chat.jsonl."""
+    """Return whether a name is a rotation of `base`: chat.jsonl.1, chat-20260101.jsonl.gz, chat.1.jsonl."""
     stem, suffix = os.path.splitext(base)
     tail = r"[\d.T:_-]*(\.gz|\.zst)?$"
     behind = re.match(rf"{re.escape(base)}[._-]\d{tail}", name)
@@ -193,7 +193,7 @@ def is_rotation_of(name: str, base: str) -> bool:
 
 
 def scan(folder: str) -> dict[str, os.stat_result]:
-    """Path and status of the plain files in a folder; one that vanishes meanwhile is not there."""
+    """Return path -> status of the plain files in a folder, without files that vanish meanwhile."""
     files = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:

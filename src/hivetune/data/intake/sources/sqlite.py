@@ -1,4 +1,4 @@
-"""Tables of other programs' SQLite files, read a page at a time without ever holding a lock that their writer feels."""
+"""The reader of tables in other programs' SQLite files, page by page without blocking their writers."""
 
 import contextlib
 import difflib
@@ -25,17 +25,17 @@ OWN_COLUMNS = {"id", "content_id", "source", "row"}
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a table was read to: the cursor column's value, and fingerprints of all rows that had it."""
+    """The position in a table: the value of the cursor column, and fingerprints of all rows with it."""
 
     value: int | float | str | None = None
     ties: tuple[str, ...] = ()
 
 
 class SqliteReader:
-    """One table or view; a Reader as rows.py says.
+    """The Reader of one table or view.
 
-    `cursor`: a column that only grows, None for the rowid. `column_map`: our name to the column's. Another Hivetune's
-    store (table None) keeps its rows, sources and ids.
+    `cursor` is a column that only grows, None for the rowid. `column_map` maps our names to columns. Without `table`
+    the file is another Hivetune's store, which keeps its rows, sources and ids.
     """
 
     def __init__(self, path: str, table: str | None, column_map: Mapping[str, str], cursor: str | None):
@@ -115,7 +115,7 @@ class SqliteReader:
             ) from None
 
     def _check_table(self) -> None:
-        """Raises UsageError naming what is missing and what is there."""
+        """Raise UsageError that names what is missing and what is there."""
         names = [row["name"] for row in self._query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         if self._table not in names:
             there = ", ".join(sorted(names)) or "none"
@@ -143,7 +143,7 @@ class SqliteReader:
                 self.notes.append(f"{self.name}: {unread} rows without a usable {self._column} are not read")
 
     def _find_rowid(self) -> bool:
-        """A view answers NULL or refuses, a table WITHOUT ROWID refuses."""
+        """Return whether the table has a rowid; views and tables WITHOUT ROWID have none."""
         kind = self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"]
         if kind != "table":
             return False
@@ -154,9 +154,9 @@ class SqliteReader:
         return True
 
     def _start_again_if_changed(self) -> None:
-        """Read all again when the last row is not what it was: rows were taken back, and rowids may be used twice.
+        """Start again if the last row has changed: rows were deleted, and rowids may be reused.
 
-        Rows that did not change have the ids they had, so nothing is stored twice.
+        Unchanged rows have the same ids, so nothing is stored twice.
         """
         if self._column is None and self._place.ties:
             rows = self._select("= ?", 1, self._place.value)
@@ -164,7 +164,7 @@ class SqliteReader:
                 self._place = _Place()
 
     def _page(self) -> list[dict[str, Any]]:
-        """The next rows in the cursor's order. Rows of one value stay together: no page ends inside a tie."""
+        """Return the next rows in the cursor's order. Rows with the same value are on one page."""
         value, known = self._place.value, set(self._place.ties)
         if value is None:
             late, rows = [], self._select("IS NOT NULL", PAGE_ROWS + 1)
@@ -191,7 +191,7 @@ class SqliteReader:
         return self._query(query, *values)
 
     def _query(self, query: str, *values: object) -> list[dict[str, Any]]:
-        """All rows at once, so that no read lock outlives the call."""
+        """Return all rows at once, so that no read lock outlives the call."""
         if self._connection is None:
             raise ValueError("read before open")
         cursor = self._connection.execute(query, values)
@@ -223,7 +223,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _decode(text: bytes) -> str | bytes:
-    """Text that is not UTF-8 stays bytes, so that its row is refused with its place instead of ending the read."""
+    """Return text that is not UTF-8 as bytes, so that only its row is refused."""
     try:
         return text.decode()
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hivetune.base.packages import install_command
+from hivetune.base.paths import install_command
 from hivetune.errors import MachineNotFit
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
 

@@ -1,0 +1,111 @@
+-- The migrations of hive.db, in order. A table of the database records which of them ran: append new ones, never edit old ones.
+
+-- migration 0
+CREATE TABLE interactions (
+  id TEXT PRIMARY KEY,             -- hash of content and source position
+  content_id TEXT NOT NULL,        -- hash of the content alone: equal for exact duplicates
+  source TEXT NOT NULL,            -- file:line, table:rowid or stream:id
+  session TEXT, user TEXT, agent TEXT, category TEXT,
+  time REAL, success INTEGER, feedback REAL,
+  row TEXT NOT NULL                -- the row as it came, JSON
+);
+CREATE INDEX interactions_content ON interactions(content_id);
+CREATE TABLE cursors (source TEXT PRIMARY KEY, position TEXT NOT NULL);
+CREATE TABLE runs (path TEXT PRIMARY KEY, name TEXT NOT NULL, created REAL NOT NULL, snapshot TEXT NOT NULL);
+CREATE TABLE snapshots (hash TEXT PRIMARY KEY, path TEXT NOT NULL, created REAL NOT NULL);
+CREATE TABLE forgotten (kind TEXT NOT NULL, value TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (kind, value));
+
+-- migration 1
+CREATE TABLE refused (             -- what came in and is no row: kept aside, never lost in silence
+  id TEXT PRIMARY KEY,
+  source TEXT NOT NULL,            -- as in interactions
+  reason TEXT NOT NULL, hint TEXT NOT NULL,
+  raw BLOB NOT NULL,               -- its first bytes
+  time REAL NOT NULL
+);
+CREATE TABLE intake (              -- per source, since the beginning; committed with the rows themselves
+  source TEXT PRIMARY KEY,
+  stored INTEGER NOT NULL, duplicates INTEGER NOT NULL, refused INTEGER NOT NULL, forgotten INTEGER NOT NULL
+);
+CREATE TABLE tainted (             -- snapshots that hold rows which were forgotten later
+  snapshot TEXT NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
+  PRIMARY KEY (snapshot, kind, value)
+);
+CREATE INDEX interactions_source ON interactions(source);
+CREATE INDEX interactions_session ON interactions(session);
+CREATE INDEX interactions_user ON interactions(user);
+
+-- migration 2
+CREATE TABLE releases (            -- artefacts in releases/NAME/VERSION; a row here makes a release
+  name TEXT NOT NULL, version INTEGER NOT NULL,
+  run TEXT NOT NULL,               -- the folder that it was copied from; may be gone
+  model TEXT NOT NULL, model_sha256 TEXT NOT NULL, adapter_sha256 TEXT NOT NULL, snapshot TEXT NOT NULL,
+  verdict TEXT,                    -- of the gate; NULL: never judged
+  proof TEXT NOT NULL,             -- JSON: what was proven of its exports
+  created REAL NOT NULL,
+  withdrawn TEXT NOT NULL DEFAULT '',  -- why it was rolled back
+  pruned INTEGER NOT NULL DEFAULT 0,   -- its artefacts were deleted on purpose
+  PRIMARY KEY (name, version)
+);
+CREATE INDEX releases_snapshot ON releases(snapshot);
+CREATE TABLE aliases (
+  name TEXT NOT NULL, alias TEXT NOT NULL, version INTEGER NOT NULL,
+  PRIMARY KEY (name, alias), FOREIGN KEY (name, version) REFERENCES releases(name, version)
+);
+CREATE TABLE alias_history (
+  number INTEGER PRIMARY KEY, name TEXT NOT NULL, alias TEXT NOT NULL,
+  version INTEGER, previous INTEGER,   -- NULL: none
+  time REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, forced INTEGER NOT NULL
+);
+CREATE TABLE desired (name TEXT PRIMARY KEY, version INTEGER NOT NULL, time REAL NOT NULL);
+
+-- migration 3
+CREATE TABLE clients (             -- of the gateway
+  name TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, created REAL NOT NULL, revoked REAL
+);
+CREATE TABLE feedback (
+  answer TEXT PRIMARY KEY,         -- id of the interaction that was captured
+  release TEXT NOT NULL, rating TEXT, correction TEXT, reason TEXT, client TEXT NOT NULL, time REAL NOT NULL
+);
+CREATE TABLE served (              -- answers of each release since it was first served
+  release TEXT PRIMARY KEY,
+  answers INTEGER NOT NULL, errors INTEGER NOT NULL, slow INTEGER NOT NULL, complaints INTEGER NOT NULL
+);
+
+-- migration 4
+CREATE TABLE cycles (
+  id TEXT PRIMARY KEY,             -- hash of rows, settings and champion
+  name TEXT NOT NULL,              -- of the releases
+  opened REAL NOT NULL, opened_for TEXT NOT NULL, config TEXT NOT NULL, pool TEXT NOT NULL, champion TEXT,
+  closed REAL, ending TEXT, reason TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE decisions (           -- each act of a cycle: written before it begins, its outcome after
+  number INTEGER PRIMARY KEY, name TEXT NOT NULL, cycle TEXT, kind TEXT NOT NULL,
+  started REAL NOT NULL, ended REAL, outcome TEXT, words TEXT NOT NULL DEFAULT '', details TEXT
+);
+CREATE INDEX decisions_name ON decisions(name);
+CREATE TABLE cycle_rows (          -- rows (hashes of their content) that a cycle has trained on or held out
+  name TEXT NOT NULL, row TEXT NOT NULL, PRIMARY KEY (name, row)
+) WITHOUT ROWID;
+
+-- migration 5
+CREATE TABLE suspect_rows (        -- rows that came with a cycle whose model was worse: left out of the next ones
+  name TEXT NOT NULL, row TEXT NOT NULL, cycle TEXT NOT NULL, PRIMARY KEY (name, row)
+) WITHOUT ROWID;
+
+-- migration 6
+CREATE TABLE expert_steps (        -- what became of each domain of a shared release, and why; never edited
+  number INTEGER PRIMARY KEY,
+  shared TEXT NOT NULL,            -- name of the shared release
+  domain TEXT NOT NULL,            -- JSON: kind, values, title
+  step TEXT NOT NULL, reason TEXT NOT NULL,
+  expert TEXT NOT NULL,            -- name that its releases have, or would have
+  parent TEXT NOT NULL,            -- SHA-256 of the shared adapter then
+  details TEXT NOT NULL, time REAL NOT NULL
+);
+CREATE INDEX expert_steps_shared ON expert_steps(shared);
+
+-- migration 7
+ALTER TABLE interactions ADD COLUMN seal INTEGER;  -- `row_seal` of the columns before it
+UPDATE interactions SET seal = row_seal(id, content_id, source, session, user, agent, category, time, success,
+  feedback, row);
