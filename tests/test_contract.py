@@ -45,7 +45,7 @@ COMMANDS = (
     "config",
     "export plain --to gguf-adapter",
     "register plain --as again",
-    "promote again@1 --reason contract",
+    "promote again@1 --force --reason contract",
     "rollback demo",
     "chat demo --prompt hi --max-tokens 2",
     "data forget --user u3",
