@@ -170,3 +170,11 @@ def test_no_test_imports_a_conftest() -> None:
     """Several folders have one, and by that name Python finds the first that pytest happened to load."""
     found = [str(path) for path in TESTS.rglob("*.py") for _, name in imports(path) if name.startswith("conftest.")]
     assert not found
+
+
+def test_a_program_starts_behind_its_last_definition() -> None:
+    """A function below `if __name__ == "__main__"` doesn't exist yet when a worker runs."""
+    for path in MODULES:
+        for place, node in enumerate(parsed(path).body, 1):
+            if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+                assert place == len(parsed(path).body), f"{path}:{node.lineno}: code follows"

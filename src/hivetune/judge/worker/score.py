@@ -221,10 +221,6 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dic
     return model.path, divergence_from_base(model, read_documents(scoring.snapshot, rows), scoring.heartbeat)
 
 
-if __name__ == "__main__":
-    run_child(main, Score)
-
-
 # KL(tuned || base) on trained tokens predicts how much of its other abilities a model forgot, better than its loss
 # does (arXiv 2509.04259). It is reported, and decides nothing.
 
@@ -417,3 +413,7 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return read_machine().available_bytes
+
+
+if __name__ == "__main__":
+    run_child(main, Score)
