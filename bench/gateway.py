@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from serve.hive import Running, add_release, stub_on_path, wait_until  # noqa: E402
 
 from hivetune.base.database import open_database  # noqa: E402
+from hivetune.base.disk import home  # noqa: E402
 from hivetune.release.registry import promote, rollback  # noqa: E402
 from hivetune.serve.gateway.clients import make_client  # noqa: E402
 
@@ -49,6 +50,7 @@ def main() -> None:
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="hivetune-bench-") as scratch:
         work = Path(scratch)
+        os.environ.setdefault("HIVETUNE_CONVERTERS", str(home() / "converter"))  # the user's, fetched once
         os.environ["HIVETUNE_HOME"] = str(work / "home")
         os.environ["PATH"] = stub_on_path(work)
         for seed in (1, 2):
