@@ -379,7 +379,7 @@ class Outcome:
             return self.result
         if self.error is not None:
             if self.error.exit_code == 1 and FULL_DISK_WORDS.search(self.error.message):
-                hint = "free some space, then give the same command again"
+                hint = "free some space, then run the same command again"
                 raise errors.DoesNotFit(f"the disk is full: {what}: {self.error.message}", hint=hint)
             kind = _ERRORS.get(self.error.exit_code, errors.HivetuneError)
             prefix = "" if self.error.exit_code != 1 else f"{what} failed: {self.error.type}: "

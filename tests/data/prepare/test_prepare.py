@@ -170,7 +170,7 @@ from hivetune.data.prepare import prepare
 files.MIN_CHUNK_BYTES = files.MAX_CHUNK_BYTES = 4096
 files.BLOCK_BYTES = 1024
 config = parse_config({"model": "m", "max_length": 512, "data": {"path": sys.argv[1]}})
-prepare.prepare(config, Path(sys.argv[2]), None, lambda done, total: print(done, flush=True))
+prepare.prepare(config, Path(sys.argv[2]), None, lambda done, total: (total or 0) > 500 and print(done, flush=True))
 """
 
 

@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.judge.worker import score
+from hivetune.judge.worker.answers import split_last_answer
 from hivetune.judge.worker.generate import Completion, answer_prompts, settle_module
-from hivetune.judge.worker.score import MAX_ROW, divergence_from_base, split_last_answer
+from hivetune.judge.worker.score import MAX_ROW, divergence_from_base
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Generate, Score
@@ -167,7 +168,7 @@ def test_tuned_answers_are_those_of_the_merged_model(trained: Path, tiny_model_f
 def test_both_models_take_turns_and_answer_as_if_alone(
     room: int, trained: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score, "_free_bytes", lambda device: room)
+    monkeypatch.setattr("hivetune.judge.worker.answers._free_bytes", lambda device: room)
     wanted = Generate(tuple(range(0, 75, 6)), new_tokens=4, slots=2)
     result, lines = run_score(trained, tiny_model_folder, tmp_path / "score", generate=wanted)
     answers = [line for line in lines if line["event"] == "answer"]
@@ -214,7 +215,7 @@ def test_a_task_that_broke_off_goes_on_where_it_was(trained: Path, tiny_model_fo
 def test_the_waiting_model_is_not_counted_as_memory_of_the_other(
     trained: Path, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hivetune.judge.worker.score.peak_memory_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr("hivetune.judge.worker.answers.peak_memory_bytes", lambda device: 1 << 30)
     result, _ = run_score(trained, tiny_model_folder, tmp_path / "score")
     _, tensors = read_adapter(trained / "run")
     widths = {name: tensor.shape for name, tensor in tensors.items()}

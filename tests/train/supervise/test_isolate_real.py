@@ -75,6 +75,6 @@ def test_a_run_of_bad_rows_alone_is_no_success(tmp_path: Path) -> None:
 def test_too_many_bad_rows_are_the_arithmetic_and_not_the_data(tmp_path: Path) -> None:
     """Half of the rows are not finite: the run does not shrink in silence to the other half."""
     config = make_run(tmp_path, 64, dict.fromkeys(range(32), NAN), batch_size=8, supervise={"attempts": 1})
-    with pytest.raises(RecoveryExhausted, match="the arithmetic, not the rows"):
+    with pytest.raises(RecoveryExhausted, match="the arithmetic is wrong, not the rows"):
         supervise(tmp_path, config).check()
     assert read_plan(tmp_path / "run").count_rows().quarantined <= 17

@@ -365,7 +365,7 @@ def _dead(child: "subprocess.Popen[bytes]", chunk: Chunk | None, log: IO[bytes])
     log.seek(0)
     output = log.read().decode("utf-8", "replace").strip()[-2000:]
     where = f"{chunk.name}:{chunk.first}" if chunk else "its start"
-    return HivetuneError(f"a data worker died (exit {code}) at {where}\n{output}", hint="give the same command again")
+    return HivetuneError(f"a data worker died (exit {code}) at {where}\n{output}", hint="run the same command again")
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
