@@ -24,7 +24,6 @@ from hivetune.config import (
 from hivetune.data.intake.files import names_rows
 from hivetune.data.intake.places import check_storable
 from hivetune.data.mapping import check_columns, parse_columns
-from hivetune.data.prepare.understand import suggested_for
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
@@ -169,6 +168,9 @@ def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
     if settings.data.columns:
         return None, False
     with progress("reading the files", "files") as report:
+        # The rules of redaction take half a second to compile, which no other command should wait for.
+        from hivetune.data.prepare.understand import suggested_for
+
         found = suggested_for(settings.data.path, settings.data.encoding, report)
     name, lines = next(iter(found.items()), ("", []))
     if not lines:

@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 
 from hivetune.cli.output import MODE, duration, emit, moment, number, say, show, table
-from hivetune.dashboard.access import dashboard_token
-from hivetune.dashboard.app import run_dashboard
 from hivetune.dashboard.overview import Suggestion, overview
 from hivetune.run.status import RunStatus
 
@@ -78,6 +76,10 @@ def dashboard_command(
     The server listens on this machine only. Each action on a page asks for confirmation. A running gateway shows the
     same pages at /dashboard.
     """
+    # `status` is called often, and should not wait a second for the pages to be imported.
+    from hivetune.dashboard.access import dashboard_token
+    from hivetune.dashboard.app import run_dashboard
+
     token = dashboard_token(new=new_token)
 
     def tell(url: str) -> None:
