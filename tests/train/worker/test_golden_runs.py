@@ -19,7 +19,7 @@ from train.worker.planted import judged_by_feedback, make_bench, planted_rows
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
 from train.worker.test_ranks import run_ranks
 
-from hivetune.base.disk import sha256_file, write_json
+from hivetune.base.disk import sha256_file, write_json, write_manifest
 from hivetune.base.journal import read_journal
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
@@ -64,6 +64,7 @@ def model_of(folder: Path, family: str = "llama", **changes: int) -> Path:
         write_model(folder, family, **changes) / "hivetune.json",
         {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"},
     )
+    write_manifest(folder, {"kind": "model"})
     return folder
 
 
