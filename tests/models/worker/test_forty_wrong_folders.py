@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from models.worker.spoil import Tensors, bytes_of, edit, header, pop, renamed, shards, template, tokenizer, weights
+from spoil import Tensors, bytes_of, edit, header, pop, renamed, shards, template, tokenizer, weights
 from train.worker.models import documents
 from transformers import AutoConfig, AutoModelForCausalLM
 

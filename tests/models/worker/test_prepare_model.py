@@ -16,7 +16,7 @@ import gguf
 import numpy
 import pytest
 import torch
-from models.worker.hub_server import COMMIT, serve_model
+from hub_server import COMMIT, serve_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations import hub_kernels

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models.worker.spoil import (
+from spoil import (
     UP,
     Tensors,
     bytes_of,
