@@ -111,6 +111,7 @@ def run_gateway(
             ws="none",
             timeout_graceful_shutdown=SHUTDOWN_S,
             server_header=False,
+            proxy_headers=False,  # the guard checks what the client sent, not what a header says it sent
         )
         on_ready(f"http://{_bracketed(settings.host)}:{port}")
         servers.append(uvicorn.Server(config))
