@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,9 @@ NO_VALUE = "-"  # the agent or category of rows that have none
 
 @dataclass
 class Decisions:
-    """The decision on each row in input order, with all counts."""
+    """The results of all chunks, and the decision on each row in input order, with all counts."""
 
+    results: Sequence[Path] = ()
     fate: array = field(default_factory=lambda: array("B"))  # type: ignore[type-arg]
     stays: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]  # the row that a row equals, or itself
     shares: dict[int, float] = field(default_factory=dict)  # near duplicate: what it has in common with that row
@@ -81,10 +83,12 @@ class Decisions:
     def drop(self, row: int, stays: int, fate: int) -> None:
         self.fate[row], self.stays[row] = fate, stays
 
-    def place(self, row: int) -> tuple[int, int]:
-        """Return (chunk, number within the chunk) of a row."""
-        chunk = bisect_right(self.chunk_starts, row) - 1
-        return chunk, row - self.chunk_starts[chunk]
+    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield (row, *columns) of each line of a query. Its first column is the row's number within its chunk."""
+        for start, path in zip(self.chunk_starts, self.results, strict=True):
+            with closing(open_result(path)) as database:
+                for number, *columns in database.execute(query):
+                    yield start + number, *columns
 
     def original(self, row: int) -> int:
         """Return the row that stays for a duplicate, following chains of rows that resemble each other."""
@@ -103,26 +107,19 @@ def open_result(path: Path) -> sqlite3.Connection:
 class RowLookup:
     """Reads columns of single rows on demand; the database of the last chunk stays open."""
 
-    def __init__(self, results: Sequence[Path], decisions: Decisions, query: str):
-        self._results, self._decisions, self._query = results, decisions, query
-        self._open: tuple[int, sqlite3.Connection] | None = None
+    def __init__(self, decisions: Decisions, query: str):
+        self._decisions, self._query = decisions, query
+        self._chunk = -1
+        self._database: sqlite3.Connection | None = None
 
     def find(self, row: int) -> Any:
         """Return the query's result for a row. The query's parameter is the row's number within its chunk."""
-        chunk, number = self._decisions.place(row)
-        if self._open is None or self._open[0] != chunk:
+        chunk = bisect_right(self._decisions.chunk_starts, row) - 1
+        if self._database is None or chunk != self._chunk:
             self.close()
-            self._open = chunk, open_result(self._results[chunk])
-        return self._open[1].execute(self._query, (number,)).fetchone()
+            self._chunk, self._database = chunk, open_result(self._decisions.results[chunk])
+        return self._database.execute(self._query, (row - self._decisions.chunk_starts[chunk],)).fetchone()
 
     def close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-
-
-def fates(decisions: Decisions, chunk: int) -> Iterator[tuple[int, int]]:
-    """Return (row number within the chunk, decision) for the rows of one chunk."""
-    start = decisions.chunk_starts[chunk]
-    last = chunk + 1 == len(decisions.chunk_starts)
-    end = decisions.num_rows if last else decisions.chunk_starts[chunk + 1]
-    return enumerate(decisions.fate[start:end])
+        if self._database is not None:
+            self._database.close()

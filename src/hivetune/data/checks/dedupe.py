@@ -16,7 +16,7 @@ from zlib import crc32
 from rensa import RMinHash
 
 from hivetune.data.checks.lessons import Lesson, Triple, compare, shared_triples, texts_of, words_of
-from hivetune.records import Message, Progress
+from hivetune.records import Message
 
 NUM_PERM = 128  # the estimate's standard error at similarity 0.85 is then 0.03
 SEED = 1
@@ -129,13 +129,7 @@ class Rows:
     read: Callable[[int], int] | None = None
 
 
-def near_copies(
-    sketches: memoryview,
-    threshold: float,
-    rows: Rows,
-    skipped: bytes = b"",
-    progress: Progress = lambda _done, _total: None,
-) -> Near:
+def near_copies(sketches: memoryview, threshold: float, rows: Rows, skipped: bytes = b"") -> Near:
     """Compare all rows of `sketches` except those in `skipped`. The result depends only on the set of rows."""
     copies: list[tuple[int, int, float]] = []
     leaks: list[Pair] = []
@@ -143,7 +137,6 @@ def near_copies(
         for band in range(NUM_BANDS):
             for bucket in search.buckets(band, skipped):
                 search.take(bucket)
-            progress(band + 1, NUM_BANDS)
         for one, other in search.pairs():
             similarity = compare(rows.lesson(one), rows.lesson(other), search.shared(one, other))
             if similarity.is_copy(threshold):

@@ -1,15 +1,13 @@
 """The files of `data check --clean`: usable rows, rejected rows to be mended (quarantine), and duplicates."""
 
 import json
-from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
 from hivetune.base.disk import FULL_DISK, write_whole
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
-from hivetune.data.fates import REFUSED, Decisions, fates, open_result
+from hivetune.data.fates import REFUSED, Decisions
 from hivetune.data.prepare.report import write_dropped
 from hivetune.data.read import QUARANTINE_KEY
 from hivetune.data.reasons import REASONS, severity_of
@@ -27,7 +25,7 @@ def duplicates_path(clean: Path) -> Path:
     return clean.with_name(f"{clean.stem}.duplicates{clean.suffix or '.jsonl'}")
 
 
-def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig, out: Path) -> None:
+def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
     """Write the usable rows, as they came but redacted, and the files of rejected rows and duplicates.
 
     `data check` reads a line of the quarantine file as a row, after its "row" was mended. A file gets its name when it
@@ -40,8 +38,8 @@ def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig,
             write_whole(duplicates_path(out)) as dropped,
             write_whole(out) as clean,
         ):
-            _write_rows(results, decisions, data, clean, quarantine)
-            write_dropped(results, decisions, dropped)
+            _write_rows(decisions, data, clean, quarantine)
+            write_dropped(decisions, dropped)
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
@@ -51,20 +49,14 @@ def write_clean(results: Sequence[Path], decisions: Decisions, data: DataConfig,
         ) from None
 
 
-def _write_rows(
-    results: Sequence[Path], decisions: Decisions, data: DataConfig, clean: IO[bytes], quarantine: IO[bytes]
-) -> None:
-    for number, path in enumerate(results):
-        with closing(open_result(path)) as database:
-            rows = database.execute(
-                "SELECT source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
-            )
-            for (source, reason, hint, changed, raw), (_, fate) in zip(rows, fates(decisions, number), strict=True):
-                if fate < len(SPLITS):
-                    clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
-                    clean.write(b"\n")
-                elif fate == REFUSED and severity_of(reason) == "reject":
-                    _quarantine(quarantine, source, reason, hint, raw)
+def _write_rows(decisions: Decisions, data: DataConfig, clean: IO[bytes], quarantine: IO[bytes]) -> None:
+    query = "SELECT n, source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+    for row, source, reason, hint, changed, raw in decisions.rows(query):
+        if decisions.fate[row] < len(SPLITS):
+            clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
+            clean.write(b"\n")
+        elif decisions.fate[row] == REFUSED and severity_of(reason) == "reject":
+            _quarantine(quarantine, source, reason, hint, raw)
 
 
 def _redacted(raw: bytes, data: DataConfig) -> bytes:

@@ -9,10 +9,10 @@ import mmap
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from hivetune.config import DataConfig, LearnConfig
@@ -38,259 +38,205 @@ from hivetune.data.fates import (
 )
 from hivetune.data.judged.pick import judge_rows
 from hivetune.data.leave_out import read_leave_out
-from hivetune.data.prepare.nearest import Nearest
+from hivetune.data.prepare.nearest import Similar, similar_rows, similarity_report, twins
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
-from hivetune.records import Progress
 
 CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text, so longer ones are read again
-ADDRESS_SPACE = 1 << 64
-_QUERY = (
-    "SELECT source, layout, reason, hash64, read64, question64, session64, user64, texts64, lesson64, time, length,"
-    " agent, category FROM rows ORDER BY n"
-)
-_BODY = "SELECT messages, tools, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
-
-
-@dataclass
-class _Columns:
-    """The values that later passes need, in flat arrays with one entry per input row.
-
-    `label` and `source` stay empty unless a setting needs them.
-    """
-
-    hash64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
-    lesson64: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
-    length: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
-    label: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
-    source: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
-    ties: Ties = field(default_factory=lambda: Ties(array("Q"), array("Q"), array("Q"), array("Q"), array("d")))
 
 
 def decide_rows(
-    results: Sequence[Path],
-    data: DataConfig,
-    progress: Progress,
-    frozen: Collection[int] = frozenset(),
-    learn: LearnConfig = LearnConfig(),
+    results: Sequence[Path], data: DataConfig, frozen: Collection[int] = frozenset(), learn: LearnConfig = LearnConfig()
 ) -> Decisions:
-    """Return the fate of every row. `results` are in input order. `progress` counts bands of the near search.
+    """Return the fate of every row. `results` are in input order.
 
     `frozen` has the hashes of questions that are never trained (data/frozen.py).
     """
-    decisions, columns = Decisions(), _Columns()
-    _first_pass(results, data, decisions, columns)
-    _drop_beginnings(results, decisions, columns.lesson64)
-    columns.lesson64 = array("Q")  # frees 8 bytes per row
-    _count_changed(results, decisions)
-    alike = _drop_near(results, data.near_duplicates, decisions, columns, progress) if data.near_duplicates > 0 else []
+    decisions = Decisions(results)
+    files = _count_rows(decisions)
+    hash64, ties = _hashes(decisions, "hash64"), _ties(decisions)
+    _drop_equal(decisions, hash64, ties.time)
+    _drop_beginnings(decisions)
+    for row, changed in decisions.rows("SELECT n, changed FROM rows WHERE changed IS NOT NULL"):
+        if decisions.fate[row] == TRAIN:
+            decisions.changed.update(changed.split(","))
+    leaks = _drop_near(decisions, data.near_duplicates, ties, hash64) if data.near_duplicates > 0 else []
     if data.quota_per_session is not None:
-        _limit(decisions, columns.ties.session, columns.hash64, data.quota_per_session, QUOTA_SESSION)
+        in_sessions = (row for row in _usable(decisions) if ties.session[row])
+        _limit(decisions, in_sessions, ties.session, hash64, data.quota_per_session, QUOTA_SESSION)
     if data.quota_per_source is not None:
-        _limit(decisions, columns.source, columns.hash64, data.quota_per_source, QUOTA_SOURCE)
-    _cap_synthetic(results, decisions, columns.hash64, data.synthetic_share)
-    rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate == TRAIN))
-    found = sides(rows, columns.ties, alike, data)
-    nearest = Nearest()
-    if data.near_duplicates > 0 and any(found.side):
-        nearest.read(results, decisions, found.side, columns.hash64)
-        found = sides(rows, columns.ties, alike, data, nearest.twins())
-    decisions.tied = found.group
+        _limit(decisions, _usable(decisions), files, hash64, data.quota_per_source, QUOTA_SOURCE)
+    _cap_synthetic(decisions, hash64, data.synthetic_share)
+
+    rows = array("I", _usable(decisions))
+    split = sides(rows, ties, leaks, data)
+    similar: Similar = {}
+    if data.near_duplicates > 0 and any(split.side):
+        similar = similar_rows(decisions, split.side, hash64)
+        split = sides(rows, ties, leaks, data, twins(similar))
+    decisions.tied = split.group
     for row in rows:
-        decisions.fate[row] = found.side[row]
-    _keep_out(decisions, columns.ties, frozen)
-    judge_rows(results, decisions, columns.ties, columns.hash64, learn)
+        is_frozen = ties.question[row] in frozen or ties.read[row] in frozen
+        # A past win itself stays a test row.
+        decisions.fate[row] = FROZEN_QUESTION if is_frozen and split.side[row] <= VALIDATION else split.side[row]
+    judge_rows(results, decisions, ties, hash64, learn)
     decisions.groups = {
-        "groups": found.groups,
-        "largest": found.largest,
-        "broken_up": found.broken_up,
-        "too_large": found.too_large,
+        "groups": split.groups,
+        "largest": split.largest,
+        "broken_up": split.broken_up,
+        "too_large": split.too_large,
     }
-    decisions.nearest = nearest.report(found.side)
+    decisions.nearest = similarity_report(similar, split.side)
     if data.balance != "none":
-        _balance(decisions, columns.label, columns.hash64)
-    if data.leave_out is not None:
-        _leave_out(results, decisions, read_leave_out(Path(data.leave_out)))
+        # Each label gets as many trained rows as the rarest has. Held-out rows stay, since they are evidence.
+        numbers: dict[str, int] = {}
+        values = decisions.rows(f"SELECT n, {data.balance} FROM rows ORDER BY n")
+        labels = array("I", (numbers.setdefault(value or NO_VALUE, len(numbers)) for _, value in values))
+        counts = Counter(labels[row] for row in _usable(decisions))
+        if counts:
+            _limit(decisions, _usable(decisions), labels, hash64, min(counts.values()), BALANCE)
+    if data.leave_out is not None:  # as the last step, so that splits are those of all rows
+        named = read_leave_out(Path(data.leave_out))
+        for row, identity in decisions.rows("SELECT n, id FROM rows WHERE id IS NOT NULL"):
+            if identity in named and decisions.fate[row] < len(SPLITS):
+                decisions.fate[row] = FATES[named[identity]]
     return decisions
 
 
-def _first_pass(results: Sequence[Path], data: DataConfig, decisions: Decisions, columns: _Columns) -> None:
-    """Count rows and drop exact duplicates: of equal rows the oldest one is kept, without times the first."""
-    seen = Table()
-    labels: dict[str, int] = {}
-    sources: dict[str, int] = {}
-    for path in results:
+def _count_rows(decisions: Decisions) -> "array[int]":
+    """Count rows by chunk, file, layout and reason, and return the number of each row's file."""
+    files = array("I")
+    numbers: dict[str, int] = {}
+    for path in decisions.results:
         decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, layout, reason, hash64, *ties, texts, lesson, time, length, agent, category in database.execute(
-                _QUERY
-            ):
-                row = decisions.num_rows
+            for source, layout, reason in database.execute("SELECT source, layout, reason FROM rows ORDER BY n"):
                 name = source.rpartition(":")[0] or source
+                files.append(numbers.setdefault(name, len(numbers)))
                 decisions.files.setdefault(name, Counter())[layout or "-"] += 1
-                if data.quota_per_source is not None:
-                    columns.source.append(sources.setdefault(name, len(sources)))
-                if data.balance != "none":
-                    label = (agent if data.balance == "agent" else category) or NO_VALUE
-                    columns.label.append(labels.setdefault(label, len(labels)))
-                _append(columns, hash64, length, ties, lesson, time)
-                if texts is not None:
-                    columns.ties.texts.frombytes(texts)
-                    columns.ties.text_rows.extend([row] * (len(texts) // 8))
-                decisions.stays.append(row)
                 decisions.fate.append(TRAIN if reason is None else REFUSED)
                 if reason is not None:
                     decisions.reasons[reason] += 1
-                elif (first := seen.put(hash64 % ADDRESS_SPACE, row)) is not None:
-                    _drop_exact(decisions, columns.ties, row, first)
+    decisions.stays = array("I", range(decisions.num_rows))
+    return files
 
 
-def _append(
-    columns: _Columns,
-    hash64: int | None,
-    length: int | None,
-    ties: Sequence[int | None],
-    lesson: int | None,
-    time: float | None,
-) -> None:
-    columns.hash64.append((hash64 or 0) % ADDRESS_SPACE)
-    columns.lesson64.append((lesson or 0) % ADDRESS_SPACE)
-    columns.length.append(length or 0)
-    flat = columns.ties
-    for column, value in zip((flat.read, flat.question, flat.session, flat.user), ties, strict=True):
-        column.append((value or 0) % ADDRESS_SPACE)
-    flat.time.append(math.inf if time is None else time)
+def _hashes(decisions: Decisions, column: str) -> "array[int]":
+    """Return the 64-bit hash of each row in a column; 0 if it has none."""
+    rows = decisions.rows(f"SELECT n, ifnull({column}, 0) FROM rows ORDER BY n")
+    return array("Q", array("q", (value for _, value in rows)).tobytes())  # SQLite has only signed integers
 
 
-def _drop_exact(decisions: Decisions, ties: Ties, row: int, first: int) -> None:
-    """Drop the newer one of a row and the kept row with the same content; `first` is the first of them."""
-    stays = first
-    while decisions.stays[stays] != stays:
-        stays = decisions.stays[stays]
-    if ties.time[row] < ties.time[stays]:
-        decisions.drop(stays, row, DUPLICATE)
-    else:
-        decisions.drop(row, stays, DUPLICATE)
+def _ties(decisions: Decisions) -> Ties:
+    times = decisions.rows("SELECT n, time FROM rows ORDER BY n")
+    ties = Ties(
+        _hashes(decisions, "read64"),
+        _hashes(decisions, "question64"),
+        _hashes(decisions, "session64"),
+        _hashes(decisions, "user64"),
+        array("d", (math.inf if time is None else time for _, time in times)),
+    )
+    for row, texts in decisions.rows("SELECT n, texts64 FROM rows WHERE texts64 IS NOT NULL ORDER BY n"):
+        ties.texts.frombytes(texts)
+        ties.text_rows.extend([row] * (len(texts) // 8))
+    return ties
 
 
-def _drop_beginnings(results: Sequence[Path], decisions: Decisions, lesson64: Sequence[int]) -> None:
+def _usable(decisions: Decisions) -> Iterable[int]:
+    """Yield the rows that are still usable; before the split that is every row with the fate TRAIN."""
+    return (row for row, fate in enumerate(decisions.fate) if fate == TRAIN)
+
+
+def _drop_equal(decisions: Decisions, hash64: Sequence[int], time: Sequence[float]) -> None:
+    """Drop exact duplicates: of equal rows the oldest one is kept, without times the first."""
+    seen = Table()
+    for row in _usable(decisions):
+        stays = seen.put(hash64[row], row)
+        if stays is None:
+            continue
+        while decisions.stays[stays] != stays:
+            stays = decisions.stays[stays]
+        if time[row] < time[stays]:
+            decisions.drop(stays, row, DUPLICATE)
+        else:
+            decisions.drop(row, stays, DUPLICATE)
+
+
+def _drop_beginnings(decisions: Decisions) -> None:
     """Drop rows that are the beginning of a longer row, as in a history that grows turn by turn."""
     ends = Table()
-    for row, fate in enumerate(decisions.fate):
-        if fate == TRAIN and lesson64[row]:
-            ends.put(lesson64[row], row)
-    for number, path in enumerate(results):
-        with closing(open_result(path)) as database:
-            for n, earlier in database.execute("SELECT n, earlier FROM rows WHERE earlier IS NOT NULL ORDER BY n"):
-                longer = decisions.chunk_starts[number] + n
-                if decisions.fate[longer] not in (TRAIN, BEGINNING):
-                    continue
-                for lesson in array("Q", earlier):
-                    shorter = ends.get(lesson)
-                    if shorter is not None and shorter != longer and decisions.fate[shorter] == TRAIN:
-                        decisions.drop(shorter, longer, BEGINNING)
+    lessons = _hashes(decisions, "lesson64")
+    for row in _usable(decisions):
+        if lessons[row]:
+            ends.put(lessons[row], row)
+    for longer, earlier in decisions.rows("SELECT n, earlier FROM rows WHERE earlier IS NOT NULL ORDER BY n"):
+        if decisions.fate[longer] not in (TRAIN, BEGINNING):
+            continue
+        for lesson in array("Q", earlier):
+            shorter = ends.get(lesson)
+            if shorter is not None and shorter != longer and decisions.fate[shorter] == TRAIN:
+                decisions.drop(shorter, longer, BEGINNING)
 
 
-def _count_changed(results: Sequence[Path], decisions: Decisions) -> None:
-    for start, path in zip(decisions.chunk_starts, results, strict=True):
-        with closing(open_result(path)) as database:
-            for n, changed in database.execute("SELECT n, changed FROM rows WHERE changed IS NOT NULL"):
-                if decisions.fate[start + n] == TRAIN:
-                    decisions.changed.update(changed.split(","))
-
-
-def _drop_near(
-    results: Sequence[Path], threshold: float, decisions: Decisions, columns: _Columns, progress: Progress
-) -> list[tuple[int, int]]:
+def _drop_near(decisions: Decisions, threshold: float, ties: Ties, hash64: Sequence[int]) -> Sequence[tuple[int, int]]:
     """Drop near duplicates, and return the pairs of kept rows that are nearly equal."""
     rows = array("I", (row for row, fate in enumerate(decisions.fate) if fate != REFUSED))
     if not rows:
         return []
-    joined = results[0].parent / "sketches"
+    lengths = array("I", (n for _, n in decisions.rows("SELECT n, ifnull(length, 0) FROM rows ORDER BY n")))
+    joined = decisions.results[0].parent / "sketches"
     with open(joined, "wb") as out:
-        for path in results:
+        for path in decisions.results:
             with open(f"{path}.sketches", "rb") as part:
                 shutil.copyfileobj(part, out, 1 << 20)
-    ties = columns.ties
+    query = "SELECT messages, tools, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
     with (
         open(joined, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
-        closing(RowLookup(results, decisions, _BODY)) as bodies,
+        closing(RowLookup(decisions, query)) as bodies,
     ):
-        cached = lru_cache(maxsize=CACHED_LESSONS)(partial(_lesson, bodies))
 
-        def lesson(row: int) -> Lesson:
-            return cached(row) if columns.length[row] <= CACHED_ROW_CHARS else _lesson(bodies, row)
+        def read_lesson(row: int) -> Lesson:
+            text, tools, kind = bodies.find(row)
+            lesson = lesson_of(messages_from(text), json.loads(tools) if tools else ())
+            # A bad answer is no copy of a good one.
+            return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson
 
+        cached = lru_cache(maxsize=CACHED_LESSONS)(read_lesson)
         about = Rows(
-            lesson=lambda i: lesson(rows[i]),
+            lesson=lambda i: (cached if lengths[rows[i]] <= CACHED_ROW_CHARS else read_lesson)(rows[i]),
             question=lambda i: ties.question[rows[i]],
             read=lambda i: ties.read[rows[i]],
-            rank=lambda i: (ties.time[rows[i]], -columns.length[rows[i]], columns.hash64[rows[i]]),
+            rank=lambda i: (ties.time[rows[i]], -lengths[rows[i]], hash64[rows[i]]),
         )
-        skipped = bytes(decisions.fate[row] != TRAIN for row in rows)
-        found = near_copies(view, threshold, about, skipped, progress)
+        near = near_copies(view, threshold, about, bytes(decisions.fate[row] != TRAIN for row in rows))
     joined.unlink()
-    for place, other, share in found.copies:
+    for place, other, share in near.copies:
         decisions.drop(rows[place], rows[other], NEAR_DUPLICATE)
         decisions.shares[rows[place]] = share
-    return [(rows[one], rows[other]) for one, other in found.leaks]
+    return [(rows[one], rows[other]) for one, other in near.leaks]
 
 
-def _lesson(bodies: RowLookup, row: int) -> Lesson:
-    text, tools, kind = bodies.find(row)
-    lesson = lesson_of(messages_from(text), json.loads(tools) if tools else ())
-    # A bad answer is no copy of a good one.
-    return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson
-
-
-def _limit(decisions: Decisions, group: Sequence[int], order: Sequence[int], quota: int, fate: int) -> None:
-    """Keep at most `quota` rows of each group, drawn by their content and not by their place."""
-    rows = [row for row, f in enumerate(decisions.fate) if f == TRAIN and (fate != QUOTA_SESSION or group[row])]
-    rows.sort(key=order.__getitem__)
-    rows.sort(key=group.__getitem__)  # stable: within a group still by content
-    taken, current = 0, -1
-    for row in rows:
-        if group[row] != current:
-            taken, current = 0, group[row]
-        taken += 1
-        if taken > quota:
+def _limit(
+    decisions: Decisions, rows: Iterable[int], group: Sequence[int], order: Sequence[int], quota: int, fate: int
+) -> None:
+    """Keep at most `quota` of these rows of each group, drawn by their content and not by their place."""
+    counts: Counter[int] = Counter()
+    for row in sorted(rows, key=order.__getitem__):
+        counts[group[row]] += 1
+        if counts[group[row]] > quota:
             decisions.fate[row] = fate
 
 
-def _keep_out(decisions: Decisions, ties: Ties, frozen: Collection[int]) -> None:
-    """Set rows that ask a frozen question aside; a past win itself stays a test row."""
-    for row, fate in enumerate(decisions.fate):
-        if fate in (TRAIN, VALIDATION) and (ties.question[row] in frozen or ties.read[row] in frozen):
-            decisions.fate[row] = FROZEN_QUESTION
-
-
-def _balance(decisions: Decisions, label: Sequence[int], order: Sequence[int]) -> None:
-    """Keep as many trained rows of each label as the rarest has. Held-out rows stay, since they are evidence."""
-    counts = Counter(g for g, f in zip(label, decisions.fate, strict=True) if f == TRAIN)
-    if counts:
-        _limit(decisions, label, order, min(counts.values()), BALANCE)
-
-
-def _leave_out(results: Sequence[Path], decisions: Decisions, named: Mapping[str, str]) -> None:
-    """Set the named rows aside, as the last step, so that splits are those of all rows."""
-    for start, path in zip(decisions.chunk_starts, results, strict=True):
-        with closing(open_result(path)) as database:
-            for n, identity in database.execute("SELECT n, id FROM rows WHERE id IS NOT NULL"):
-                if identity in named and decisions.fate[start + n] < len(SPLITS):
-                    decisions.fate[start + n] = FATES[named[identity]]
-
-
-def _cap_synthetic(results: Sequence[Path], decisions: Decisions, order: Sequence[int], share: float) -> None:
+def _cap_synthetic(decisions: Decisions, order: Sequence[int], share: float) -> None:
     """Set aside synthetic rows above `share` of the usable rows, drawn by content. Without other rows keep all."""
-    synthetic = []
-    for start, path in zip(decisions.chunk_starts, results, strict=True):
-        with closing(open_result(path)) as database:
-            rows = (start + n for (n,) in database.execute("SELECT n FROM rows WHERE maker IS NOT NULL"))
-            synthetic += [row for row in rows if decisions.fate[row] == TRAIN]
+    made = [row for (row,) in decisions.rows("SELECT n FROM rows WHERE maker IS NOT NULL")]
+    synthetic = [row for row in made if decisions.fate[row] == TRAIN]
     others = decisions.count(TRAIN) - len(synthetic)
-    most = len(synthetic) if not others or share >= 1 else min(len(synthetic), int(others * share / (1 - share) + 1e-9))
-    for row in sorted(synthetic, key=order.__getitem__)[most:]:
+    limit = (
+        len(synthetic) if not others or share >= 1 else min(len(synthetic), int(others * share / (1 - share) + 1e-9))
+    )
+    for row in sorted(synthetic, key=order.__getitem__)[limit:]:
         decisions.fate[row] = SYNTHETIC_SHARE
-    decisions.synthetic = {"rows": most, "others": others}
+    decisions.synthetic = {"rows": limit, "others": others}

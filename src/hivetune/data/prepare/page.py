@@ -5,15 +5,15 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import cache
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from hivetune.data.fates import Decisions, fates, open_result
+from hivetune.data.fates import Decisions, RowLookup
 from hivetune.data.prepare.report import Report, duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
 from hivetune.data.render.folder import load_renderer
@@ -28,99 +28,80 @@ LESSONS = ("corrections", "pairs", "retries", "failures")
 STYLE = Path(__file__).with_name("page.css")
 NUM_RANDOM = 4
 MAX_TOKENS = 1200
-_QUERY = "SELECT n, source, length, trained, changed, hash64 FROM rows WHERE reason IS NULL ORDER BY n"
+Decode = Callable[[Sequence[int]], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A usable row, why it is shown, and its pieces (text, trained), which are None without a model."""
-
-    why: str
-    source: str
-    messages: list[dict[str, Any]]
-    length: int
-    trained: int | None
-    changed: str | None
-    runs: list[tuple[str, bool]] | None
+def write_page(path: Path, report: Report, decisions: Decisions, model_folder: Path | None) -> None:
+    """Write the page of a report. Raise OSError if it can't be written."""
+    decode = load_renderer(model_folder).decode if model_folder is not None else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(report.document, _samples(decisions, decode)), encoding="utf-8", errors="replace")
 
 
-@dataclass(slots=True)
-class _Best:
-    """The best row so far by one measure; smaller is better."""
+def _samples(decisions: Decisions, decode: Decode | None) -> list[dict[str, Any]]:
+    """Return the rows to show: the longest, the one with the least to learn, a changed one, and some at random.
 
-    why: str
-    measure: Callable[[int, int | None, str | None, int], tuple[float, ...] | None]
-    score: tuple[float, ...] | None = None
-    place: tuple[int, int] | None = None  # chunk, row in the chunk
-
-
-def choose_samples(
-    results: Sequence[Path], decisions: Decisions, decode: Callable[[Sequence[int]], str] | None
-) -> list[Sample]:
-    """Choose the rows to show, in one pass that keeps only places."""
-    best = [
-        _Best("the longest", lambda length, _t, _c, _h: (-length,)),
-        _Best("the least to learn", lambda length, t, _c, _h: None if t is None else (t / max(1, length), t)),
-        _Best("changed", lambda _l, _t, changed, h: (h,) if changed else None),
-    ]
-    at_random: list[tuple[int, tuple[int, int]]] = []
-    for number, path in enumerate(results):
-        fate_of = dict(fates(decisions, number))
-        with closing(open_result(path)) as database:
-            for n, _, length, trained, changed, hash64 in database.execute(_QUERY):
-                if fate_of[n] >= len(SPLITS):
-                    continue
-                for one in best:
-                    score = one.measure(length, trained, changed, hash64)
-                    if score is not None and (one.score is None or score < one.score):
-                        one.score, one.place = score, (number, n)
-                if len(at_random) < NUM_RANDOM or hash64 < at_random[-1][0]:
-                    at_random = sorted([*at_random, (hash64, (number, n))])[:NUM_RANDOM]
-    wanted = {one.place: one.why for one in reversed(best) if one.place is not None}
-    chosen = [(wanted[place], place) for place in reversed(wanted)]
-    chosen += [("at random", place) for _, place in at_random if place not in wanted]
-    return [_read(results, place, why, decode) for why, place in chosen]
-
-
-def _read(
-    results: Sequence[Path], place: tuple[int, int], why: str, decode: Callable[[Sequence[int]], str] | None
-) -> Sample:
-    with closing(open_result(results[place[0]])) as database:
-        source, length, trained, changed, messages, tokens, mask = database.execute(
-            "SELECT source, coalesce(num_tokens, length), trained, changed, messages, tokens, mask"
-            " FROM rows JOIN bodies USING (n) WHERE n = ?",
-            (place[1],),
-        ).fetchone()
-    runs = _runs(tokens, mask, decode) if decode is not None and tokens is not None else None
-    return Sample(why, source, json.loads(messages), length, trained, changed, runs)
+    Each has why it is shown, and its pieces as `runs` of (text, trained), which are None without a model.
+    """
+    best: dict[str, tuple[Any, int]] = {}  # why: (score, row); smaller is better
+    at_random: list[tuple[int, int]] = []
+    query = "SELECT n, length, trained, changed, hash64 FROM rows WHERE reason IS NULL ORDER BY n"
+    for row, length, trained, changed, hash64 in decisions.rows(query):
+        if decisions.fate[row] >= len(SPLITS):
+            continue
+        scores = [("the longest", -length)]
+        if trained is not None:
+            scores.append(("the least to learn", (trained / max(1, length), trained)))
+        if changed:
+            scores.append(("changed", hash64))
+        for why, score in scores:
+            if why not in best or score < best[why][0]:
+                best[why] = score, row
+        if len(at_random) < NUM_RANDOM or hash64 < at_random[-1][0]:
+            at_random = sorted([*at_random, (hash64, row)])[:NUM_RANDOM]
+    chosen: dict[int, str] = {}
+    for why in ("the longest", "the least to learn", "changed"):
+        if why in best:
+            chosen.setdefault(best[why][1], why)
+    for _, row in at_random:
+        chosen.setdefault(row, "at random")
+    query = (
+        "SELECT source, coalesce(num_tokens, length), trained, changed, messages, tokens, mask"
+        " FROM rows JOIN bodies USING (n) WHERE n = ?"
+    )
+    samples = []
+    with closing(RowLookup(decisions, query)) as lookup:
+        for row, why in chosen.items():
+            source, length, trained, changed, messages, tokens, mask = lookup.find(row)
+            samples.append(
+                {
+                    "why": why,
+                    "source": source,
+                    "length": length,
+                    "trained": trained,
+                    "changed": changed,
+                    "text": _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in json.loads(messages))),
+                    "runs": _runs(tokens, mask, decode) if decode is not None and tokens is not None else None,
+                }
+            )
+    return samples
 
 
-def _runs(tokens: bytes, mask: bytes, decode: Callable[[Sequence[int]], str]) -> list[tuple[str, bool]]:
+def _runs(tokens: bytes, mask: bytes, decode: Decode) -> list[tuple[str, bool]]:
     """Decode consecutive tokens of one kind together, since a character may take several tokens."""
-    ids = array("I")
-    ids.frombytes(tokens)
+    ids = array("I", tokens)
     runs: list[tuple[str, bool]] = []
-    start, end = 0, min(len(ids), MAX_TOKENS)
-    for i in range(1, end + 1):
-        if i == end or mask[i] != mask[start]:
-            runs.append((decode(ids[start:i]), bool(mask[start])))
-            start = i
+    start = 0
+    for trained, places in groupby(mask[:MAX_TOKENS]):
+        end = start + len(list(places))
+        runs.append((decode(ids[start:end]), bool(trained)))
+        start = end
     if len(ids) > MAX_TOKENS:
         runs.append((f" ... {len(ids) - MAX_TOKENS:,} more tokens", False))
     return runs
 
 
-def write_page(
-    path: Path, report: Report, results: Sequence[Path], decisions: Decisions, model_folder: Path | None
-) -> None:
-    """Write the page of a report. Raise OSError if it can't be written."""
-    decode = load_renderer(model_folder).decode if model_folder is not None else None
-    samples = choose_samples(results, decisions, decode)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(report.document, samples), encoding="utf-8", errors="replace")
-
-
-def page(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
+def page(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
     """Return the whole page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Data report</title>'
@@ -137,7 +118,7 @@ def report_title(document: Mapping[str, Any]) -> str:
     return f"{spoken_name(model)} can learn from {share}" if model else f"{share} can be learned from"
 
 
-def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
+def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
     """Return the page below its title, for pages with another frame and the same style."""
     changes = secrets_first(document["changes"])
     more_changes = len(changes) + document["changes_left_out"] - MAX_CHANGES
@@ -159,8 +140,8 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Sample]) -> str:
         **_lengths(document),
         agents=_names(document["agents"]),
         categories=_names(document["categories"]),
-        samples=[{**asdict(sample), "text": _turns(sample.messages)} for sample in samples],
-        with_mask=any(sample.runs is not None for sample in samples),
+        samples=samples,
+        with_mask=any(sample["runs"] is not None for sample in samples),
         duplicates=[_duplicate(pair) for pair in document["duplicate_examples"]],
         files=[
             (name, sum(layouts.values()), ", ".join(f"{'unread' if k == '-' else k} {n:,}" for k, n in layouts.items()))
@@ -269,10 +250,6 @@ def _names(names: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
         for total, name in totals[:MAX_NAMES]
     ]
     return {"rows": rows, "more": len(totals) - MAX_NAMES}
-
-
-def _turns(messages: Sequence[Mapping[str, Any]]) -> str:
-    return _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in messages))
 
 
 def _duplicate(pair: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,6 @@ LEARN = LearnConfig()
 INPUT_PREFIX = ".input-"  # followed by the process that unpacks input there
 
 
-@dataclass(frozen=True)
-class ExaminedRows:
-    """All rows after every check. The files `results` exist as long as the work folder."""
-
-    inputs: Inputs
-    results: tuple[Path, ...]
-    decisions: Decisions
-    report: Report
-
-
 def check(
     data: DataConfig,
     *,
@@ -87,12 +77,12 @@ def check(
     with _work_room() as work:
         inputs = _inputs(data, work, progress)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
-        examined = _examine(inputs, job, (data, learn), work, progress, kept_out())
+        decisions, report = _examine(inputs, job, data, learn, work, progress, kept_out())
         if clean is not None:
-            write_clean(examined.results, examined.decisions, data, clean)
+            write_clean(decisions, data, clean)
         if page is not None:
-            write_page(page, examined.report, examined.results, examined.decisions, model_folder)
-        return examined.report
+            write_page(page, report, decisions, model_folder)
+        return report
 
 
 def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, progress: Progress = silent) -> Snapshot:
@@ -117,10 +107,10 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
         work = root / f".work-{key[:16]}"
         with _work_folder(work):
             _check_room(root, inputs)
-            examined = _examine(inputs, job, (config.data, config.learn), work, progress, frozen)
-            examined.report.refuse(config.data.max_rejected)
+            decisions, report = _examine(inputs, job, data, config.learn, work, progress, frozen)
+            report.refuse(data.max_rejected)
             with told_when_full(folder.parent, "make room, or give another folder"):
-                _publish(folder, key, examined, model_folder)
+                _publish(folder, key, decisions, report, model_folder)
     snapshot = open_snapshot(folder)
     _register(snapshot)
     return snapshot
@@ -176,19 +166,10 @@ def make_job(
     data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool, learn: LearnConfig = LEARN
 ) -> ChunkJob:
     check_columns(data.columns)
+    settings = {field.name for field in fields(ChunkJob)} & DataConfig.model_fields.keys()
     return ChunkJob(
-        columns=data.columns,
-        system_prompts=data.system_prompts,
-        on_overlong=data.on_overlong,
-        on_failed=data.on_failed,
-        on_untrusted=data.on_untrusted,
-        on_own_answers=data.on_own_answers,
-        on_tools=data.on_tools,
-        on_reasoning=data.on_reasoning,
+        **{name: getattr(data, name) for name in settings},
         learn=learn.use,
-        on_secret=data.on_secret,
-        on_personal=data.on_personal,
-        near=data.near_duplicates > 0,
         max_length=max_length,
         model_folder=str(model_folder) if model_folder else None,
         keep_raw=keep_raw,
@@ -208,26 +189,30 @@ def _forgotten() -> tuple[tuple[str, str], ...]:
 def _examine(
     inputs: Inputs,
     job: ChunkJob,
-    settings: tuple[DataConfig, LearnConfig],
+    data: DataConfig,
+    learn: LearnConfig,
     work: Path,
     progress: Progress,
     frozen: frozenset[int],
-) -> ExaminedRows:
-    data, learn = settings
+) -> tuple[Decisions, Report]:
+    """Return what every check says of all rows. The results that `Decisions` reads exist as long as `work`."""
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
     progress(sum(chunk.rows for chunk in inputs.chunks), None)  # how long the comparison takes is unknown
-    results = tuple(result_path(work, number) for number in range(len(inputs.chunks)))
-    decisions = decide_rows(results, data, silent, frozen, learn)
-    report = make_report(results, decisions, model=job.model_folder, max_length=job.max_length)
-    report.document["learn"] = learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn)
-    report.document["encodings"] = {
-        name: found.group(1) for name, known in inputs.formats.items() if (found := ENCODED_FORMAT.search(known))
-    }
-    report.document["carriage_returns"] = [name for name, known in inputs.formats.items() if CR_FORMAT in known]
-    report.document["no_header"] = [name for name, known in inputs.formats.items() if NO_HEADER in known]
-    report.document["understood"] = understood(inputs, data.columns)
-    report.document["unclear"] = unclear(inputs, data.columns)
-    return ExaminedRows(inputs, results, decisions, report)
+    results = [result_path(work, number) for number in range(len(inputs.chunks))]
+    decisions = decide_rows(results, data, frozen, learn)
+    report = make_report(decisions, model=job.model_folder, max_length=job.max_length)
+    encodings = {name: ENCODED_FORMAT.search(known) for name, known in inputs.formats.items()}
+    report.document.update(
+        {
+            "learn": learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn),
+            "encodings": {name: match.group(1) for name, match in encodings.items() if match},
+            "carriage_returns": [name for name, known in inputs.formats.items() if CR_FORMAT in known],
+            "no_header": [name for name, known in inputs.formats.items() if NO_HEADER in known],
+            "understood": understood(inputs, data.columns),
+            "unclear": unclear(inputs, data.columns),
+        }
+    )
+    return decisions, report
 
 
 def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, frozen: frozenset[int]) -> str:
@@ -237,7 +222,17 @@ def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, f
     if config.data.leave_out is not None:
         settings["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
     shape = [chunk.rows for chunk in inputs.chunks]  # results of other chunks can't be mixed
-    parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape, job.near, job.forgotten]
+    parts = [
+        FORMAT,
+        __version__,
+        inputs.digest,
+        settings,
+        config.max_length,
+        model,
+        shape,
+        job.near_duplicates > 0,
+        job.forgotten,
+    ]
     parts.append(sorted(frozen))
     parts.append([sorted(config.learn.use), config.learn.quota_per_user])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -287,21 +282,21 @@ def _check_room(folder: Path, inputs: Inputs) -> None:
         )
 
 
-def _publish(folder: Path, key: str, examined: ExaminedRows, model_folder: Path) -> None:
+def _publish(folder: Path, key: str, decisions: Decisions, report: Report, model_folder: Path) -> None:
     """Write the snapshot into a temporary folder and rename it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        report = examined.report.document
-        write_json(temporary / REPORT, report)
-        metadata = {k: report[k] for k in ("splits", "agents", "categories", "tokens", "trained_tokens", "lengths")}
+        document = report.document
+        write_json(temporary / REPORT, document)
+        metadata = {k: document[k] for k in ("splits", "agents", "categories", "tokens", "trained_tokens", "lengths")}
         write_json(temporary / "metadata.json", {"schema": 1, **metadata})
         with open(temporary / DROPPED_FILE, "wb") as file:
-            write_dropped(examined.results, examined.decisions, file)
-        write_page(temporary / REPORT_PAGE, examined.report, examined.results, examined.decisions, model_folder)
-        write_snapshot(temporary, examined.results, examined.decisions, key=key, report=report)
+            write_dropped(decisions, file)
+        write_page(temporary / REPORT_PAGE, report, decisions, model_folder)
+        write_snapshot(temporary, decisions, key=key, report=document)
         if folder.exists():
             folder.rmdir()  # an empty one that the user made
         os.rename(temporary, folder)

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from itertools import chain, islice
 from typing import IO, Any
 
 from hivetune.base.paths import spelled
@@ -23,70 +22,16 @@ from hivetune.data.fates import (
     SET_ASIDE,
     Decisions,
     RowLookup,
-    fates,
-    open_result,
 )
 from hivetune.data.reasons import REASONS, severity_of
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
-SHOWN = 5  # of each kind, in the report
-QUERY = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"
-
-
-def iter_dropped(
-    results: Sequence[Path], decisions: Decisions, kinds: Sequence[int] = tuple(DUPLICATES)
-) -> Iterator[dict[str, Any]]:
-    """Yield each dropped row in input order: kind, places, owner, similarity, texts.
-
-    `share` is the lower similarity of question and answer, None for equal rows.
-    """
-    with (
-        closing(RowLookup(results, decisions, QUERY)) as rows,
-        closing(RowLookup(results, decisions, QUERY)) as originals,
-    ):
-        for row, fate in enumerate(decisions.fate):
-            if fate in kinds:
-                source, session, user, identity, text = rows.find(row)
-                first, *_, first_text = originals.find(decisions.original(row))
-                share = decisions.shares.get(row)
-                yield {
-                    "kind": DUPLICATES[fate],
-                    "source": source,
-                    "same_as": first,
-                    "share": None if share is None else round(share, 3),
-                    "session": session,
-                    "user": user,
-                    "interaction_id": identity,
-                    "messages": json.loads(text),
-                    "same_as_messages": json.loads(first_text),
-                }
-
-
-def duplicate_examples(results: Sequence[Path], decisions: Decisions) -> list[dict[str, Any]]:
-    """Return the first duplicates of each kind for the report."""
-    kept = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
-    return [
-        {name: pair[name] for name in kept}
-        for kind in DUPLICATES
-        for pair in islice(iter_dropped(results, decisions, (kind,)), SHOWN)
-    ]
-
-
-def write_dropped(results: Sequence[Path], decisions: Decisions, file: IO[bytes]) -> None:
-    """Write all duplicates as JSON Lines; of exact copies only the places, since the kept row has their text."""
-    for pair in iter_dropped(results, decisions):
-        if pair["kind"] == DUPLICATES[DUPLICATE]:
-            del pair["messages"], pair["same_as_messages"]
-        file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
-
-
-_WORST = {"redacted-secret": 0, "redacted-personal": 1}  # the changes that are shown first
+SHOWN_DUPLICATES = 5  # of each kind, in the report
 MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file has all of them
-KEPT_SHARE = 0.99
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
+KEPT_SHARE = 0.99
 BINS = 40
-PER_FILE_REASONS = ("border-in-token",)  # reported once if all rows of a file have it, since the file causes it
 
 
 @dataclass(frozen=True)
@@ -132,15 +77,11 @@ def accounting(decisions: Decisions) -> dict[str, Any]:
     """Return the accounting. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
     rejected = {r: n for r, n in sorted(decisions.reasons.items()) if severity_of(r) == "reject"}
     set_aside = {r: n for r, n in decisions.reasons.items() if severity_of(r) == "set_aside"}
-    for fate, reason in SET_ASIDE.items():
-        if count := decisions.count(fate):
-            set_aside[reason] = count
-    usable = decisions.count(*range(len(SPLITS)))
-    duplicates = decisions.count(*DUPLICATES)
-    rows_in = decisions.num_rows
-    assert rows_in == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
+    set_aside |= {reason: count for fate, reason in SET_ASIDE.items() if (count := decisions.count(fate))}
+    usable, duplicates = decisions.count(*range(len(SPLITS))), decisions.count(*DUPLICATES)
+    assert decisions.num_rows == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
     return {
-        "rows_in": rows_in,
+        "rows_in": decisions.num_rows,
         "usable": usable,
         "duplicates": duplicates,
         "rejected": rejected,
@@ -148,38 +89,135 @@ def accounting(decisions: Decisions) -> dict[str, Any]:
     }
 
 
-def make_report(results: Sequence[Path], decisions: Decisions, *, model: str | None, max_length: int) -> Report:
+def make_report(decisions: Decisions, *, model: str | None, max_length: int) -> Report:
     """Return the report of all rows."""
     counts = accounting(decisions)
-    problems = list(_problems(results, decisions))
-    document: dict[str, Any] = {
-        "schema": 1,
-        **counts,
-        "exact_duplicates": decisions.count(DUPLICATE),
-        "beginnings": decisions.count(BEGINNING),
-        "near_duplicates": decisions.count(NEAR_DUPLICATE),
-        "groups": decisions.groups,
-        "nearest": decisions.nearest,
-        "problems": problems[:MAX_PROBLEMS],
-        "problems_left_out": max(
-            0, sum(counts["rejected"].values()) + sum(counts["set_aside"].values()) - MAX_PROBLEMS
-        ),
-        "changed": dict(sorted(decisions.changed.items())),
-        **_changes(results, decisions),
-        "files": {name: dict(layouts) for name, layouts in decisions.files.items()},
-        "model": model,
-        "max_length": max_length if model else None,
-        "synthetic": decisions.synthetic,
-        "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
-        "duplicate_examples": duplicate_examples(results, decisions),
-        **distribution(results, decisions, has_tokens=model is not None),
+    problems, changes = list(_problems(decisions)), list(_changes(decisions))
+    num_problems = sum(counts["rejected"].values()) + sum(counts["set_aside"].values())
+    examples = [list(islice(iter_dropped(decisions, kind), SHOWN_DUPLICATES)) for kind in DUPLICATES]
+    shown = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
+    return Report(
+        {
+            "schema": 1,
+            **counts,
+            "exact_duplicates": decisions.count(DUPLICATE),
+            "beginnings": decisions.count(BEGINNING),
+            "near_duplicates": decisions.count(NEAR_DUPLICATE),
+            "groups": decisions.groups,
+            "nearest": decisions.nearest,
+            "problems": problems,
+            "problems_left_out": num_problems - len(problems),
+            "changed": dict(sorted(decisions.changed.items())),
+            "changes": changes[:MAX_PROBLEMS],
+            "changes_left_out": max(0, len(changes) - MAX_PROBLEMS),
+            "files": {name: dict(layouts) for name, layouts in decisions.files.items()},
+            "model": model,
+            "max_length": max_length if model else None,
+            "synthetic": decisions.synthetic,
+            "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
+            "duplicate_examples": [{name: pair[name] for name in shown} for pair in chain.from_iterable(examples)],
+            **_distribution(decisions, has_tokens=model is not None),
+        }
+    )
+
+
+def iter_dropped(decisions: Decisions, *kinds: int) -> Iterator[dict[str, Any]]:
+    """Yield each dropped row in input order: kind, places, owner, similarity, texts.
+
+    `share` is the lower similarity of question and answer, None for equal rows.
+    """
+    query = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"
+    with closing(RowLookup(decisions, query)) as rows, closing(RowLookup(decisions, query)) as originals:
+        for row in (row for row, fate in enumerate(decisions.fate) if fate in kinds):
+            source, session, user, identity, text = rows.find(row)
+            original, *_, original_text = originals.find(decisions.original(row))
+            share = decisions.shares.get(row)
+            yield {
+                "kind": DUPLICATES[decisions.fate[row]],
+                "source": source,
+                "same_as": original,
+                "share": None if share is None else round(share, 3),
+                "session": session,
+                "user": user,
+                "interaction_id": identity,
+                "messages": json.loads(text),
+                "same_as_messages": json.loads(original_text),
+            }
+
+
+def write_dropped(decisions: Decisions, file: IO[bytes]) -> None:
+    """Write all duplicates as JSON Lines; of exact copies only the places, since the kept row has their text."""
+    for pair in iter_dropped(decisions, *DUPLICATES):
+        if pair["kind"] == DUPLICATES[DUPLICATE]:
+            del pair["messages"], pair["same_as_messages"]
+        file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _problems(decisions: Decisions) -> Iterator[dict[str, str]]:
+    """Yield the first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
+    rows = decisions.rows("SELECT n, source, reason, hint FROM rows ORDER BY n")
+    problems = (row for row in rows if decisions.fate[row[0]] == REFUSED or decisions.fate[row[0]] in SET_ASIDE)
+    for row, source, reason, hint in islice(problems, MAX_PROBLEMS):
+        name = reason or SET_ASIDE[decisions.fate[row]]
+        yield {"source": source, "reason": name, "hint": hint or REASONS[name].hint, "severity": severity_of(name)}
+
+
+def _changes(decisions: Decisions) -> Iterator[dict[str, str]]:
+    """Yield the changes of usable rows with their places."""
+    query = "SELECT n, source, changed, notes FROM rows WHERE changed IS NOT NULL ORDER BY n"
+    for row, source, changed, notes in decisions.rows(query):
+        if decisions.fate[row] < len(SPLITS):
+            details = dict(json.loads(notes)) if notes else {}
+            for reason in changed.split(","):
+                hint = details.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
+                yield {"source": source, "reason": reason, "hint": hint, "severity": "warn"}
+
+
+def _distribution(decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
+    """Return splits, agents, categories and lengths of the usable rows."""
+    splits: Counter[str] = Counter()
+    agents: dict[str, Counter[str]] = {}
+    categories: dict[str, Counter[str]] = {}
+    lengths: Counter[int] = Counter()
+    all_lengths: Counter[int] = Counter()
+    tokens = trained_tokens = 0
+    query = "SELECT n, length, num_tokens, trained, agent, category FROM rows WHERE length IS NOT NULL ORDER BY n"
+    for row, length, num_tokens, trained, agent, category in decisions.rows(query):
+        all_lengths[length] += 1
+        if decisions.fate[row] >= len(SPLITS):
+            continue
+        split = SPLITS[decisions.fate[row]]
+        splits[split] += 1
+        agents.setdefault(agent or NO_VALUE, Counter())[split] += 1
+        categories.setdefault(category or NO_VALUE, Counter())[split] += 1
+        lengths[length] += 1
+        tokens += num_tokens or 0
+        trained_tokens += trained or 0
+    return {
+        "splits": {split: splits[split] for split in SPLITS},
+        "agents": {name: dict(counts) for name, counts in sorted(agents.items())},
+        "categories": {name: dict(counts) for name, counts in sorted(categories.items())},
+        "tokens": tokens if has_tokens else None,
+        "trained_tokens": trained_tokens if has_tokens else None,
+        "lengths": {
+            "unit": "tokens" if has_tokens else "characters",
+            "median": _quantile(lengths, 0.5),
+            "p90": _quantile(lengths, 0.9),
+            "p99": _quantile(lengths, 0.99),
+            "max": max(lengths, default=0),
+            "longest_seen": max(all_lengths, default=0),
+            "keeps_99_percent": _quantile(all_lengths, KEPT_SHARE),
+            "histogram": _histogram(all_lengths),
+        },
     }
-    return Report(document)
 
 
 def secrets_first(changes: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return the changes in the order secrets, personal data, other changes."""
-    return sorted(changes, key=lambda change: _WORST.get(change["reason"], len(_WORST)))
+    first = ("redacted-secret", "redacted-personal")
+    return sorted(
+        changes, key=lambda change: first.index(change["reason"]) if change["reason"] in first else len(first)
+    )
 
 
 def duplicate_kinds(document: Mapping[str, Any]) -> str:
@@ -188,54 +226,6 @@ def duplicate_kinds(document: Mapping[str, Any]) -> str:
         f"{document['exact_duplicates']:,} equal, {document['beginnings']:,} the beginning of a longer row, "
         f"{document['near_duplicates']:,} nearly equal"
     )
-
-
-def distribution(results: Sequence[Path], decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
-    """Return splits, agents, categories and lengths of the usable rows."""
-    splits: Counter[str] = Counter()
-    agents: dict[str, Counter[str]] = {}
-    categories: dict[str, Counter[str]] = {}
-    lengths: Counter[int] = Counter()
-    all_lengths: Counter[int] = Counter()
-    total = trained = 0
-    for number, path in enumerate(results):
-        with closing(open_result(path)) as database:
-            rows = database.execute("SELECT length, num_tokens, trained, agent, category FROM rows ORDER BY n")
-            for (length, num_tokens, num_trained, agent, category), (_, fate) in zip(
-                rows, fates(decisions, number), strict=True
-            ):
-                if length is not None:
-                    all_lengths[length] += 1
-                if fate >= len(SPLITS):
-                    continue
-                split = SPLITS[fate]
-                splits[split] += 1
-                agents.setdefault(agent or NO_VALUE, Counter())[split] += 1
-                categories.setdefault(category or NO_VALUE, Counter())[split] += 1
-                lengths[length] += 1
-                total += num_tokens or 0
-                trained += num_trained or 0
-    return {
-        "splits": {split: splits[split] for split in SPLITS},
-        "agents": {name: dict(counts) for name, counts in sorted(agents.items())},
-        "categories": {name: dict(counts) for name, counts in sorted(categories.items())},
-        "tokens": total if has_tokens else None,
-        "trained_tokens": trained if has_tokens else None,
-        "lengths": {"unit": "tokens" if has_tokens else "characters", **length_summary(lengths, all_lengths)},
-    }
-
-
-def length_summary(used: Counter[int], every: Counter[int]) -> dict[str, Any]:
-    """Return quantiles of the used rows, the length that keeps 99 % of all rows, and a histogram of all rows."""
-    return {
-        "median": _quantile(used, 0.5),
-        "p90": _quantile(used, 0.9),
-        "p99": _quantile(used, 0.99),
-        "max": max(used, default=0),
-        "longest_seen": max(every, default=0),
-        "keeps_99_percent": _quantile(every, KEPT_SHARE),
-        "histogram": _histogram(every),
-    }
 
 
 def _quantile(counts: Counter[int], share: float) -> int:
@@ -260,63 +250,3 @@ def _histogram(counts: Counter[int]) -> list[list[int]]:
     edges = [low + i * width for i in range(len(rows))]
     ends = [*(edge - 1 for edge in edges[1:]), max(counts)]
     return [[min(counts) if i == 0 else edges[i], ends[i], n] for i, n in enumerate(rows)]
-
-
-def _changes(results: Sequence[Path], decisions: Decisions) -> dict[str, Any]:
-    """Return the first MAX_PROBLEMS changes of used rows with their places, and the number of the others."""
-    changes: list[dict[str, str]] = []
-    for number, path in enumerate(results):
-        fate_of = dict(fates(decisions, number))
-        with closing(open_result(path)) as database:
-            query = "SELECT n, source, changed, notes FROM rows WHERE changed IS NOT NULL ORDER BY n"
-            for n, source, changed, notes in database.execute(query):
-                if fate_of[n] >= len(SPLITS):
-                    continue
-                details = dict(json.loads(notes)) if notes else {}
-                for reason in changed.split(","):
-                    what = details.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
-                    changes.append({"source": source, "reason": reason, "hint": what, "severity": "warn"})
-    return {"changes": changes[:MAX_PROBLEMS], "changes_left_out": max(0, len(changes) - MAX_PROBLEMS)}
-
-
-def _refused_as_a_file(results: Sequence[Path], decisions: Decisions) -> dict[str, int]:
-    """Return the number of rows of each file whose rows are all refused for a reason of PER_FILE_REASONS."""
-    refused: Counter[str] = Counter()
-    marks = ", ".join("?" * len(PER_FILE_REASONS))
-    for path in results:
-        with closing(open_result(path)) as database:
-            for (source,) in database.execute(f"SELECT source FROM rows WHERE reason IN ({marks})", PER_FILE_REASONS):
-                refused[source.rpartition(":")[0]] += 1
-    return {
-        file: count for file, count in refused.items() if count > 1 and count == sum(decisions.files[file].values())
-    }
-
-
-def _problems(results: Sequence[Path], decisions: Decisions) -> Iterator[dict[str, str]]:
-    """Yield the first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
-    left = MAX_PROBLEMS
-    whole = _refused_as_a_file(results, decisions)
-    for number, path in enumerate(results):
-        if left <= 0:
-            return
-        wanted = {n: fate for n, fate in fates(decisions, number) if fate == REFUSED or fate in SET_ASIDE}
-        if not wanted:
-            continue
-        with closing(open_result(path)) as database:
-            for n, source, reason, hint in database.execute("SELECT n, source, reason, hint FROM rows ORDER BY n"):
-                if n not in wanted or left <= 0:
-                    continue
-                name = reason or SET_ASIDE[wanted[n]]
-                file = source.rpartition(":")[0]
-                if name in PER_FILE_REASONS and file in whole:
-                    if not (rows := whole[file]):
-                        continue
-                    whole[file] = 0
-                    hint = f"all {rows:,} rows of this file; {REASONS[name].hint}"
-                yield {
-                    "source": source,
-                    "reason": name,
-                    "hint": hint or REASONS[name].hint,
-                    "severity": severity_of(name),
-                }
-                left -= 1

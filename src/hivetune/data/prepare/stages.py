@@ -34,7 +34,7 @@ class ChunkJob:
     learn: Sequence[str]
     on_secret: Policy
     on_personal: Policy
-    near: bool
+    near_duplicates: float
     max_length: int
     model_folder: str | None
     keep_raw: bool

@@ -188,7 +188,8 @@ class Worker:
         self._stages.few_labels = functools.cache(lambda: shares_few_labels(chunk, self._job.columns))
         database = sqlite3.connect(temporary, isolation_level=None)
         count = 0
-        sketches = open(f"{temporary}.sketches", "wb") if self._job.near else contextlib.nullcontext(None)  # noqa: SIM115
+        near = self._job.near_duplicates > 0
+        sketches = open(f"{temporary}.sketches", "wb") if near else contextlib.nullcontext(None)  # noqa: SIM115
         with contextlib.closing(database), sketches as sink, many_time_limits():
             database.executescript(RESULT_SCHEMA)
             rows: list[tuple[Any, ...]] = []
@@ -210,7 +211,7 @@ class Worker:
                     size_bytes = 0
                     progress(count)
             insert(database, rows, bodies)
-        if self._job.near:
+        if near:
             os.rename(f"{temporary}.sketches", f"{out}.sketches")
         os.rename(temporary, out)
         return count
