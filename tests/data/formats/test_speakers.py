@@ -11,8 +11,7 @@ from hivetune.data.reasons import RowRefused
 
 def talk(*turns: tuple[str, str]) -> RawRow:
     turned = [{"speaker": speaker, "content": text} for speaker, text in turns]
-    ((_, text),) = conversation("slack", 1, turned, ())
-    return RawRow("talk:1", str(text).encode())
+    return RawRow("talk:1", str(conversation("slack", turned)).encode())
 
 
 PAIR = talk(("Ana", "Where is it?"), ("Ben", "In Bonn."), ("Ana", "Thanks."))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hivetune.data.formats import smolagents
 from hivetune.data.pieces.branches import are_one_tree, kept_branch, links_of
 from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, broken, conversation, events, write_rows
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, write_rows
 from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
 from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item
@@ -115,7 +115,8 @@ def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name:
         if written == "slack":
             return _of_slack(everything)
         turns = _TURNS[written]([event for _, event in everything])
-        return conversation(written, everything[0][0], turns, ["program-notes"] if written == "openhands" else [])
+        left_out = ["program-notes"] if written == "openhands" else []
+        return iter([(everything[0][0], conversation(written, turns, left_out))])
     shape = message_shape((event for _, event, _ in first), name, whole=whole)
     return None if shape is None else _joined(itertools.chain(first, rest), shape)
 
@@ -202,7 +203,7 @@ def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
             begun += said.turn is not None and said.turn["role"] == "system"
             said = said._replace(session=str(begun))
         if said is None or said.session in given:
-            yield broken(number, text)
+            yield number, text
             continue
         held.setdefault(said.session, []).append((number, said))
         sizes[said.session] = sizes.get(said.session, 0) + len(text)
@@ -227,10 +228,10 @@ def _row(session: str, said: list[_Held]) -> Iterator[PlacedRow]:
     kept = kept_branch([one.links for _, one in turns])
     if kept is None:  # a tree of edits whose leaf nobody can tell
         for number, one in turns:
-            yield broken(number, json.dumps({"session": session, **(one.turn or {})}))
+            yield number, json.dumps({"session": session, **(one.turn or {})})
         return
     left_out += ["other-branches"] if len(kept) < len(turns) else []
-    yield from conversation("messages", place, [turns[i][1].turn for i in kept], left_out, session=session)
+    yield place, conversation("messages", [turns[i][1].turn for i in kept], left_out, session=session)
 
 
 # How the messages of a log are written. The names are exact; a log without sessions is one conversation where two sides

@@ -1,6 +1,7 @@
-"""All named formats, one a module, and the registry that finds them here and in other packages.
+"""All named formats, and the registry that finds them here and in other packages.
 
-A module of this package holds `FORMAT`. Another package brings its own by the entry point `hivetune.formats`.
+A module of this package holds one format, or those of one program. Another package brings its own by the entry point
+`hivetune.formats`.
 """
 
 import importlib
@@ -21,8 +22,9 @@ from hivetune.errors import UsageError
 @cache
 def all_formats() -> tuple[Format, ...]:
     """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name."""
-    own = [importlib.import_module(f"{__name__}.{module.name}").FORMAT for module in pkgutil.iter_modules(__path__)]
-    found: list[Format] = [*own, *(entry.load() for entry in entry_points(group="hivetune.formats"))]
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Format)]
+    found += [entry.load() for entry in entry_points(group="hivetune.formats")]
     names = [one.name for one in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two formats are called {twice[0]!r}", hint="uninstall one of the packages that bring them")

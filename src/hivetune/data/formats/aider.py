@@ -45,7 +45,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 def _row(place: int, time: str, lines: Sequence[str]) -> Iterator[PlacedRow]:
     turns, some_left = _turns(lines)
     if any(turn["role"] == "user" for turn in turns):
-        yield from conversation("aider", place, turns, ["program-notes"] if some_left else (), timestamp=time)
+        yield place, conversation("aider", turns, ["program-notes"] if some_left else [], timestamp=time)
 
 
 def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:

@@ -6,7 +6,6 @@ https://antigravity.google/docs (transcripts below `~/.gemini/antigravity/`)
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
@@ -14,23 +13,11 @@ from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, sess
 from hivetune.data.pieces.said import Row, listed, one_of
 
 _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves out of a long text
-
-
-@dataclass(slots=True)
-class _Session:
-    """`turns` with the numbers of their steps; `calls`: ids of the last answer's calls, whose results are awaited."""
-
-    turns: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    left_out: set[str] = field(default_factory=set)
+_SOURCES = ("USER_EXPLICIT", "MODEL", "SYSTEM")
 
 
 def _is_step(event: Row) -> bool:
-    return {"step_index", "source", "type", "status"} <= event.keys() and event["source"] in (
-        "USER_EXPLICIT",
-        "MODEL",
-        "SYSTEM",
-    )
+    return {"step_index", "source", "type", "status"} <= event.keys() and event["source"] in _SOURCES
 
 
 def recognise(head: Head) -> bool:
@@ -43,59 +30,63 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _row(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
-    session = _Session()
+    turns: list[tuple[int, dict[str, Any]]] = []  # with the numbers of their steps
+    calls: list[str] = []  # ids of the last answer's calls, whose results are awaited
+    left_out: set[str] = set()
     for _, event in events:
-        if "step_index" in event:
-            _add(session, event)
-    turns = [turn for _, turn in session.turns]
-    if any(turn["role"] == "assistant" for turn in turns):
-        yield from conversation("antigravity", events[0][0], turns, session.left_out)
+        if "step_index" not in event:
+            continue
+        step, kind, source = event["step_index"], event.get("type"), event.get("source")
+        number = step if isinstance(step, int) else 0
+        content = str(event.get("content") or "")
+        if kind == "USER_INPUT" and turns and number <= turns[-1][0]:  # the user went back
+            turns = [(at, turn) for at, turn in turns if at < number]
+            left_out.add("other-branches")
+        if kind == "PLANNER_RESPONSE":
+            turn, calls = _answer(event, content)
+            turns.append((number, turn))
+        elif source == "USER_EXPLICIT" or kind == "CHECKPOINT":
+            asked, mark, _ = content.partition("<USER_REQUEST>")[2].partition("</USER_REQUEST>")
+            text = asked.removeprefix("\n").removesuffix("\n") if mark else content
+            question: Any = text if text.strip() else [{"type": "image"}]  # nothing was written: a picture was given
+            turns.append((number, {"role": "user", "content": question}))
+            calls = []
+        elif source == "MODEL" and calls:
+            turns.append((number, {"role": "tool", "content": content, "tool_call_id": calls.pop(0)}))
+        elif content:
+            left_out.add("program-notes")
+    said = [turn for _, turn in turns]
+    if any(turn["role"] == "assistant" for turn in said):
+        yield events[0][0], conversation("antigravity", said, left_out)
 
 
-def _add(session: _Session, event: Row) -> None:
-    step, kind, source = event.get("step_index"), event.get("type"), event.get("source")
-    number = step if isinstance(step, int) else 0
-    if kind == "USER_INPUT" and session.turns and number <= session.turns[-1][0]:  # the user went back
-        session.turns = [(at, turn) for at, turn in session.turns if at < number]
-        session.left_out.add("other-branches")
-    content = str(event.get("content") or "")
-    if kind == "PLANNER_RESPONSE":
-        session.turns.append((number, _answer(session, event, content)))
-    elif source == "USER_EXPLICIT" or kind == "CHECKPOINT":
-        asked, mark, _ = content.partition("<USER_REQUEST>")[2].partition("</USER_REQUEST>")
-        text = asked.removeprefix("\n").removesuffix("\n") if mark else content
-        question: Any = text if text.strip() else [{"type": "image"}]  # nothing was written: a picture was given
-        session.turns.append((number, {"role": "user", "content": question}))
-        session.calls = []
-    elif source == "MODEL" and session.calls:
-        session.turns.append((number, {"role": "tool", "content": content, "tool_call_id": session.calls.pop(0)}))
-    elif content:
-        session.left_out.add("program-notes")
-
-
-def _answer(session: _Session, event: Row, content: str) -> dict[str, Any]:
+def _answer(event: Row, content: str) -> tuple[dict[str, Any], list[str]]:
+    """Return an answer and the ids of its calls."""
+    parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": event["thinking"]}] if event.get("thinking") else []
+    parts += [{"type": "text", "text": content}] if content else []
     calls = [
         {
             "type": "tool_use",
             "id": f"{event['step_index']}.{place}",
             "name": one_of(call, "name"),
-            "input": {name: _argument(value) for name, value in (one_of(call, "args") or {}).items()},
+            "input": _input(call),
         }
         for place, call in enumerate(listed(event.get("tool_calls")))
     ]
-    session.calls = [call["id"] for call in calls]
-    parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": event["thinking"]}] if event.get("thinking") else []
-    parts += [{"type": "text", "text": content}] if content else []
     cut = event.get("status") != "DONE" or _CUT.search(content) or _CUT.search(json.dumps(calls))
-    return {"role": "assistant", "content": [*parts, *calls], **({"weight": 0} if cut else {})}
+    turn = {"role": "assistant", "content": [*parts, *calls], **({"weight": 0} if cut else {})}
+    return turn, [call["id"] for call in calls]
 
 
-def _argument(value: Any) -> Any:
-    """Return an argument of a call, which Antigravity writes as JSON text."""
-    try:
-        return json.loads(value)
-    except (ValueError, TypeError, RecursionError):
-        return value
+def _input(call: Any) -> dict[str, Any]:
+    """Return the arguments of a call, each of which Antigravity writes as JSON text."""
+    arguments = dict(one_of(call, "args") or {})
+    for name, value in arguments.items():
+        try:
+            arguments[name] = json.loads(value)
+        except (ValueError, TypeError, RecursionError):
+            arguments[name] = value
+    return arguments
 
 
 FORMAT = Format("antigravity", recognise, rows, "file")

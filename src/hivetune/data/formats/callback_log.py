@@ -8,12 +8,12 @@ https://python.langchain.com/api_reference/core/callbacks.html
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, broken, events
-from hivetune.data.pieces.printed import Asked, Calls
+from hivetune.data.pieces.logs import PlacedRow, events
+from hivetune.data.pieces.printed import Step, paired
 from hivetune.data.pieces.said import Row, objects, one_of
 
 _CALL = re.compile(
@@ -24,13 +24,6 @@ _ANSWERED = ("generations", "response", "outputs", "output", "completion", "text
 _IDS = ("run_id", "call_id", "request_id")
 
 
-class _Event(NamedTuple):
-    """The text of one line, and what it says under plain names."""
-
-    text: str
-    said: Row
-
-
 def recognise(head: Head) -> bool:
     """Return whether all the first rows of a file are events of runs, and some of them of a model."""
     found = [event_in(row) for row in head.events]
@@ -38,34 +31,25 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each call of a model, when its answer is there; what else happened is set aside by its type."""
-    calls = Calls()
-    for number, row, text in events(lines):
-        name = None if row is None else event_in(row)
-        call = None if name is None else _CALL.fullmatch(name)
-        if row is None or name is None:
-            yield broken(number, text)
-        elif call is None:
-            yield number, {"run_type": name, "inputs": None, "outputs": None}
-        elif call["starts"]:
-            event = _Event(text, _plain(row))
-            if given_up := calls.begin(str(one_of(event.said, *_IDS) or ""), Asked(number, event)):
-                yield broken(given_up.place, given_up.request.text)
-        else:
-            said = _plain(row)
-            found = calls.end(str(one_of(said, *_IDS) or ""))
-            if found is not None and found[1]:
-                yield found[0].place, _row(found[0].request.said, said, failed=bool(call["fails"]))
-                continue
-            if found is not None:
-                yield broken(found[0].place, found[0].request.text)
-            yield broken(number, text)
-    for asked in calls.unanswered():
-        yield broken(asked.place, asked.request.text)
+    """Yield one row for each call of a model; what else happened is set aside by its type."""
+    return paired((_step(*event) for event in events(lines)), _row)
 
 
-def _row(asked: Row, answered: Row, *, failed: bool) -> dict[str, Any]:
+def _step(number: int, row: Row | None, text: str) -> Step:
+    name = None if row is None else event_in(row)
+    call = None if name is None else _CALL.fullmatch(name)
+    if row is None or name is None:
+        return Step(number, "", "", alone=text)
+    if call is None:
+        return Step(number, "", "", alone={"run_type": name, "inputs": None, "outputs": None})
+    said = _plain(row)
+    run = str(one_of(said, *_IDS) or "")
+    return Step(number, run, "asked" if call["starts"] else "answered", (said, bool(call["fails"])), text)
+
+
+def _row(asking: tuple[Row, bool], answering: tuple[Row, bool]) -> dict[str, Any]:
     """Return the call as a run of LangSmith's."""
+    (asked, _), (answered, failed) = asking, answering
     metadata = asked["metadata"] if isinstance(asked.get("metadata"), dict) else {}
     known = {**metadata, **asked}
     about = {name: known[name] for name in (*SESSION, *TIME) if known.get(name) is not None}
@@ -94,11 +78,6 @@ def _plain(row: Row) -> Row:
     return {**said, **{plain_name(name): value for name, value in data.items()}} if isinstance(data, dict) else said
 
 
-FORMAT = Format("callback-log", recognise, rows, "file", rank=1)
-
-
-# Events in the life of a run, as logs with one event a line name them.
-
 # What happened in the life of a run, in logs with one event a line. Other columns than these hold classes, such as
 # "front-end", so there the event says too of what it is one.
 _EVENT_COLUMNS = ("event", "event_type", "event_name")
@@ -120,3 +99,6 @@ def event_in(row: Row) -> str | None:
             if isinstance(value, str) and len(value) <= _MAX_EVENT_CHARS and known.fullmatch(name := plain_name(value)):
                 return name
     return None
+
+
+FORMAT = Format("callback-log", recognise, rows, "file", rank=1)

@@ -1,4 +1,5 @@
-"""ChatGPT's export: a conversation is a tree, a `mapping` of nodes with a `current_node`.
+"""ChatGPT's export: a conversation is a tree, a `mapping` of nodes with a `current_node`. Two answers that the user
+compared stand apart (`model_comparisons.json`).
 
 https://help.openai.com/en/articles/7260999-how-do-i-export-my-chatgpt-history-and-data
 """
@@ -9,7 +10,7 @@ from typing import Any
 from hivetune.data.pieces.branches import NotLearned, done, kept_nodes, said_in_chat
 from hivetune.data.pieces.calls import free_call
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of, parsed
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -21,6 +22,7 @@ _SEARCHES = ("web", "browser")  # tools that search the web; the answer says wha
 _THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
 _CANVAS = "canmore.create_textdoc"  # writes a document beside the conversation: a part of the answer
 _TOLD = ("model_identity_desc", "instructions", "user_profile", "user_instructions")  # of a system prompt in fields
+_BROKEN_OFF = ("in_progress", "finished_partial_completion")  # states of a message
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
@@ -37,7 +39,7 @@ def recognise(row: Row) -> bool:
 
 def rows(row: Row) -> Conversation:
     nodes, path = kept_nodes(row, "create_time")
-    messages, cut = said_in_chat([nodes[key].get("message") for key in path], read_chatgpt_turn)
+    messages, cut = said_in_chat([nodes[key].get("message") for key in path], _turn)
     others = [key for key in nodes if key not in path and _role(nodes[key].get("message")) == "assistant"]
     return done("chatgpt", messages, len(others), cut)
 
@@ -46,7 +48,7 @@ def _role(message: Any) -> Any:
     return one_of(one_of(message, "author"), "role")
 
 
-def read_chatgpt_turn(message: Any) -> list[Message]:
+def _turn(message: Any) -> list[Message]:
     content = one_of(message, "content")
     role = _role(message)
     if not isinstance(content, dict) or role is None:
@@ -119,14 +121,32 @@ def _is_of_tool(message: Any, role: Any) -> bool:
 
 
 def _is_unfinished(message: Any) -> bool:
-    return one_of(message, "status") in _BROKEN_OFF or _finish(message) in ("max_tokens", "interrupted")
+    ended = one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
+    return one_of(message, "status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")
 
 
-_BROKEN_OFF = ("in_progress", "finished_partial_completion")
+def _is_compared(row: Row) -> bool:
+    return None not in _comparison(row)
 
 
-def _finish(message: Any) -> Any:
-    return one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
+def _preferred(row: Row) -> Conversation:
+    """Return the conversation with the answer that was preferred: the new one where both are rated the same (the user
+    asked for it because the first was cut, or no better), the first one where the user did not compare them.
+    """
+    asked, compared = _comparison(row)
+    better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"
+    *answer, last = listed(one_of(compared, f"{better}_turn")) or [None]
+    if one_of(last, "end_turn") is False:  # nothing follows that could end it
+        last = {**last, "status": "in_progress"}
+    read, cut = said_in_chat([*listed(one_of(asked, "messages")), *answer, last], _turn)
+    return done("chatgpt-comparison", read, 1, cut)
 
 
-FORMAT = Format("chatgpt", recognise, rows, needs=frozenset(("mapping",)))
+def _comparison(row: Row) -> tuple[Any, Any]:
+    """Return (the conversation, how its answers were compared); newer exports have both in `content`."""
+    record = row.get("content", row)
+    return one_of(one_of(record, "input"), "prompt_convo"), one_of(one_of(record, "output"), "feedback_step_2")
+
+
+EXPORT = Format("chatgpt", recognise, rows, needs=names("mapping"))
+COMPARISON = Format("chatgpt-comparison", _is_compared, _preferred, needs=names("input content"))

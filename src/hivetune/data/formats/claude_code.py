@@ -3,7 +3,8 @@
 A line holds one block of an answer; lines with one message id are one answer. A rewound or edited prompt leaves a
 branch that was given up; a subagent and what follows a compaction are trees of their own.
 
-https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`)
+https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`) and
+https://code.claude.com/docs/en/claude-code-on-the-web
 """
 
 import json
@@ -12,49 +13,55 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, lost, trees, way_to
-from hivetune.data.pieces.said import Row
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, trees, way_to
+from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
 
 _SPOKEN = ("user", "assistant")
 _ASKER = "human"  # as other programs' copies call the user
 _BLOCKS = {"tool_use": "assistant", "tool_result": "user"}  # copies give these a line of their own
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
-INTERRUPTED = "[Request interrupted by user"
-REJECTED = "The user doesn't want to proceed with this tool use"
+_INTERRUPTED = "[Request interrupted by user"
+_REJECTED = "The user doesn't want to proceed with this tool use"
 _CLEAR = "<command-name>/clear</command-name>"
 # What the program itself writes as a user's turn.
 _OWN_TEXTS = (
-    *(
-        "<local-command-caveat>",
-        "<command-name>",
-        "<local-command-stdout>",
-        "<local-command-stderr>",
-        "<command-message>",
-    ),
-    "Caveat: The",
+    *("<local-command-caveat>", "<command-name>", "<local-command-stdout>", "<local-command-stderr>"),
+    *("<command-message>", "Caveat: The"),
 )
 # All that a line has in copies that keep only what was said.
 _COPIED = frozenset(("message", "timestamp", "uuid", "parentUuid", "sessionId", "cwd", "requestId", "version"))
 
 
 @dataclass(slots=True)
-class _Event:
-    line: int
+class _Line:
+    number: int
+    event: dict[str, Any]
     parent: str | None
     role: str | None
-    message: dict[str, Any] | None
+    message: dict[str, Any]
     noise: bool
-    is_summary: bool
-    is_side: bool
-    is_meta: bool
+
+    def parts(self, kind: str) -> list[dict[str, Any]]:
+        parts = listed(self.message.get("content"))
+        return [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
+
+    @property
+    def answer_id(self) -> str | None:
+        """Return the id that all lines of one answer share."""
+        known = self.message.get("id") if self.role == "assistant" else None
+        return known if isinstance(known, str) and known else None
+
+    @property
+    def asks_subagent(self) -> bool:
+        return self.role == "user" and self.event.get("isSidechain") is True and not self.parts("tool_result")
 
 
 @dataclass(slots=True)
 class _Session:
-    """Events of one session so far."""
+    """Lines of one session so far, by their names."""
 
-    events: dict[str, _Event] = field(default_factory=dict)
+    lines: dict[str, _Line] = field(default_factory=dict)
     name: str | None = None
     time: str | None = None
     size: int = 0
@@ -86,7 +93,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     name, kept = "", 0
     for number, event, text in events(lines):
         if event is None:
-            yield lost(number)
+            yield number, RowRefused("broken-line")
             continue
         event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")
@@ -100,20 +107,20 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             kept -= held.pop(name).size
         while kept > MAX_KEPT_CHARS and len(held) > 1:
-            first = next(iter(held))
-            kept -= held[first].size
-            yield from _rows(held.pop(first))
+            first = held.pop(next(iter(held)))
+            kept -= first.size
+            yield from _rows(first)
     for session in held.values():
         yield from _rows(session)
 
 
 def _in_blocks(event: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of Qwen Code, which writes the same tree with the parts of Gemini."""
+    """Return a line of Qwen Code, which writes the same tree with the parts of Gemini, as Claude Code writes it."""
     message = event.get("message")
-    parts = message.get("parts") if isinstance(message, dict) else None
-    if not isinstance(parts, list) or "content" in event["message"]:
+    parts = one_of(message, "parts")
+    if not isinstance(message, dict) or not isinstance(parts, list) or "content" in message:
         return event
-    kind = "assistant" if event["message"].get("role") == "model" else "user"
+    kind = "assistant" if message.get("role") == "model" else "user"
     blocks = [_block_of_part(part) for part in parts if isinstance(part, dict)]
     return {**event, "type": kind, "message": {"role": kind, "content": blocks}}
 
@@ -132,105 +139,80 @@ def _block_of_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
-    uuid = event.get("uuid")
+    uuid, parent, role = event.get("uuid"), event.get("parentUuid"), _role(event)
     if not isinstance(uuid, str):
-        if _role(event) is None:
+        if role is None:
             return
         uuid = f"line {number}"  # a copy without ids
     session.name = session.name or event.get("sessionId")
     session.time = session.time or event.get("timestamp")
-    if uuid in session.events and session.events[uuid].message is not None:
+    if uuid in session.lines and session.lines[uuid].message:
         return  # written twice: the first stands
-    role = _role(event)
-    message = _block(event) or event.get("message") if role else None
-    parent = event.get("parentUuid")
-    kept = message if isinstance(message, dict) else None
-    session.events[uuid] = _Event(
-        number,
-        parent if isinstance(parent, str) else None,
-        role,
-        kept,
-        _is_noise(event),
-        event.get("isCompactSummary") is True,
-        event.get("isSidechain") is True,
-        event.get("isMeta") is True,
-    )
+    message = (_block(event) or event.get("message")) if role else None
+    message = message if isinstance(message, dict) else {}
+    parent = parent if isinstance(parent, str) else None
+    session.lines[uuid] = _Line(number, event, parent, role, message, _is_noise(event, role))
     session.size += size
 
 
 def _role(event: Row) -> str | None:
     """Return who speaks in a line; one that lost its `type` says it in its message."""
-    message = event.get("message")
-    block = str(event.get("type"))
-    if block in _BLOCKS and (_block(event) or _has_block(message, block)):
-        return _BLOCKS[block]
-    kind = event.get("type", message.get("role") if isinstance(message, dict) else None)
+    kind = str(event.get("type", one_of(event.get("message"), "role")))
+    if kind in _BLOCKS:
+        parts = listed(one_of(event.get("message"), "content"))
+        return _BLOCKS[kind] if _block(event) or any(one_of(part, "type") == kind for part in parts) else None
     return "user" if kind == _ASKER else kind if kind in _SPOKEN else None
 
 
 def _block(event: Row) -> dict[str, Any] | None:
     """Return the message of a line that is a call or a result itself."""
-    kind = event.get("type")
-    if isinstance(event.get("message"), dict) or not isinstance(
-        event.get({"tool_use": "name", "tool_result": "tool_use_id"}.get(str(kind), "")), str
-    ):
+    kind = str(event.get("type"))
+    named = event.get({"tool_use": "name", "tool_result": "tool_use_id"}.get(kind, ""))
+    if isinstance(event.get("message"), dict) or not isinstance(named, str):
         return None
-    return {"role": _BLOCKS[str(kind)], "content": [event]}
+    return {"role": _BLOCKS[kind], "content": [event]}
 
 
-def _has_block(message: Any, kind: str) -> bool:
-    content = message.get("content") if isinstance(message, dict) else None
-    return isinstance(content, list) and any(isinstance(part, dict) and part.get("type") == kind for part in content)
-
-
-def _is_noise(event: dict[str, Any]) -> bool:
+def _is_noise(event: Row, role: str | None) -> bool:
     """Return whether a line is an error of the API, a note to the user or the output of a command: nobody said it."""
     if event.get("isApiErrorMessage") or event.get("isMeta") or event.get("isVisibleInTranscriptOnly"):
         return True
     message = event.get("message")
     if not isinstance(message, dict):
         return False
-    if message.get("model") == "<synthetic>":
-        return True
-    return _role(event) == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
+    written = role == "user" and _text(message).lstrip().startswith(_OWN_TEXTS)
+    return written or message.get("model") == "<synthetic>"
 
 
-def _text(message: dict[str, Any]) -> str:
+def _text(message: Row) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else []
-    return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict) and "text" in part)
+    return "\n".join(str(part["text"]) for part in listed(content) if isinstance(part, dict) and "text" in part)
 
 
 def _rows(session: _Session) -> Iterator[PlacedRow]:
-    if len(session.events) > 1 and not any(event.parent for event in session.events.values()):
+    lines = session.lines
+    if len(lines) > 1 and not any(line.parent for line in lines.values()):
         _chain(session)
-    for event in session.events.values():
-        above = session.events.get(event.parent or "")
-        if above is not None and event.is_meta and (given := _given_to_command(above)):
+    for line in lines.values():
+        above = lines.get(line.parent or "")
+        if above is not None and line.event.get("isMeta") is True and (given := _given_to_command(above)):
             above.noise, above.message = False, {"role": "user", "content": given}
-        if _begins_anew(event, above):
-            event.parent = None
-    for uuids in trees({uuid: event.parent for uuid, event in session.events.items()}).values():
-        spoken = [uuid for uuid in uuids if session.events[uuid].role and not session.events[uuid].noise]
+        aside = line.asks_subagent and above is not None and above.event.get("isSidechain") is not True
+        if aside or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):
+            line.parent = None  # a conversation of its own begins
+    for tree in trees({name: line.parent for name, line in lines.items()}).values():
+        spoken = [name for name in tree if lines[name].role and not lines[name].noise]
         if spoken:
-            yield from _row(session, uuids, spoken)
+            yield _row(session, tree, spoken)
 
 
-def _begins_anew(event: _Event, above: _Event | None) -> bool:
-    """Return whether a conversation of its own begins: what a subagent was asked, or what follows /clear."""
-    if event.role != "user":
-        return False
-    aside = event.is_side and not _parts(event, "tool_result") and above is not None and not above.is_side
-    return aside or _text(event.message or {}).lstrip().startswith(_CLEAR)
-
-
-def _given_to_command(event: _Event) -> str:
+def _given_to_command(line: _Line) -> str:
     """Return what the user wrote behind the name of a command. The page that a command of their own stands for follows
     as a note; a command of the program has none.
     """
-    text = _text(event.message or {}).lstrip()
+    text = _text(line.message).lstrip()
     given = text.partition("<command-args>")[2].partition("</command-args>")[0]
     return given.strip() if text.startswith("<command-") else ""
 
@@ -240,88 +222,78 @@ def _chain(session: _Session) -> None:
     programs. Subagents are chained apart.
     """
     before: dict[bool, str | None] = {}
-    for uuid, event in session.events.items():
-        asked = event.is_side and event.role == "user" and not _parts(event, "tool_result")
-        event.parent = None if event.is_summary or asked else before.get(event.is_side)
-        before[event.is_side] = uuid
+    for name, line in session.lines.items():
+        aside = line.event.get("isSidechain") is True
+        begins = line.event.get("isCompactSummary") is True or line.asks_subagent
+        line.parent, before[aside] = None if begins else before.get(aside), name
 
 
-def _row(session: _Session, uuids: list[str], spoken: list[str]) -> Iterator[PlacedRow]:
-    path = set(way_to(spoken[-1], {uuid: session.events[uuid].parent for uuid in uuids}))
-    answers = {_answer_id(session.events[uuid]) for uuid in path} - {None}
-    calls = {str(part.get("id")) for uuid in path for part in _parts(session.events[uuid], "tool_use")}
-    kept, left_out = [], set()
-    for uuid in uuids:  # in the order of the file
-        event = session.events[uuid]
-        if event.noise and uuid in path:
+def _row(session: _Session, tree: list[str], spoken: list[str]) -> PlacedRow:
+    path = set(way_to(spoken[-1], {name: session.lines[name].parent for name in tree}))
+    answers = {session.lines[name].answer_id for name in path} - {None}
+    calls = {str(part.get("id")) for name in path for part in session.lines[name].parts("tool_use")}
+    kept: list[_Line] = []
+    left_out = set()
+    for name in tree:  # in the order of the file
+        line = session.lines[name]
+        results = any(str(part.get("tool_use_id")) in calls for part in line.parts("tool_result"))
+        if line.noise and name in path:
             left_out.add("program-notes")
-        elif (
-            uuid in path
-            or _answer_id(event) in answers
-            or any(str(part.get("tool_use_id")) in calls for part in _parts(event, "tool_result"))
-        ):
-            kept.append(
-                event
-            )  # results of calls that were made at once, and pieces of one answer, hang beside the path
-        elif event.role == "assistant" and not event.noise:
+        elif name in path or line.answer_id in answers or results:
+            kept.append(line)  # results of calls made at once, and pieces of one answer, hang beside the path
+        elif line.role == "assistant" and not line.noise:
             left_out.add("other-branches")
-    messages = _messages([event for event in kept if event.message is not None])
-    place = session.events[spoken[0]].line
-    yield from conversation("claude-code", place, messages, left_out, session_id=session.name, timestamp=session.time)
+    turns = _turns([line for line in kept if line.message])
+    facts = {"session_id": session.name, "timestamp": session.time}
+    return session.lines[spoken[0]].number, conversation("claude-code", turns, left_out, **facts)
 
 
-def _answer_id(event: _Event) -> str | None:
-    """Return the id that all lines of one answer share."""
-    known = event.message.get("id") if event.message and event.role == "assistant" else None
-    return known if isinstance(known, str) and known else None
-
-
-def _parts(event: _Event, kind: str) -> list[dict[str, Any]]:
-    content = event.message.get("content") if event.message else None
-    parts = content if isinstance(content, list) else []
-    return [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
-
-
-def _messages(kept: list[_Event]) -> list[dict[str, Any]]:
-    """Return turns in order; blocks of one answer together, even where a result was written between two of them."""
+def _turns(kept: list[_Line]) -> list[dict[str, Any]]:
+    """Return turns in order; blocks of one answer together, even where a result was written between two of them. An
+    answer that the user stopped, or whose call they refused, has no weight.
+    """
     turns: list[dict[str, Any]] = []
     answers: dict[str, dict[str, Any]] = {}
-    for event in kept:
-        message = event.message or {}
-        content = message.get("content")
+    for line in kept:
+        content, answer = line.message.get("content"), str(line.message.get("id") or "")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
-        known = answers.get(str(message.get("id"))) if event.role == "assistant" and message.get("id") else None
-        if known is not None:
-            seen = {json.dumps(block, sort_keys=True) for block in known["content"]}
-            known["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in seen]
+        turn = answers.get(answer) if line.role == "assistant" else None
+        if turn is None:
+            turn = {"role": line.role, "content": list(blocks)}
+            turns.append(turn)
+            if line.role == "assistant" and answer:
+                answers[answer] = turn
         else:
-            known = {"role": event.role, "content": list(blocks)}
-            turns.append(known)
-            if event.role == "assistant" and message.get("id"):
-                answers[str(message["id"])] = known
-        if message.get("stop_reason") == "max_tokens":
-            known["weight"] = 0
-    _unlearn_interrupted(turns)
-    return [turn for turn in turns if not _is_mark(turn)]
-
-
-def _unlearn_interrupted(turns: list[dict[str, Any]]) -> None:
-    """Give no weight to an answer that the user stopped, or whose call they refused."""
+            seen = {json.dumps(block, sort_keys=True) for block in turn["content"]}
+            turn["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in seen]
+        if line.message.get("stop_reason") == "max_tokens":
+            turn["weight"] = 0
     last: dict[str, Any] | None = None
     for turn in turns:
         if turn["role"] == "assistant":
             last = turn
-        elif last is not None and (INTERRUPTED in _text(turn) or _has_rejection(turn)):
+        elif last is not None and (_INTERRUPTED in _text(turn) or _is_rejected(turn)):
             last["weight"] = 0
+    return [turn for turn in turns if not _is_mark(turn)]
 
 
-def _has_rejection(turn: dict[str, Any]) -> bool:
-    return any(REJECTED in json.dumps(part.get("content")) for part in turn["content"] if "tool_use_id" in part)
+def _is_rejected(turn: Row) -> bool:
+    results = [part for part in objects(turn["content"]) or [] if "tool_use_id" in part]
+    return any(_REJECTED in json.dumps(part.get("content")) for part in results)
 
 
-def _is_mark(turn: dict[str, Any]) -> bool:
+def _is_mark(turn: Row) -> bool:
     """Return whether a turn only says that the user interrupted."""
-    return turn["role"] == "user" and _text(turn).startswith(INTERRUPTED) and len(turn["content"]) == 1
+    return turn["role"] == "user" and _text(turn).startswith(_INTERRUPTED) and len(turn["content"]) == 1
 
 
-FORMAT = Format("claude-code", recognise, rows, "file")
+def _shared_rows(row: Row) -> Iterator[Row]:
+    """Yield the rows of a session as one object, its lines in a list, as session sharing writes it."""
+    lines = (json.dumps(event) for event in row["loglines"])
+    return (json.loads(text) for _, text in rows(iter(enumerate(lines, 1))) if isinstance(text, str))
+
+
+SESSION = Format("claude-code", recognise, rows, "file")
+SHARED = Format(
+    "claude-code-loglines", lambda row: objects(row["loglines"]) is not None, _shared_rows, "batch", names("loglines")
+)

@@ -4,14 +4,14 @@ https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs (`Ro
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_what_rests_on_hidden_calls
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import NOT_HELD, Row, parsed, texts_in
+from hivetune.data.pieces.said import NOT_HELD, Row, one_of, parsed, texts_in
 from hivetune.data.reasons import RowRefused
 
 _FIRST_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
@@ -48,12 +48,10 @@ class _Session:
 
 
 def is_line(row: Row) -> bool:
-    """Return whether an object is a line of such a session: today's form, or the first one, bare items after a
-    header.
-    """
+    """Return whether an object is a line of such a session: today's form, or the header of the first version."""
     if row.get("type") in _LINE_TYPES:
         return isinstance(row.get("payload"), dict)
-    return "instructions" in row and "timestamp" in row and "id" in row and "messages" not in row and "git" in row
+    return {"instructions", "timestamp", "id", "git"} <= row.keys() and "messages" not in row
 
 
 def recognise(head: Head) -> bool:
@@ -77,7 +75,15 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             session = _Session(session.name, session.time, session.system)
             payload = {"type": "message", "role": "user", "content": payload.get("message")}
             kind = "response_item" if payload["content"] else kind
-        _add(session, number, kind, payload, event.get("timestamp"))
+        if kind == "session_meta":
+            session.name, session.time = payload.get("id"), payload.get("timestamp") or event.get("timestamp")
+            text = one_of(payload.get("base_instructions"), "text") or payload.get("instructions")
+            session.system = text if isinstance(text, str) else None
+        elif kind == "event_msg":
+            _learn_of(session, number, payload)
+        elif kind == "response_item" and payload.get("type") not in _SILENT_ITEMS:
+            session.place = session.place or number
+            session.items.append(_item(payload))
     yield from _row(session)
 
 
@@ -90,19 +96,6 @@ def _kind_and_payload(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return ("session_meta" if "instructions" in event else "other"), event
 
 
-def _add(session: _Session, number: int, kind: str, payload: dict[str, Any], time: Any) -> None:
-    if kind == "session_meta":
-        session.name, session.time = payload.get("id"), payload.get("timestamp") or time
-        base = payload.get("base_instructions")
-        text = base.get("text") if isinstance(base, dict) else payload.get("instructions")
-        session.system = text if isinstance(text, str) else None
-    elif kind == "event_msg":
-        _learn_of(session, number, payload)
-    elif kind == "response_item" and payload.get("type") not in _SILENT_ITEMS:
-        session.place = session.place or number
-        session.items.append(_item(payload))
-
-
 def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     """Apply what an event of the program says of the items."""
     kind = event.get("type")
@@ -110,8 +103,13 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     if kind == "turn_aborted":
         _leave_out_repeated(session)
         unlearn_answer(session.items, len(session.items))
-    elif kind == "thread_rolled_back":
-        _roll_back(session, event.get("num_turns"))
+    elif kind == "thread_rolled_back":  # the user went back, and gave up the last turns
+        _leave_out_repeated(session)
+        turns = [i for i, item in enumerate(session.items) if item.get("role") == "user"]
+        count = event.get("num_turns")
+        if turns and isinstance(count, int) and count > 0:
+            del session.items[turns[-min(count, len(turns))] :]
+            session.left_out.add("other-branches")
     elif role and isinstance(text := event.get(column, event.get("content")), str) and text.strip():
         session.items.append({"type": "message", "role": role, "content": text, _TOLD: True})
         session.place = session.place or number
@@ -120,83 +118,64 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
 def _item(payload: dict[str, Any]) -> dict[str, Any]:
     """Return an item as the Responses API has it."""
     if payload.get("type") == "local_shell_call":
-        action = payload.get("action")
-        command = action.get("command") if isinstance(action, dict) else None
-        name = {"name": "local_shell", "arguments": {"command": command}}
-        return {"type": "function_call", "call_id": payload.get("call_id"), **name}
-    output = payload.get("output")
-    if isinstance(output, dict) and isinstance(output.get("content"), str):
-        return {**payload, "output": output["content"]}
-    return dict(payload)
-
-
-def _roll_back(session: _Session, num_turns: Any) -> None:
-    """Drop the turns that were given up when the user went back."""
-    _leave_out_repeated(session)
-    turns = [i for i, item in enumerate(session.items) if item.get("role") == "user"]
-    count = num_turns if isinstance(num_turns, int) and num_turns > 0 else 0
-    if count and turns:
-        del session.items[turns[-min(count, len(turns))] :]
-        session.left_out.add("other-branches")
+        arguments = {"command": one_of(payload.get("action"), "command")}
+        return {
+            **{"type": "function_call", "call_id": payload.get("call_id"), "name": "local_shell"},
+            "arguments": arguments,
+        }
+    text = one_of(payload.get("output"), "content")
+    return {**payload, "output": text} if isinstance(text, str) else dict(payload)
 
 
 def _leave_out_repeated(session: _Session) -> None:
     """Leave out what events tell and an item says too, or an event in front of it in the same answer."""
-    said: dict[str, list[str]] = {"user": [], "assistant": []}
+    whole = {"user": "", "assistant": ""}
     for item in session.items:
-        if _TOLD not in item and (role := str(item.get("role"))) in said:
-            said[role] += [text.strip() for text in texts_in(item.get("content"))]
+        if _TOLD not in item and (role := str(item.get("role"))) in whole:
+            whole[role] += "".join(map(_bordered, texts_in(item.get("content"))))
     kept: list[dict[str, Any]] = []
-    wholes = {role: _side_by_side(texts) for role, texts in said.items()}
     told = ""  # in the answer so far
     for item in session.items:
         if _TOLD in item:
-            text = item["content"].strip()
-            if _is_said(text, wholes[item["role"]]) or _is_said(text, told):
+            if _is_said(item["content"], whole[item["role"]]) or _is_said(item["content"], told):
                 continue
-            told += _side_by_side([text])
+            told += _bordered(item["content"])
         told = "" if item.get("role") == "user" else told
         kept.append(item)
     session.items = kept
 
 
-def _side_by_side(texts: Iterable[str]) -> str:
-    """Return texts as one, in which each begins and ends with a sign that is in none of them."""
-    return "".join(f"\n{text}\0" for text in texts)
+def _bordered(text: str) -> str:
+    """Return a text that begins and ends with a sign that is in none: several side by side can be told apart."""
+    return f"\n{text.strip()}\0"
 
 
 def _is_said(text: str, whole: str) -> bool:
     """Return whether one of the texts in `whole` is this one; or holds it, behind what an editor writes before a
     question.
     """
-    return f"\n{text}\0" in whole or (len(text) >= _LONG_TEXT and text in whole)
-
-
-def _leave_out_broken_end(session: _Session) -> None:
-    """Drop a last call that breaks off: its arguments are no object and nothing follows. The session is kept."""
-    while session.items and _is_broken_call(session.items[-1]):
-        session.items.pop()
-        session.left_out.add("trailing-turns")
+    return _bordered(text) in whole or (len(text.strip()) >= _LONG_TEXT and text.strip() in whole)
 
 
 def _is_broken_call(item: dict[str, Any]) -> bool:
     return item.get("type") == "function_call" and not isinstance(parsed(item.get("arguments") or {}), dict)
 
 
-def _unlearn_broken_calls(items: list[dict[str, Any]]) -> None:
-    """Read a call in the middle whose arguments are no object as the text that it is, without weight."""
+def _row(session: _Session) -> Iterator[PlacedRow]:
+    """Yield the row of a session. Its last call may break off, with arguments that are no object: it is left out. One
+    in the middle is read as the text that it is, without weight.
+    """
+    while session.items and _is_broken_call(session.items[-1]):
+        session.items.pop()
+        session.left_out.add("trailing-turns")
+    _leave_out_repeated(session)
+    items = session.items
     for place, item in enumerate(items):
         if _is_broken_call(item):
             items[place] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}
             unlearn_answer(items, place + 1)
-
-
-def _row(session: _Session) -> Iterator[PlacedRow]:
-    _leave_out_broken_end(session)
-    _leave_out_repeated(session)
-    _unlearn_broken_calls(session.items)
-    hidden = next((item["type"] for item in session.items if item.get("type") in HIDDEN_CALLS), None)
-    items = unlearn_what_rests_on_hidden_calls(session.items)
+    hidden = next((item["type"] for item in items if item.get("type") in HIDDEN_CALLS), None)
+    items = unlearn_what_rests_on_hidden_calls(items)
     if not any(item.get("role") == "user" for item in items):
         return
     if hidden and not any(is_of_answer(item) and item.get("weight", 1) for item in items):
@@ -205,7 +184,7 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
         return
     given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
     facts = {"session_id": session.name, "timestamp": session.time}
-    yield from conversation("codex", session.place, [*given, *items], session.left_out, **facts)
+    yield session.place, conversation("codex", [*given, *items], session.left_out, **facts)
 
 
 FORMAT = Format("codex", recognise, rows, "file")

@@ -16,7 +16,6 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each session."""
     return session_rows(lines, lambda event: event.get("type") == "session.start", _row)
 
 
@@ -35,10 +34,10 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             turns.append({"role": "tool", "content": result, "tool_call_id": data.get("toolCallId")})
         else:
             notes = notes or kind != "session.start"
+    place, first = session[0]
     if turns:
-        place, first = session[0]
-        left_out = ["program-notes"] if notes else ()
-        yield from conversation("copilot-cli", place, turns, left_out, session_id=_data(first).get("sessionId"))
+        left_out = ["program-notes"] if notes else []
+        yield place, conversation("copilot-cli", turns, left_out, session_id=_data(first).get("sessionId"))
 
 
 def _data(event: Row) -> dict[str, Any]:

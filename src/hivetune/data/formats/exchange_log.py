@@ -10,9 +10,10 @@ from typing import Any
 from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, events, lost
-from hivetune.data.pieces.printed import Asked, Calls
+from hivetune.data.pieces.logs import PlacedRow, events
+from hivetune.data.pieces.printed import Step, paired
 from hivetune.data.pieces.said import Row, one_of, parsed
+from hivetune.data.reasons import RowRefused
 
 _KINDS = ("type", "event", "kind", "direction")
 _SIDE = re.compile(r"(?:(?:api|http|llm|proxy)_)?(request|response)")
@@ -28,23 +29,14 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each call of a model, when its response is there. What else happened is set aside."""
-    calls = Calls()
-    for number, row, _ in events(lines):
-        if row is None:
-            yield lost(number)
-        elif _asks_a_model(row) and _id(row):
-            if given_up := calls.begin(_id(row), Asked(number, row)):
-                yield _aside(given_up.place)
-        elif _side(row) == "response" and (ended := calls.end(_id(row))):
-            yield ended[0].place, _call(ended[0].request, row)
-        else:
-            yield _aside(number)
-    for asked in calls.unanswered():
-        yield _aside(asked.place)
+    return paired((_step(number, row) for number, row, _ in events(lines)), _call)
 
 
-def _aside(number: int) -> PlacedRow:
-    return number, {"run_type": "http", "inputs": None, "outputs": None}
+def _step(number: int, row: Row | None) -> Step:
+    if row is None:
+        return Step(number, "", "", alone=RowRefused("broken-line"))
+    side = "asked" if _asks_a_model(row) and _id(row) else "answered" if _side(row) == "response" else ""
+    return Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})
 
 
 def _call(asked: Row, answered: Row) -> dict[str, Any]:

@@ -1,21 +1,27 @@
-"""Gemini CLI: what it prints as a stream of JSON (`--output-format stream-json`), one event a line.
+"""Gemini CLI: what it prints as a stream of JSON (`--output-format stream-json`), one event a line, and its sessions
+(`~/.gemini/tmp/*/chats/*.json`): turns by `type`, calls with their results and thoughts beside the text.
 
-https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/headless.md
+https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/headless.md and
+https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/session-management.md
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import Row, one_of
+from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
+from hivetune.data.pieces.turns import in_order, read_turn
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+# Columns of events that no other program writes.
+_COLUMNS = {"tool_use": {"tool_name", "tool_id", "parameters"}, "init": {"session_id", "model", "timestamp"}}
 
 
 def _is_event(event: Row) -> bool:
-    """Return whether an object is an event that no other program writes."""
-    if event.get("type") == "tool_use":
-        return {"tool_name", "tool_id", "parameters"} <= event.keys()
-    return event.get("type") == "init" and {"session_id", "model", "timestamp"} <= event.keys()
+    columns = _COLUMNS.get(str(event.get("type")))
+    return columns is not None and columns <= event.keys()
 
 
 def recognise(head: Head) -> bool:
@@ -23,36 +29,66 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each session."""
     return session_rows(lines, lambda event: event.get("type") == "init", _row)
 
 
 def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     turns: list[dict[str, Any]] = []
     for _, event in session:
-        _add(turns, event)
+        kind, role, content = event.get("type"), event.get("role"), str(event.get("content"))
+        last = turns[-1] if turns else {}
+        if kind == "message" and role == "assistant" and event.get("delta") and "delta" in last:
+            last["content"] += content
+        elif kind == "message":
+            turns.append({"role": role, "content": content, **({"delta": True} if event.get("delta") else {})})
+        elif kind == "tool_use":
+            call = {"id": event.get("tool_id"), "name": event.get("tool_name"), "input": event.get("parameters")}
+            turns.append({"role": "assistant", "content": [{"type": "tool_use", **call}]})
+        elif kind == "tool_result":
+            result = one_of(event, "output") or one_of(event.get("error"), "message") or ""
+            turns.append({"role": "tool", "content": result, "tool_call_id": event.get("tool_id")})
+        elif kind == "error" and last.get("role") == "assistant":
+            last["weight"] = 0
     if any(turn["role"] == "assistant" for turn in turns):
         name = next((event["session_id"] for _, event in session if event.get("session_id")), None)
-        yield from conversation("gemini-cli", session[0][0], turns, (), session_id=name)
+        yield session[0][0], conversation("gemini-cli", turns, session_id=name)
 
 
-def _add(turns: list[dict[str, Any]], event: Row) -> None:
-    kind, content = event.get("type"), event.get("content")
-    last = turns[-1] if turns else {}
-    if kind == "message" and event.get("role") == "assistant" and event.get("delta") and "delta" in last:
-        last["content"] += str(content)
-    elif kind == "message":
-        turns.append(
-            {"role": event.get("role"), "content": str(content), **({"delta": True} if event.get("delta") else {})}
-        )
-    elif kind == "tool_use":
-        call = {"id": event.get("tool_id"), "name": event.get("tool_name"), "input": event.get("parameters")}
-        turns.append({"role": "assistant", "content": [{"type": "tool_use", **call}]})
-    elif kind == "tool_result":
-        result = one_of(event, "output") or one_of(event.get("error"), "message") or ""
-        turns.append({"role": "tool", "content": result, "tool_call_id": event.get("tool_id")})
-    elif kind == "error" and last.get("role") == "assistant":
-        last["weight"] = 0
+def _session(row: Row) -> Conversation:
+    messages: list[Message] = []
+    notes = False
+    for turn in row["messages"]:
+        kind = one_of(turn, "type")
+        if kind in ("info", "error", "warning"):
+            notes = True
+        elif kind in ("gemini", "model"):
+            messages += _answer(turn)
+        else:
+            messages += read_turn({"role": kind, "content": one_of(turn, "content") or one_of(turn, "parts")})
+    ordered, changed = in_order(messages)
+    return Conversation("gemini-cli", ordered, changed=(("program-notes",) if notes else ()) + changed)
 
 
-FORMAT = Format("gemini-cli", recognise, rows, "file")
+def _answer(turn: Mapping[str, Any]) -> list[Message]:
+    thoughts = [
+        ": ".join(str(text) for text in (one_of(thought, "subject"), one_of(thought, "description")) if text)
+        for thought in listed(turn.get("thoughts"))
+    ]
+    calls = objects(turn.get("toolCalls")) or []
+    said = turn.get("content") or turn.get("parts") or ""
+    said = said if isinstance(said, list) else [{"type": "text", "text": said}]
+    parts = [*said, *({"functionCall": call} for call in calls)]
+    messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
+    for call in calls:
+        result = call.get("result")
+        if result is None:
+            raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
+        content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
+        messages += read_turn({"role": "tool", "content": content})
+    return messages
+
+
+STREAM = Format("gemini-cli", recognise, rows, "file")
+SESSION = Format(
+    "gemini-cli-session", lambda row: objects(row.get("messages")) is not None, _session, needs=names("project_hash")
+)

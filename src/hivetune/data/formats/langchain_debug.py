@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Asked, Calls, call_row, json_from, without_colours
+from hivetune.data.pieces.printed import Step, asked_step, call_record, json_from, paired, without_colours
 
 _REQUEST = re.compile(rb"\[llm/(?:start|end|error)\] ")
 _HEADS = re.compile(r"\[llm/(?P<event>start|end|error)\] (?P<run>\[[^][]*\])?(?:(?!\[llm/).)*?(?:input|output|error):")
@@ -19,22 +19,20 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each call of a model, when its answer is there or the log ends."""
-    plain = without_colours(lines)
-    calls = Calls()
-    for number, line in plain:
+    return paired(_steps(without_colours(lines)), call_record)
+
+
+def _steps(lines: Lines) -> Iterator[Step]:
+    for number, line in lines:
         if (head := _HEADS.search(line)) is None:
             continue
         run, rest = head["run"] or "", line[head.end() :]
         if head["event"] == "start":
-            if given_up := calls.begin(run, Asked(number, json_from(rest, plain))):
-                yield from call_row((given_up, True), None)
+            yield asked_step(number, run, json_from(rest, lines))
         elif head["event"] == "error":
-            yield from call_row(calls.end(run), {"error": {"message": rest.strip() or "an error"}})
+            yield Step(number, run, "answered", {"error": {"message": rest.strip() or "an error"}})
         else:
-            yield from call_row(calls.end(run), json_from(rest, plain))
-    for asked in calls.unanswered():
-        yield from call_row((asked, True), None)
+            yield Step(number, run, "answered", json_from(rest, lines))
 
 
 FORMAT = Format("langchain-debug", recognise, rows, "file")

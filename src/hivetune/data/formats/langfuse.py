@@ -1,21 +1,25 @@
-"""An observation or a trace of Langfuse, or an item of one of its data sets. Observations that are no model's answer
-are set aside.
+"""An observation or a trace of Langfuse, an item of one of its data sets, and the batch of events that its client
+sends. Observations that are no model's answer are set aside.
 
 https://langfuse.com/docs/observability/data-model
+https://api.reference.langfuse.com/#tag/ingestion/POST/api/public/ingestion
 """
+
+from collections.abc import Iterator
 
 from hivetune.data.pieces.answers import is_response
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, names, one_of
-from hivetune.data.pieces.spans import OUTPUTS, step_said
+from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
+from hivetune.data.pieces.spans import OUTPUTS, SHARED, joined_by_id, step_said
 from hivetune.data.reasons import RowRefused
 
 _MODEL_STEPS = ("GENERATION", "TRACE")
 # As they are written by those who rebuild Langfuse's records.
 _OTHER_STEPS = names("span event tool agent chain retriever embedding evaluator guardrail")
+_SENT = {"trace": "TRACE", "generation": "GENERATION", "span": "SPAN", "event": "EVENT"}
 
 
-def recognise(row: Row) -> bool:
+def _is_observation(row: Row) -> bool:
     if "input" not in row or not any(column in row for column in OUTPUTS[1:3]):
         return isinstance(row.get("input"), dict) and isinstance(row.get("expected"), str | dict)  # a data set's item
     traced = "trace_id" in row or "observation_type" in row or row.get("type") in (*_MODEL_STEPS, "SPAN", "EVENT")
@@ -23,7 +27,7 @@ def recognise(row: Row) -> bool:
     return traced or free or isinstance(row.get("expected_output"), dict)
 
 
-def rows(row: Row) -> Conversation:
+def _said(row: Row) -> Conversation:
     kind = one_of(row, "type", "observation_type")
     if isinstance(kind, str) and (kind.isupper() or kind in _OTHER_STEPS) and kind not in _MODEL_STEPS:
         raise RowRefused("not-a-model-call", f"an observation of type {kind[:40]}")
@@ -32,11 +36,26 @@ def rows(row: Row) -> Conversation:
     return step_said("langfuse", row, row.get("model_parameters"), is_call=str(kind).upper() == "GENERATION")
 
 
-FORMAT = Format(
-    "langfuse",
-    recognise,
-    rows,
-    needs=frozenset(("input",)),
-    rank=13,
-    explains=frozenset(("metadata", "model_parameters")),
+def _is_sent(record: Row) -> bool:
+    sent = objects(record.get("batch")) or []
+    return bool(sent) and all(isinstance(one.get("type"), str) and isinstance(one.get("body"), dict) for one in sent)
+
+
+def _observations_sent(record: Row) -> Iterator[Row]:
+    """Yield the calls of a model, joined by their ids. A trace is a row only where it holds no call, since it repeats
+    what its calls say.
+    """
+    told = [{**one["body"], "type": _SENT.get(one["type"].partition("-")[0])} for one in record["batch"]]
+    steps = joined_by_id([one for one in told if one["type"] is not None])
+    traces = {step.get("id"): step for step in steps if step["type"] == "TRACE"}
+    if any(step["type"] == "GENERATION" for step in steps):
+        steps = [step for step in steps if step["type"] != "TRACE"]
+    for step in steps:
+        trace = traces.get(step.get("traceId"), {})
+        yield {"input": None, "output": None, **{key: trace[key] for key in SHARED if key in trace}, **step}
+
+
+OBSERVATION = Format(
+    "langfuse", _is_observation, _said, needs=names("input"), rank=13, explains=names("metadata model_parameters")
 )
+SENT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", names("batch"))

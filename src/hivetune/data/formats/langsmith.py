@@ -1,36 +1,114 @@
-"""A run of LangSmith: `run_type`, `inputs`, `outputs`; an example of its data sets has no type. Runs of tools, of
-retrievers and of chains around a call are set aside.
+"""Runs of LangSmith: `run_type`, `inputs`, `outputs`; an example of its data sets has no type. Runs of tools, of
+retrievers and of chains around a call are set aside. Its client sends the beginning and the end of a run apart.
 
 https://docs.smith.langchain.com/reference/data_formats/run_data_format
 """
 
-from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, parsed
-from hivetune.data.pieces.spans import MODEL_RUNS, step_said
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, events
+from hivetune.data.pieces.said import Conversation, Row, names, objects, parsed
+from hivetune.data.pieces.spans import joined_by_id, step_said
 from hivetune.data.reasons import RowRefused
 
+_MODEL_RUNS = ("llm", "chat_model", "chat")
+_OPERATIONS = ("post", "patch")
 
-def recognise(row: Row) -> bool:
+
+def _is_run(row: Row) -> bool:
     if "outputs" not in row:  # the run has begun, and its end stands elsewhere
         return "inputs" in row and {"run_type", "dotted_order"} <= row.keys()
     asked, answered = parsed(row.get("inputs")), parsed(row["outputs"])
     return "inputs" in row and ("run_type" in row or (isinstance(asked, dict) and isinstance(answered, dict | str)))
 
 
-def rows(row: Row) -> Conversation:
+def _said(row: Row) -> Conversation:
     kind = row.get("run_type")
-    if kind is not None and kind not in MODEL_RUNS and (kind != "chain" or row.get("parent_run_id")):
+    if kind is not None and kind not in _MODEL_RUNS and (kind != "chain" or row.get("parent_run_id")):
         raise RowRefused("not-a-model-call", f"a run of type {str(kind)[:40]}")
     if row.get("error"):
         raise RowRefused("failed", f"the run failed: {str(row['error'])[:80]}")
-    return step_said("langsmith", row, row.get("extra"), is_call=kind in MODEL_RUNS)
+    return step_said("langsmith", row, row.get("extra"), is_call=kind in _MODEL_RUNS)
 
 
-FORMAT = Format(
-    "langsmith",
-    recognise,
-    rows,
-    needs=frozenset(("inputs",)),
-    rank=12,
-    explains=frozenset(("extra", "events", "serialized")),
-)
+def _sent(record: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    return objects(record.get("post")) or [], objects(record.get("patch")) or []
+
+
+def _is_sent(record: Row) -> bool:
+    begun, ended = _sent(record)
+    known = all("inputs" in run for run in begun) and all("id" in run or "outputs" in run for run in ended)
+    return known and bool(begun or ended)
+
+
+def _runs_sent(record: Row) -> Iterator[Row]:
+    """Yield the runs. The end of one that began in another record has no input, and one that has not ended no
+    output.
+    """
+    begun, ended = _sent(record)
+    return ({"inputs": None, "outputs": None, **run} for run in joined_by_id([*begun, *ended]))
+
+
+def _calls_below(record: Row) -> Iterator[Row]:
+    """Yield the calls of a model among the runs below one; what stands above repeats them."""
+    for child in objects(record.get("child_runs")) or []:
+        inside = list(_calls_below(child))
+        yield from inside
+        if not inside and child.get("run_type") in _MODEL_RUNS:
+            yield {key: value for key, value in child.items() if key != "child_runs"}
+
+
+def _are_operations(sample: Sequence[Row]) -> bool:
+    """Return whether all of these rows post or patch a run of a trace."""
+    return bool(sample) and all(
+        row.get("operation") in _OPERATIONS and isinstance(row.get("id"), str) and "trace_id" in row for row in sample
+    )
+
+
+def _logged_runs(lines: Lines) -> Iterator[PlacedRow]:
+    """Yield one row for each run of a log of operations, at the place of the first. In a trace that holds calls of a
+    model the other runs repeat these, and lose what they say. When the runs that wait get too large, the oldest is
+    given out as it is.
+    """
+    waiting: dict[str, tuple[int, int, Row]] = {}  # runs that may have more to say: place, size, what is known
+    traces: set[Any] = set()  # with calls of a model
+    size = 0
+    for number, run, text in events(lines):
+        if run is None or not _are_operations([run]):
+            yield number, text
+            continue
+        if run.get("run_type") in _MODEL_RUNS:
+            traces.add(run["trace_id"])
+        begun, before, known = waiting.pop(run["id"], (number, 0, {}))
+        said = {**known, **{key: value for key, value in run.items() if value is not None}}
+        # The first run of a trace may be all that it says of a conversation: its calls of a model may come later.
+        first = said.get("run_type") == "chain" and said.get("parent_run_id") is None
+        if run["operation"] == "patch" and not (first and said["trace_id"] not in traces):
+            yield begun, _logged_run(said, traces)
+            size -= before
+            continue
+        waiting[run["id"]] = (begun, before + len(text), said)
+        size += len(text)
+        while size > MAX_KEPT_CHARS:
+            begun, before, oldest = waiting.pop(next(iter(waiting)))
+            size -= before
+            yield begun, _logged_run(oldest, traces)
+    for begun, _, said in waiting.values():
+        yield begun, _logged_run(said, traces)
+
+
+def _logged_run(run: Row, traces: set[Any]) -> str:
+    """Return the run as an export of LangSmith has it; without a side that it lacks, it is set aside."""
+    told = {key: value for key, value in run.items() if key != "operation"}
+    repeats = run.get("run_type") not in _MODEL_RUNS and run["trace_id"] in traces
+    sides = {} if repeats else {key: run[key] for key in ("inputs", "outputs") if key in run}
+    return json.dumps({"run_type": None, **told, "inputs": None, "outputs": None, **sides})
+
+
+RUN = Format("langsmith", _is_run, _said, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
+SENT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", names("post"))
+TREE = Format("langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", names("child_runs"))
+LOG = Format("run-log", lambda head: _are_operations(head.events), _logged_runs, "file", rank=1)

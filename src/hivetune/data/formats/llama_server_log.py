@@ -7,10 +7,10 @@ https://github.com/ggml-org/llama.cpp/tree/master/tools/server (`--verbose`)
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
+from hivetune.data.pieces.printed import Step, asked_step, call_record, paired
 
 _REQUEST = re.compile(rb"log_server_r: +request: +\{")
 _SAID = re.compile(r"log_server_r: +(request|response): +(\{.*)")
@@ -21,36 +21,21 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each request, when its answer is there or the log ends."""
-    asked: tuple[int, Any] | None = None
+    return paired(_steps(lines), call_record)
+
+
+def _steps(lines: Lines) -> Iterator[Step]:
     for number, line in lines:
-        if (said := _said(line)) is None:
+        if (said := _SAID.search(line)) is None:
             continue
-        side, value = said
-        if side == "response" and asked is not None:
-            yield from _row(*asked, value)
-            asked = None
-        elif side == "request":
-            if asked is not None:
-                yield from _row(*asked, None)
-            asked = number, value
-    if asked is not None:
-        yield from _row(*asked, None)
-
-
-def _said(line: str) -> tuple[str, Any] | None:
-    """Return ("request" or "response", its JSON) of a line, else None."""
-    if found := _SAID.search(line):
         try:
-            return found.group(1), json.JSONDecoder().raw_decode(found.group(2))[0]
+            value = json.JSONDecoder().raw_decode(said[2])[0]
         except (ValueError, RecursionError):
-            return None
-    return None
-
-
-def _row(place: int, request: Any, response: Any) -> Iterator[PlacedRow]:
-    if isinstance(request, dict) and ("messages" in request or "prompt" in request):  # else it asks for numbers
-        yield place, {"request": request, "response": response if response else {"choices": []}}
+            continue
+        if said[1] == "response":
+            yield Step(number, "", "answered", value)
+        else:  # without these two it asks for numbers
+            yield asked_step(number, "", value if {"messages", "prompt"} & value.keys() else None)
 
 
 FORMAT = Format("llama-server-log", recognise, rows, "file")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Asked, Calls, call_row, json_from, without_colours
+from hivetune.data.pieces.printed import Step, asked_step, call_record, json_from, paired, without_colours
 
 _ASKED = r"Received request: POST to /\S+ with body "
 _REQUEST = re.compile(rf"{_ASKED}+\{{".encode())
@@ -24,26 +24,24 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each call, when its answer is there or the log ends."""
-    plain = without_colours(lines)
-    calls, pieces = Calls(), list[Any]()
-    for number, line in plain:
+    return paired(_steps(without_colours(lines)), call_record)
+
+
+def _steps(lines: Lines) -> Iterator[Step]:
+    pieces: list[Any] = []
+    for number, line in lines:
         if (head := _HEADS.search(line)) is None:
             continue
         rest = line[head.end() :]
-        if head["asked"]:
-            if given_up := calls.begin("", Asked(number, json_from(rest, plain))):
-                yield from call_row((given_up, True), None)
-            pieces.clear()
-        elif head["piece"]:
-            pieces.append(json_from(rest, plain))
-        elif head["answered"]:
-            yield from call_row(calls.end(""), json_from(rest, plain))
+        if head["piece"]:
+            pieces.append(json_from(rest, lines))
+        elif head["asked"]:
+            pieces = []
+            yield asked_step(number, "", json_from(rest, lines))
         else:
-            yield from call_row(calls.end(""), list(pieces) if head["ended"] else None)
-            pieces.clear()
-    for asked in calls.unanswered():
-        yield from call_row((asked, True), None)
+            whole = json_from(rest, lines) if head["answered"] else None
+            yield Step(number, "", "answered", pieces if head["ended"] else whole)
+            pieces = []
 
 
 FORMAT = Format("lm-studio-log", recognise, rows, "file")

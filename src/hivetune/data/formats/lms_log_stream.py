@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Asked, Calls, prompted, without_colours
+from hivetune.data.pieces.printed import Step, paired, prompted, without_colours
 
 _REQUEST = re.compile(rb"^type: llm\.prediction\.input\r?$", re.M)
 _EVENT = re.compile(r"timestamp: [\d./-]+,? .*")
@@ -21,18 +21,17 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each prompt, when its text is there or the log ends."""
-    calls = Calls()
-    for place, event in _events(without_colours(lines)):
+    return paired(_steps(without_colours(lines)), prompted)
+
+
+def _steps(lines: Lines) -> Iterator[Step]:
+    for place, event in _events(lines):
         kind, model = event.get("type"), event.get("modelIdentifier", "")
         if kind == "llm.prediction.input":
-            if given_up := calls.begin(model, Asked(place, event.get("input", "") + "\n")):
-                yield from prompted(*given_up, None, None)
-        elif kind == "llm.prediction.output" and (found := calls.end(model)) is not None:
-            (begun, prompt), is_sure = found
-            yield from prompted(begun, prompt, event.get("output") if is_sure else None, None)
-    for asked in calls.unanswered():
-        yield from prompted(*asked, None, None)
+            prompt = event.get("input", "") + "\n"
+            yield Step(place, model, "asked", prompt, prompted(prompt))
+        elif kind == "llm.prediction.output":
+            yield Step(place, model, "answered", event.get("output"))
 
 
 def _events(lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:

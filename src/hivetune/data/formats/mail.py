@@ -45,7 +45,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             turn = {"speaker": parseaddr(str(mail.get("From", "")))[1].lower(), "content": body}
             threads.setdefault(subject.lower(), (place, []))[1].append(turn)
     for subject, (place, turns) in threads.items():
-        yield from conversation("mail", place, turns, (), session_id=subject)
+        yield place, conversation("mail", turns, session_id=subject)
 
 
 def _messages(lines: Lines) -> Iterator[tuple[int, str]]:

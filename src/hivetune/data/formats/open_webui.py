@@ -1,15 +1,16 @@
-"""Open WebUI's export: `chat` with `history` (a tree) or, when older, only `messages`.
+"""Open WebUI's export: `chat` with `history` (a tree) or, when older, only `messages`; and its export of feedback, a
+rating with the chat that it is about.
 
-https://docs.openwebui.com/features/chat-features/
+https://docs.openwebui.com/features/chat-features/ and https://docs.openwebui.com/features/evaluation/
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import split_thoughts
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of
 from hivetune.data.pieces.turns import read_system, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -26,23 +27,18 @@ def rows(row: Row) -> Conversation:
     chat = row.get("chat", row)
     history = chat.get("history")
     nodes = one_of(history, "messages")
-    turns: Iterable[Any]
-    others = 0
+    turns, others = listed(chat.get("messages")), 0
     if isinstance(nodes, dict) and str(one_of(history, "currentId")) in nodes:
         parents = {key: one_of(node, "parentId") for key, node in nodes.items()}
         path = branch(parents, str(history["currentId"]))
-        turns, others = (
-            [nodes[key] for key in path],
-            sum(one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path),
-        )
-    else:
-        turns = listed(chat.get("messages"))
-    said, cut = said_in_chat(turns, _webui_turn)
+        turns = [nodes[key] for key in path]
+        others = sum(one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path)
+    said, cut = said_in_chat(turns, _turn)
     messages = [*read_system(one_of(chat, "system") or one_of(chat.get("params"), "system")), *said]
     return done("open-webui", messages, others, cut)
 
 
-def _webui_turn(turn: Any) -> list[Message]:
+def _turn(turn: Any) -> list[Message]:
     if one_of(turn, "files"):
         raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     said = read_turn({"role": one_of(turn, "role"), "content": one_of(turn, "content") or ""})
@@ -56,4 +52,13 @@ def _webui_turn(turn: Any) -> list[Message]:
     return [Message("assistant", rest, reasoning=thoughts)]
 
 
-FORMAT = Format("open-webui", recognise, rows, needs=frozenset(("chat", "history")))
+def _has_rated_chat(record: Row) -> bool:
+    return one_of(one_of(one_of(record, "snapshot"), "chat"), "chat") is not None
+
+
+def _rated_chat(record: Row) -> Iterator[Row]:
+    yield {**record["snapshot"]["chat"], "rating": one_of(record.get("data"), "rating")}
+
+
+CHAT = Format("open-webui", recognise, rows, needs=names("chat history"))
+FEEDBACK = Format("open-webui-feedback", _has_rated_chat, _rated_chat, "batch", names("snapshot"), rank=10)

@@ -1,10 +1,11 @@
 """Transcripts of OpenCode (`/export`), Markdown with one session: what was said below `## User` and `## Assistant`, the
-calls of an answer behind its words.
+calls of an answer behind its words. And its export of a session (`opencode export`): `info` of the session, `messages`
+of info and parts; a tool's call and result are one part.
 
 Nothing in a transcript divides a thought from the words behind it. Only a thought of one paragraph in front of a call
 is told apart; any other answer with a thought is read and not learned.
 
-https://opencode.ai/docs/tui/#export
+https://opencode.ai/docs/tui/#export and https://opencode.ai/docs/cli/#export
 """
 
 import json
@@ -15,7 +16,11 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
+from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
+from hivetune.data.pieces.session import is_lone_thought
+from hivetune.data.pieces.turns import in_order, read_turn
 from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
 
 _HEAD = re.compile(rb"\A# [^\n]*\n+\*\*Session ID:\*\* ses_\w+ *\n\*\*Created:\*\* ")
 _ID = re.compile(r"^\*\*Session ID:\*\* (\S+)", re.MULTILINE)
@@ -36,11 +41,11 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    text, place = "", 1
+    text = ""
     for _, line in lines:
         text += f"{line}\n"
         if len(text) > MAX_KEPT_CHARS:
-            yield place, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
+            yield 1, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             return
     messages: list[dict[str, Any]] = []
     for who, said in _turns(text):
@@ -48,7 +53,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         messages += [turn for turn in turns if turn["content"] or turn.get("tool_calls")]
     name = _ID.search(text)
     if messages:
-        yield from conversation("opencode", place, messages, (), session_id=name.group(1) if name else None)
+        yield 1, conversation("opencode", messages, session_id=name[1] if name else None)
 
 
 def _turns(text: str) -> Iterator[tuple[str, str]]:
@@ -95,4 +100,54 @@ def _answer(said: str) -> list[dict[str, Any]]:
     return [turn if tools else {**turn, "tool_calls": None}, *results]
 
 
-FORMAT = Format("opencode", recognise, rows, "file")
+def _is_export(row: Row) -> bool:
+    turns = objects(row.get("messages"))
+    return turns is not None and isinstance(row.get("info"), dict) and "parts" in turns[0] and "info" in turns[0]
+
+
+def _exported(row: Row) -> Conversation:
+    messages: list[Message] = []
+    left: list[str] = []
+    for turn in row["messages"]:
+        info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
+        if one_of(info, "error"):
+            left.append("other-branches")
+        elif one_of(info, "summary") is True or any(part.get("type") == "compaction" for part in parts):
+            left.append("program-notes")  # what was said before, summed up; it stands in the export as it was
+        elif one_of(info, "role") == "user":
+            texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
+            if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
+                raise RowRefused("unsupported-content", "a message that is only a file")
+            messages.append(Message("user", "\n".join(str(part.get("text", "")) for part in texts)))
+        else:
+            messages += _steps(parts)
+    answered = [message for message in messages if not is_lone_thought(message, silent=True)]
+    ordered, changed = in_order(answered)
+    left += [] if len(answered) == len(messages) else ["lone-thought"]
+    return Conversation("opencode", ordered, changed=(*dict.fromkeys(left), *changed))
+
+
+def _steps(parts: list[dict[str, Any]]) -> list[Message]:
+    """Return an answer step by step: what was thought and said, the calls, then their results."""
+    messages: list[Message] = []
+    content: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for part in [*parts, {"type": "step-start"}]:
+        kind, state = part.get("type"), part.get("state")
+        said_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
+        if said_after or (kind == "step-start" and (content or results)):
+            messages += read_turn({"role": "assistant", "content": content})
+            messages += [m for result in results for m in read_turn({"role": "tool", "content": [result]})]
+            content, results = [], []
+        if kind in ("text", "reasoning"):
+            content.append({"type": kind, "text": part.get("text")})
+        elif kind == "tool" and isinstance(state, dict):
+            call_id = part.get("callID")
+            content.append({"type": "tool_use", "id": call_id, "name": part.get("tool"), "input": state.get("input")})
+            output = one_of(state, "output", "error") or ""
+            results.append({"type": "tool_result", "tool_use_id": call_id, "content": output})
+    return messages
+
+
+TRANSCRIPT = Format("opencode", recognise, rows, "file")
+EXPORT = Format("opencode-export", _is_export, _exported, needs=names("info"))

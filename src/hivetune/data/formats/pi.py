@@ -5,30 +5,14 @@ https://github.com/badlogic/pi-mono/blob/main/packages/coding-agent/docs/session
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows, trees, way_to
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
-_SUMMARIES = ("compaction", "branch_summary")
 _COPIES = ("delivery-mirror", "gateway-injected")  # in the place of a model: OpenClaw wrote down what it had sent
 _BROKEN_OFF = ("aborted", "length", "error")
-
-
-@dataclass(slots=True)
-class _Entry:
-    line: int
-    parent: str | None
-    event: dict[str, Any]
-
-
-@dataclass(slots=True)
-class _Session:
-    name: Any = None
-    time: Any = None
-    entries: dict[str, _Entry] = field(default_factory=dict)
 
 
 def is_line(event: Mapping[str, Any]) -> bool:
@@ -51,62 +35,47 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     """Yield the rows of each tree of a session: a line that is broken ends one, and what lies below it begins
-    another.
+    another. Of each tree the branch is read that ends at the message written last.
     """
-    session = _Session()
+    facts: dict[str, Any] = {}
+    entries: dict[str, PlacedEvent] = {}
+    parents: dict[str, str | None] = {}
     for number, event in events:
         if event.get("type") == "session":
-            session.name, session.time = event.get("id"), event.get("timestamp")
+            facts = {"session_id": event.get("id"), "timestamp": event.get("timestamp")}
             continue
-        before = next(reversed(session.entries), None)
-        name = event.get("id") if isinstance(event.get("id"), str) else f"line {number}"
-        parent = event.get("parentId", before)  # the first version had no tree
-        session.entries[str(name)] = _Entry(number, parent if isinstance(parent, str) else None, event)
-    for names in trees({name: one.parent for name, one in session.entries.items()}).values():
-        yield from _stretches(session, names)
+        parent = event.get("parentId", next(reversed(entries), None))  # the first version had no tree
+        name = event["id"] if isinstance(event.get("id"), str) else f"line {number}"
+        entries[name], parents[name] = (number, event), parent if isinstance(parent, str) else None
+    for names in trees(parents).values():
+        leaf = next((name for name in reversed(names) if entries[name][1].get("type") == "message"), None)
+        path = way_to(leaf, {name: parents[name] for name in names})
+        given_up = any(_is_answer(entries[name][1]) for name in set(names).difference(path))
+        for place, turns in _stretches([(name, *entries[name]) for name in path]):
+            yield place, conversation("pi", turns, ["other-branches"] if given_up else [], **facts)
 
 
-def _stretches(session: _Session, names: list[str]) -> Iterator[PlacedRow]:
-    """Yield one row for each stretch between compactions of the branch that was kept."""
-    path = _path(session, names)
-    given_up = any(_is_answer(session.entries[name].event) for name in set(names).difference(path))
-    stretch: list[_Entry] = []
+def _stretches(path: Sequence[tuple[str, int, dict[str, Any]]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Yield (place, turns) of each stretch between compactions in which something was answered."""
+    place, answered = 0, False
     turns: list[dict[str, Any]] = []
-    for name in path:
-        one = session.entries[name]
-        said = _turns(one.event)
-        if one.event.get("type") == "compaction":
-            yield from _row(session, stretch, turns, given_up)
-            kept = _kept(path, name, one.event.get("firstKeptEntryId"))
-            turns = [*said, *(turn for other in kept for turn in _read_before(session.entries[other].event))]
-            stretch = []
+    names = [name for name, _, _ in path]
+    for at, (_, number, event) in enumerate(path):
+        said = _turns(event)
+        if event.get("type") == "compaction":
+            if answered:
+                yield place, turns
+            first = event.get("firstKeptEntryId")
+            kept = path[names.index(first) : at] if first in names[:at] else []
+            before = [turn for _, _, one in kept for turn in _turns(one)]  # stands in the last row too
+            turns = said + [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
+            place, answered = 0, False
         elif said:
-            stretch.append(one)
+            place = place or number
+            answered = answered or _is_answer(event)
             turns += said
-    yield from _row(session, stretch, turns, given_up)
-
-
-def _row(session: _Session, stretch: list[_Entry], turns: list[dict[str, Any]], given_up: bool) -> Iterator[PlacedRow]:
-    if any(_is_answer(one.event) for one in stretch):
-        left_out = ["other-branches"] if given_up else []
-        yield from conversation("pi", stretch[0].line, turns, left_out, session_id=session.name, timestamp=session.time)
-
-
-def _path(session: _Session, names: list[str]) -> list[str]:
-    """Return the branch of a tree that ends at the message written last, from its beginning."""
-    said = (name for name in reversed(names) if session.entries[name].event.get("type") == "message")
-    return way_to(next(said, None), {name: session.entries[name].parent for name in names})
-
-
-def _kept(path: list[str], end: str, first: Any) -> list[str]:
-    """Return what a compaction left as it was: the entries from `first` up to it."""
-    before = path[: path.index(end)]
-    return before[before.index(first) :] if first in before else []
-
-
-def _read_before(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the turns of an entry for the next row, where they are not learned again."""
-    return [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in _turns(event)]
+    if answered:
+        yield place, turns
 
 
 def _is_answer(event: Mapping[str, Any]) -> bool:
@@ -117,7 +86,7 @@ def _is_answer(event: Mapping[str, Any]) -> bool:
 def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what an entry adds to the conversation, as other programs write it."""
     kind, message = event.get("type"), event.get("message")
-    if kind in _SUMMARIES:
+    if kind in ("compaction", "branch_summary"):
         return [{"role": "user", "content": event.get("summary")}]
     if kind == "custom_message":
         return [{"role": "user", "content": event.get("content")}]
@@ -125,7 +94,11 @@ def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     role, content = message.get("role"), message.get("content")
     if role == "assistant":
-        return _answer(message)
+        if message.get("model") in _COPIES or not content:
+            return []
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        turn = {"role": "assistant", "content": [_part(part) for part in parts]}
+        return [{**turn, "weight": 0} if message.get("stopReason") in _BROKEN_OFF else turn]
     if role == "toolResult":
         ids = {"tool_call_id": message.get("toolCallId"), "name": message.get("toolName")}
         return [{"role": "tool", "content": content, **ids}]
@@ -134,15 +107,6 @@ def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
             return []
         content = f"Ran `{message.get('command')}`\n```\n{message.get('output')}\n```"
     return [{"role": "user", "content": content}]
-
-
-def _answer(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    content = message.get("content")
-    if message.get("model") in _COPIES or not content:
-        return []
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    turn = {"role": "assistant", "content": [_part(part) for part in parts]}
-    return [{**turn, "weight": 0} if message.get("stopReason") in _BROKEN_OFF else turn]
 
 
 def _part(part: Any) -> Any:

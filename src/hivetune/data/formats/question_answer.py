@@ -1,20 +1,226 @@
-"""A question and its answer under any of the names in data/columns.toml, in many languages.
+"""Rows of one question and one answer in columns of their own, under the names in data/columns.toml.
 
-https://huggingface.co/datasets/openai/gsm8k is a set with these columns.
+https://huggingface.co/docs/trl/dataset_formats#prompt-completion (`prompt`, `completion`),
+https://github.com/tatsu-lab/stanford_alpaca#data-release (`instruction`, `input`, `output`),
+https://huggingface.co/datasets/openai/gsm8k (`question`, `answer`),
+https://github.com/allenai/natural-instructions (`input`, `output`)
 """
 
-from hivetune.data.columns import ANSWERED, ASKED, CONTEXT
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hivetune.data.columns import (
+    ANSWERED,
+    ASKED,
+    CONTEXT,
+    SYSTEM,
+    TOOLS,
+    TURNS,
+    looks_like_content,
+    names_document,
+    says_none,
+    system_of,
+    thoughts_of,
+    tools_of,
+)
+from hivetune.data.pieces.calls import calls_in_text, read_tools
+from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.pairs import EXPLAINED, read_pair
-from hivetune.data.pieces.said import Conversation, Row, first_of
+from hivetune.data.pieces.rendered import (
+    asked_turns,
+    goes_on,
+    is_rendered,
+    turns_of,
+    without_end,
+    without_header,
+)
+from hivetune.data.pieces.said import Conversation, Row, all_texts, first_of, names, objects, parsed, said, text_of
+from hivetune.data.pieces.turns import ROLE_KEYS, in_order, read_messages, read_system
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
+
+_MAX_WORDS = 12  # of an answer that others may say in other words
+# An object with one of these is a message, a response, or an answer with what was written about it.
+_HOLD_TEXT = frozenset(("role", "from", "parts", "choices", "candidates", "messages", "error", *TURNS, *ANSWERED))
+_HOLD_TEXT |= names("content text message body data result value")
+_HOLD_TEXT -= names("label target targets")
+_PARTS = names("text image thinking message function function_call tool_use tool_call tool_result")  # kinds of them
 
 
-def recognise(row: Row) -> bool:
-    return first_of(row, ASKED) not in (None, "input") and first_of(row, ANSWERED) is not None
+def _read_parties(name: str, row: Row, column: str) -> Conversation | None:
+    """Return what `user` and `assistant` said, behind what `column` says to the model. None without the two."""
+    both = [row.get("user"), row.get("assistant")]
+    if not all(isinstance(text, str) and text for text in both) or system_of(row) is not None:
+        return None
+    return _read_pair(name, {**row, "system": row[column]}, ("user",), ("assistant",))
 
 
-def rows(row: Row) -> Conversation:
-    return read_pair("question-answer", row, ASKED, ANSWERED, CONTEXT)
+def _read_pair(
+    name: str, row: Row, asked: tuple[str, ...], answered: tuple[str, ...] = ANSWERED, extra: tuple[str, ...] = CONTEXT
+) -> Conversation:
+    """Return the conversation of a row: system prompt, history, question with what belongs to it, thoughts and
+    answer.
+    """
+    question_column, answer_column = first_of(row, asked), first_of(row, answered)
+    assert question_column is not None and answer_column is not None  # `recognise` looked
+    question, answer = row[question_column], row[answer_column]
+    bare = False
+    if isinstance(question, str) and isinstance(answer, str):  # headers and marks of a template may be left in them
+        question = without_header(question, answer=False)
+        answer = without_end(without_header(answer, answer=True), row[question_column])
+        bare = (question, answer) != (row[question_column], row[answer_column])
+    if all_texts(question) and all_texts(answer) and len(question) == len(answer):  # questions and answers in turn
+        pairs = zip(question, answer, strict=True)
+        dialogue = [message for pair in pairs for message in map(Message, ("user", "assistant"), pair)]
+        return Conversation(name, (*read_system(system_of(row)), *dialogue), read_tools(tools_of(row)))
+    answer, told = _one_answer(row, question_column, answer, answer_column, extra)
+    listed, replies = _turns(question), _turns(answer)
+    turns = listed or _spoken_prompt(question)
+    if turns:
+        answer = without_end(answer, "") if isinstance(answer, str) and turns != listed else answer
+        before = read_messages(turns, system_of(row))
+        if before[-1].role == "assistant" and before[-1].content.strip() == str(answer).strip():
+            before.pop()  # the prompt is the whole row as a template wrote it
+    else:
+        before = [*read_system(system_of(row)), *_history(row.get("history") or row.get("chat_history"))]
+        before.append(Message("user", _question(row, question_column, question, extra)))
+    if replies:
+        after = read_messages(replies, None)
+    else:
+        text, calls = calls_in_text(text_of(answer, answer_column))
+        if goes_on(text):
+            raise RowRefused("rendered-text")
+        after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
+    messages, changed = in_order([*before, *after])
+    read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or told or bare else ()))
+    from_text = bare or (turns and isinstance(parsed(question), str))
+    changed = (*changed, *told, *(("turns-from-text",) if from_text else ()))
+    return Conversation(name, messages, read_tools(tools_of(row)), changed=changed, explained=read)
 
 
-FORMAT = Format("question-answer", recognise, rows, needs=frozenset(ASKED), rank=33, explains=EXPLAINED)
+def _one_answer(row: Row, asked: str, answer: Any, column: str, extra: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    """Return (an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raise
+    RowRefused for other lists of texts.
+    """
+    if isinstance(answer, str):
+        return answer, ()
+    if all_texts(answer) and len(answer) > 1:
+        if _say_the_same(answer):
+            return answer[0], ("other-answers",)
+        more = next((name for name in extra if name != asked and row.get(name)), None)
+        columns = f"prompt={asked}" if more is None else f"{asked}={asked},{more}={more}"
+        kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
+        first = f"--columns {columns},completion={column}.0 learns the first"
+        raise RowRefused("wrong-type", f"{kind}: {first}, completion={column}.as_json all of them as JSON")
+    items = objects([answer] if isinstance(answer, dict) else answer)
+    holds_text = any(plain_name(key) in _HOLD_TEXT for item in items or () for key in item)
+    if items is None or holds_text or any(str(item.get("type")) in _PARTS for item in items):
+        return answer, ()
+    return json.dumps(items[0] if isinstance(answer, dict) else items, ensure_ascii=False), ("json-answer",)
+
+
+def _say_the_same(texts: Sequence[str]) -> bool:
+    """Return whether short texts are ways to say one answer: each has half of its words in common with the first, or
+    the first with it. Others may be pieces of one answer, or several that are right together.
+    """
+    words = [{word.strip(".,;:!?'\"()").lower() for word in text.split()} - {""} for text in texts]
+    if any(not one or len(one) > _MAX_WORDS for one in words) or any("\n" in text for text in texts):
+        return False
+    return all(2 * len(words[0] & other) >= min(len(words[0]), len(other)) for other in words[1:])
+
+
+def _turns(value: Any) -> list[dict[str, Any]] | None:
+    """Return `value` if it is a list of turns, maybe as JSON text. Any other JSON is the text that somebody wrote."""
+    turns = parsed(value)
+    turns = objects([turns] if isinstance(turns, dict) and "content" in turns else turns)
+    return turns if turns and all(any(key in turn for key in ROLE_KEYS) for turn in turns) else None
+
+
+def _spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
+    """Return the turns of a prompt that ends where the answer begins: "Human: .. Assistant:". Raise RowRefused when its
+    speakers do not take turns.
+    """
+    if not isinstance(prompt, str):
+        return None
+    turns = asked_turns(prompt)
+    if turns is None and is_rendered(prompt):
+        turns = turns_of(prompt)  # None: the marks stand in a text, or nobody can tell its turns
+    if turns == [] or (turns is None and prompt.lstrip().startswith("<s>")):
+        raise RowRefused("rendered-text")
+    return turns
+
+
+def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> str:
+    """Return a question with the text or the documents that belong to it, but not with the name of a document."""
+    text = text_of(question, column)
+    more = first_of(row, tuple(name for name in extra if name != column))
+    value = row[more] if more is not None else None
+    if all_texts(found := parsed(value)):
+        return "\n".join([text, *(piece for piece in found if not names_document(piece))])
+    if not isinstance(value, str) or not value.strip() or value in text:
+        return text
+    says_nothing = (more == "input" and says_none(value)) or (more in CONTEXT and names_document(value))
+    return text if says_nothing else f"{text}\n{value}"
+
+
+def _history(history: Any) -> list[Message]:
+    history = parsed(history) or []
+    if _turns(history):
+        return read_messages(history, None)
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
+    roles = ("user", "assistant")
+    return [said(role, text, "history") for pair in history for role, text in zip(roles, pair, strict=True)]
+
+
+def _has_answer(row: Row) -> bool:
+    return first_of(row, ANSWERED) is not None
+
+
+def _is_question(row: Row) -> bool:
+    return first_of(row, ASKED) not in (None, "input") and _has_answer(row)
+
+
+def _are_sentences(row: Row) -> bool:
+    """Return whether a row is a `key` and a `value` with sentences in both; names and settings are no sentences."""
+    return set(row) == {"key", "value"} and looks_like_content(row["key"]) and looks_like_content(row["value"])
+
+
+def _prompt(row: Row) -> Conversation:
+    name = "prompt-completion"
+    return _read_parties(name, row, "prompt") or _read_pair(name, row, ("prompt", *ASKED))
+
+
+def _alpaca(row: Row) -> Conversation:
+    pair = _read_parties("alpaca", row, "instruction")
+    return pair or _read_pair("alpaca", row, ("instruction",), extra=("input", *CONTEXT))
+
+
+def _input(row: Row) -> Conversation:
+    return _read_pair("input-output", row, ASKED)
+
+
+def _asked(row: Row) -> Conversation:
+    return _read_pair("question-answer", row, ASKED)
+
+
+def _key(row: Row) -> Conversation:
+    return _read_pair("key-value", row, ("key",), ("value",), ())
+
+
+_EXPLAINED = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
+PROMPT = Format(
+    "prompt-completion",
+    _has_answer,
+    _prompt,
+    needs=names("prompt"),
+    rank=24,
+    explains=_EXPLAINED | {"prompt", "completion"},
+)
+ALPACA = Format(
+    "alpaca", _has_answer, _alpaca, needs=names("instruction"), rank=25, explains=_EXPLAINED | {"instruction"}
+)
+INPUT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_EXPLAINED)
+QUESTION = Format("question-answer", _is_question, _asked, needs=frozenset(ASKED), rank=33, explains=_EXPLAINED)
+KEY = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Asked, Calls, prompted
+from hivetune.data.pieces.printed import Step, paired, prompted
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _REQUEST = re.compile(rb"Received request \S+: prompt: ['\"]|Request \S+ details: prompt: ['\"]")
@@ -27,16 +27,16 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each request, when its answer is there or the log ends."""
-    calls = Calls()
+    return paired(_steps(lines), lambda prompt, answered: prompted(prompt, *answered))
+
+
+def _steps(lines: Lines) -> Iterator[Step]:
     for number, line in lines:
         if found := _PROMPT.search(line):
-            if given_up := calls.begin(found.group(1), Asked(number, str(ast.literal_eval(found.group(2))))):
-                yield from prompted(*given_up, None, None)
-        elif (found := _ANSWER.search(line)) and (ended := calls.end(found.group(1))):
-            yield from prompted(*ended[0], str(ast.literal_eval(found.group(2))), found.group(3))
-    for asked in calls.unanswered():
-        yield from prompted(*asked, None, None)
+            prompt = str(ast.literal_eval(found[2]))
+            yield Step(number, found[1], "asked", prompt, prompted(prompt))
+        elif found := _ANSWER.search(line):
+            yield Step(number, found[1], "answered", (str(ast.literal_eval(found[2])), found[3]))
 
 
 FORMAT = Format("vllm-log", recognise, rows, "file")

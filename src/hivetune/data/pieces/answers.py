@@ -375,12 +375,7 @@ def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]
 
 
 # Where an API keeps its answers, and how each is read.
-_SEVERAL = (
-    ("choices", _choices),
-    ("candidates", _choices),
-    ("completions", _choices),
-    ("generations", _generations),
-)
+_SEVERAL = (("choices", _choices), ("candidates", _choices), ("completions", _choices), ("generations", _generations))
 
 
 def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:

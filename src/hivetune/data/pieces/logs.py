@@ -43,9 +43,6 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ")
 
 
-_KEY = "hivetune_session"  # names the program whose log it was
-
-
 def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
     """Yield (line, event or None, the line) for each line that is not blank; None: it is no JSON object."""
     for number, line in lines:
@@ -56,25 +53,23 @@ def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, An
             event = json.loads(text)
         except (ValueError, RecursionError):
             event = None
-        yield number, event if isinstance(event, dict) else None, text
+        yield number, event if isinstance(event, dict) else None, text.replace("\t", " ")
 
 
 def begins_with_json(data: bytes) -> bool:
     return _JSON_HEAD.match(data) is not None
 
 
-def conversation(
-    program: str, place: int, messages: Sequence[Any], left_out: Iterable[str], **facts: Any
-) -> Iterator[PlacedRow]:
-    """Yield the row of one conversation; `left_out`: reasons of severity warn."""
-    row = {_KEY: program, **{name: value for name, value in facts.items() if value}, "messages": list(messages)}
+def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] = (), **facts: Any) -> str | RowRefused:
+    """Return the record of one conversation; `left_out`: reasons of severity warn."""
+    row = {"hivetune_session": program, **{name: value for name, value in facts.items() if value}}
+    row["messages"] = list(messages)
     if left := sorted(set(left_out)):
         row["left_out"] = left
     text = json.dumps(row, ensure_ascii=True)
     if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
-        yield place, RowRefused("line-too-large", f"the session has {len(text):,} characters")
-    else:
-        yield place, text
+        return RowRefused("line-too-large", f"the session has {len(text):,} characters")
+    return text
 
 
 def session_rows(
@@ -90,7 +85,7 @@ def session_rows(
     size = 0
     for number, event, text in events(lines):
         if event is None:
-            yield lost(number)
+            yield number, RowRefused("broken-line")
             continue
         if held and (begins(event) or size > MAX_KEPT_CHARS):
             yield from read(held)
@@ -99,11 +94,6 @@ def session_rows(
         size += len(text)
     if held:
         yield from read(held)
-
-
-def lost(number: int) -> PlacedRow:
-    """Return a line of a session that is no JSON. The session is read without it."""
-    return number, RowRefused("broken-line")
 
 
 def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -136,8 +126,3 @@ def way_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
         way[node] = None
         node = parents[node]
     return list(way)[::-1]
-
-
-def broken(number: int, text: str) -> PlacedRow:
-    """Return a line that is no JSON: rejected as it would be in a JSONL file."""
-    return number, text.replace("\t", " ")

@@ -1,11 +1,9 @@
-"""Calls of a model that a program prints as JSON over many lines, among everything else. Calls that run at once without
-naming their run can't be told apart, and are refused.
-"""
+"""Questions and answers that a log holds apart, paired again; and the JSON that a program prints over many lines."""
 
+import itertools
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from hivetune.data.pieces.format import Lines
@@ -15,108 +13,105 @@ from hivetune.data.pieces.said import one_of
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STRING = re.compile(r'"(?:[^"\\]|\\.?)*+"?')
-_MAX_OPEN = 10_000  # calls that wait for their answers
+_MAX_OPEN = 10_000  # questions that wait for their answers
 _MAX_JSON_CHARS = 8 << 20
 
 
-class Asked(NamedTuple):
-    place: int
-    request: Any
-
-
-@dataclass(slots=True)
-class Calls:
-    """Calls that wait for their answer, by the run that they name. `mixed`: runs of which several waited at once, until
-    all have ended.
+class Step(NamedTuple):
+    """A step of a log. `run`: what a question and its answer have in common. `side`: "asked", "answered", or empty for
+    anything else. `alone`: the record of a step without its other half; None: no record.
     """
 
-    waiting: dict[str, list[Asked]] = field(default_factory=dict)
-    mixed: set[str] = field(default_factory=set)
-    open: int = 0
+    place: int
+    run: str
+    side: str
+    value: Any = None
+    alone: Any = None
 
-    def begin(self, run: str, asked: Asked) -> Asked | None:
-        """Let a call wait. Return the oldest one where too many do: it is given up."""
-        self.waiting.setdefault(run, []).append(asked)
-        if len(self.waiting[run]) > 1:
-            self.mixed.add(run)
-        self.open += 1
-        found = self.end(next(iter(self.waiting))) if self.open > _MAX_OPEN else None
-        return found[0] if found else None
 
-    def end(self, run: str) -> tuple[Asked, bool] | None:
-        """Return (the call that waited longest, whether the answer is its own); None where none waits."""
-        if run not in self.waiting:
-            return None
-        asked = self.waiting[run].pop(0)
-        is_sure = run not in self.mixed
-        self.open -= 1
-        if not self.waiting[run]:
-            self.mixed.discard(run)
-            del self.waiting[run]
-        return asked, is_sure
+def paired(steps: Iterable[Step], join: Callable[[Any, Any], Any]) -> Iterator[PlacedRow]:
+    """Yield the record that `join` makes of each question and its answer, and the records of steps that stay alone.
 
-    def unanswered(self) -> list[Asked]:
-        return [asked for run in self.waiting.values() for asked in run]
+    Of several questions of one run that wait at once, nobody can tell the answers apart: all of them stay alone.
+    """
+    waiting: dict[str, list[Step]] = {}
+    mixed: set[str] = set()
+    num_open = 0
+    for step in steps:
+        run, ends = step.run, step.side == "answered"
+        if step.side == "asked":
+            if run in waiting:
+                mixed.add(run)
+            waiting.setdefault(run, []).append(step)
+            num_open += 1
+            if num_open <= _MAX_OPEN:
+                continue
+            run = next(iter(waiting))  # the oldest is given up
+        elif not ends or run not in waiting:
+            yield from _alone(step)
+            continue
+        asked, is_sure = waiting[run].pop(0), ends and run not in mixed
+        num_open -= 1
+        if not waiting[run]:
+            mixed.discard(run)
+            del waiting[run]
+        if not is_sure:
+            yield from _alone(asked, *([step] if ends else []))
+        elif (record := join(asked.value, step.value)) is not None:
+            yield asked.place, record
+    yield from _alone(*itertools.chain.from_iterable(waiting.values()))
+
+
+def _alone(*steps: Step) -> Iterator[PlacedRow]:
+    return ((step.place, step.alone) for step in steps if step.alone is not None)
 
 
 def without_colours(lines: Lines) -> Lines:
     return ((number, _COLOUR.sub("", line) if "\x1b" in line else line) for number, line in lines)
 
 
-def call_row(found: tuple[Asked, bool] | None, answer: Any) -> Iterator[PlacedRow]:
-    if found is None:
-        return
-    (place, request), is_sure = found
+def call_record(request: Any, answer: Any = None) -> dict[str, Any] | None:
+    """Return the record of a call; None for an embedding or a list of models, which are no conversation."""
     if not isinstance(request, dict) or not any(key in request for key in ("messages", "prompt", "input", "prompts")):
-        return  # an embedding, a list of models: no conversation
-    answer = answer if is_sure and answer else {"choices": []}
+        return None
     if "prompts" in request or one_of(answer, "generations") is not None:
-        outputs = None if answer == {"choices": []} else answer
-        yield place, {"run_type": "llm", "inputs": request, "outputs": outputs}
-    else:
-        yield place, {"request": request, "response": answer}
+        return {"run_type": "llm", "inputs": request, "outputs": answer or None}
+    return {"request": request, "response": answer or {"choices": []}}
 
 
-def json_from(text: str, lines: Iterator[tuple[int, str]]) -> Any:
-    """Return the JSON that begins in `text` or on the next line and goes on until its brackets close; None: it is
-    none.
-    """
+def asked_step(place: int, run: str, request: Any) -> Step:
+    return Step(place, run, "asked", request, call_record(request))
+
+
+def json_from(text: str, lines: Lines) -> Any:
+    """Return the JSON that begins in `text` or on the next line, up to its last bracket; None if it is none."""
     held: list[str] = []
     depth = size = 0
     text = text.strip() or next(lines, (0, ""))[1]
     if text.lstrip()[:1] not in ("{", "["):
         return None
-    while True:
-        held.append(text)
-        size += len(text)
-        bare = _STRING.sub("", text)
+    for _, line in itertools.chain([(0, text)], lines):
+        held.append(line)
+        size += len(line)
+        bare = _STRING.sub("", line)
         depth += sum(map(bare.count, "{[")) - sum(map(bare.count, "}]"))
         if depth <= 0 or size > _MAX_JSON_CHARS:
             break
-        following = next(lines, None)
-        if following is None:
-            break
-        text = following[1]
     try:
         return json.loads("\n".join(held))
     except (ValueError, RecursionError):
         return None
 
 
-# The row of a call whose prompt was printed as a template wrote it.
-
-
-def prompted(place: int, prompt: str, answer: str | None, finish: str | None) -> Iterator[PlacedRow]:
+def prompted(prompt: str, answer: str | None = None, finish: str | None = None) -> Any:
+    """Return the record of a call whose prompt was printed as a template wrote it."""
     turns = turns_of(prompt)
-    if turns is None:
-        turns = [{"role": "user", "content": prompt}] if not is_rendered(prompt) else None
-    if turns is None:
-        yield place, {"prompt_of_unknown_template": prompt, "completion": answer}
-        return
+    if turns is None and is_rendered(prompt):
+        return {"prompt_of_unknown_template": prompt, "completion": answer}
+    turns = turns or [{"role": "user", "content": prompt}]
     if answer is not None:
         turns.append({"role": "assistant", "content": answer})
     if finish is not None and finish not in ("stop", "tool_calls", "None"):
         response = {"choices": [{"message": turns[-1], "finish_reason": finish}]}
-        yield place, {"request": {"messages": turns[:-1]}, "response": response}
-        return
-    yield from conversation("vllm", place, turns, ())
+        return {"request": {"messages": turns[:-1]}, "response": response}
+    return conversation("vllm", turns)

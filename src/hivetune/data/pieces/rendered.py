@@ -15,10 +15,7 @@ _MARKS = {
         r"(?=<\|(?:system|user|human|prompter|assistant|ai|bot)\|>|\Z)",
         re.S,
     ),
-    "piped": re.compile(
-        rf"{_PIPED} ?[:\uff1a]? ?(.*?)((?:<eo[ahm]>\s*)?)(?={_PIPED.replace('(', '(?:')}|\Z)",
-        re.S,
-    ),
+    "piped": re.compile(rf"{_PIPED} ?[:\uff1a]? ?(.*?)((?:<eo[ahm]>\s*)?)(?={_PIPED.replace('(', '(?:')}|\Z)", re.S),
     "telechat": re.compile(r"<_(user|bot)>(.*?)()(?=<_(?:user|bot)>|\Z)", re.S),
     "gemma": re.compile(r"<start_of_turn>(\w+)\n(.*?)(<end_of_turn>|\Z)", re.S),
     "deepseek": re.compile(

@@ -1,0 +1,45 @@
+"""Batches of spans and of log records as OTLP has them, by resource and scope. Tempo keeps spans below `trace`, or as
+`batches`.
+
+https://opentelemetry.io/docs/specs/otlp/ and https://opentelemetry.io/docs/specs/otel/logs/data-model/
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.said import Row, objects, one_of
+from hivetune.data.pieces.spans import attributes, typed, without_wrapper
+
+_SCOPES = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans")
+_RESOURCES = ("resourceSpans", "resource_spans", "batches")
+_RESOURCE_LOGS = ("resourceLogs", "resource_logs")
+
+
+def _spans(record: Row) -> Iterator[Row]:
+    """Yield the spans of a batch or of one resource, their attributes as objects, those of the resource below them."""
+    inner = without_wrapper(dict(record))
+    for resource in objects(one_of(inner, *_RESOURCES)) or [inner]:
+        about = attributes(one_of(resource.get("resource"), "attributes"))
+        for scope in objects(one_of(resource, *_SCOPES)) or []:
+            for span in objects(scope.get("spans")) or []:
+                yield {**span, "attributes": {**about, **attributes(span.get("attributes"))}}
+
+
+def _logs(record: Row) -> Iterator[Row]:
+    """Yield the events of each span together, as a span would hold them."""
+    held: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    for resource in objects(one_of(record, *_RESOURCE_LOGS)) or []:
+        for scope in objects(one_of(resource, "scopeLogs", "scope_logs")) or []:
+            for event in objects(scope.get("logRecords")) or []:
+                said = attributes(event.get("attributes"))
+                name = event.get("eventName") or said.get("event.name")
+                logged = {"name": name, "attributes": said, "body": typed(event.get("body"))}
+                held.setdefault((event.get("traceId"), event.get("spanId")), []).append(logged)
+    for (trace, span), events in held.items():
+        yield {"traceId": trace, "span_id": span, "attributes": {}, "events": events}
+
+
+_NEEDS = frozenset((*_RESOURCES, *_SCOPES, "trace", "data"))
+SPANS = Format("otlp-spans", lambda record: any(_spans(record)), _spans, "batch", _NEEDS)
+LOGS = Format("otlp-logs", lambda record: any(_logs(record)), _logs, "batch", frozenset(_RESOURCE_LOGS))
