@@ -1,7 +1,7 @@
 """All named formats, and the registry that finds them here and in other packages.
 
-A module of this package holds one format, or those of one program. Another package brings its own by the entry point
-`hivetune.formats`.
+A module of this package holds `FORMAT`, and more where one program writes several. Another package brings its own by
+the entry point `hivetune.formats`.
 """
 
 import importlib

@@ -148,5 +148,5 @@ def _comparison(row: Row) -> tuple[Any, Any]:
     return one_of(one_of(record, "input"), "prompt_convo"), one_of(one_of(record, "output"), "feedback_step_2")
 
 
-EXPORT = Format("chatgpt", recognise, rows, needs=names("mapping"))
-COMPARISON = Format("chatgpt-comparison", _is_compared, _preferred, needs=names("input content"))
+FORMAT = Format("chatgpt", recognise, rows, needs=names("mapping"))
+COMPARISON_FORMAT = Format("chatgpt-comparison", _is_compared, _preferred, needs=names("input content"))

@@ -293,7 +293,7 @@ def _shared_rows(row: Row) -> Iterator[Row]:
     return (json.loads(text) for _, text in rows(iter(enumerate(lines, 1))) if isinstance(text, str))
 
 
-SESSION = Format("claude-code", recognise, rows, "file")
-SHARED = Format(
+FORMAT = Format("claude-code", recognise, rows, "file")
+SHARED_FORMAT = Format(
     "claude-code-loglines", lambda row: objects(row["loglines"]) is not None, _shared_rows, "batch", names("loglines")
 )

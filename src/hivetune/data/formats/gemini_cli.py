@@ -88,7 +88,7 @@ def _answer(turn: Mapping[str, Any]) -> list[Message]:
     return messages
 
 
-STREAM = Format("gemini-cli", recognise, rows, "file")
-SESSION = Format(
+FORMAT = Format("gemini-cli", recognise, rows, "file")
+SESSION_FORMAT = Format(
     "gemini-cli-session", lambda row: objects(row.get("messages")) is not None, _session, needs=names("project_hash")
 )

@@ -55,7 +55,7 @@ def _observations_sent(record: Row) -> Iterator[Row]:
         yield {"input": None, "output": None, **{key: trace[key] for key in SHARED if key in trace}, **step}
 
 
-OBSERVATION = Format(
+FORMAT = Format(
     "langfuse", _is_observation, _said, needs=names("input"), rank=13, explains=names("metadata model_parameters")
 )
-SENT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", names("batch"))
+SENT_FORMAT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", names("batch"))

@@ -83,7 +83,7 @@ def _logged_runs(lines: Lines) -> Iterator[PlacedRow]:
         if run.get("run_type") in _MODEL_RUNS:
             traces.add(run["trace_id"])
         begun, before, known = waiting.pop(run["id"], (number, 0, {}))
-        said = {**known, **{key: value for key, value in run.items() if value is not None}}
+        said: Row = {**known, **{key: value for key, value in run.items() if value is not None}}
         # The first run of a trace may be all that it says of a conversation: its calls of a model may come later.
         first = said.get("run_type") == "chain" and said.get("parent_run_id") is None
         if run["operation"] == "patch" and not (first and said["trace_id"] not in traces):
@@ -108,7 +108,9 @@ def _logged_run(run: Row, traces: set[Any]) -> str:
     return json.dumps({"run_type": None, **told, "inputs": None, "outputs": None, **sides})
 
 
-RUN = Format("langsmith", _is_run, _said, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
-SENT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", names("post"))
-TREE = Format("langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", names("child_runs"))
-LOG = Format("run-log", lambda head: _are_operations(head.events), _logged_runs, "file", rank=1)
+FORMAT = Format("langsmith", _is_run, _said, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
+SENT_FORMAT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", names("post"))
+TREE_FORMAT = Format(
+    "langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", names("child_runs")
+)
+LOG_FORMAT = Format("run-log", lambda head: _are_operations(head.events), _logged_runs, "file", rank=1)

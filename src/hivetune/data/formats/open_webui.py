@@ -60,5 +60,5 @@ def _rated_chat(record: Row) -> Iterator[Row]:
     yield {**record["snapshot"]["chat"], "rating": one_of(record.get("data"), "rating")}
 
 
-CHAT = Format("open-webui", recognise, rows, needs=names("chat history"))
-FEEDBACK = Format("open-webui-feedback", _has_rated_chat, _rated_chat, "batch", names("snapshot"), rank=10)
+FORMAT = Format("open-webui", recognise, rows, needs=names("chat history"))
+FEEDBACK_FORMAT = Format("open-webui-feedback", _has_rated_chat, _rated_chat, "batch", names("snapshot"), rank=10)

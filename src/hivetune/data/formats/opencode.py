@@ -149,5 +149,5 @@ def _steps(parts: list[dict[str, Any]]) -> list[Message]:
     return messages
 
 
-TRANSCRIPT = Format("opencode", recognise, rows, "file")
-EXPORT = Format("opencode-export", _is_export, _exported, needs=names("info"))
+FORMAT = Format("opencode", recognise, rows, "file")
+EXPORT_FORMAT = Format("opencode-export", _is_export, _exported, needs=names("info"))

@@ -71,9 +71,10 @@ def _read_pair(
         answer = without_end(without_header(answer, answer=True), row[question_column])
         bare = (question, answer) != (row[question_column], row[answer_column])
     if all_texts(question) and all_texts(answer) and len(question) == len(answer):  # questions and answers in turn
-        pairs = zip(question, answer, strict=True)
-        dialogue = [message for pair in pairs for message in map(Message, ("user", "assistant"), pair)]
-        return Conversation(name, (*read_system(system_of(row)), *dialogue), read_tools(tools_of(row)))
+        dialogue = read_system(system_of(row))
+        for one, other in zip(question, answer, strict=True):
+            dialogue += [Message("user", one), Message("assistant", other)]
+        return Conversation(name, tuple(dialogue), read_tools(tools_of(row)))
     answer, told = _one_answer(row, question_column, answer, answer_column, extra)
     listed, replies = _turns(question), _turns(answer)
     turns = listed or _spoken_prompt(question)
@@ -170,8 +171,8 @@ def _history(history: Any) -> list[Message]:
         return read_messages(history, None)
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
-    roles = ("user", "assistant")
-    return [said(role, text, "history") for pair in history for role, text in zip(roles, pair, strict=True)]
+    turns = ((said("user", asked, "history"), said("assistant", answered, "history")) for asked, answered in history)
+    return [message for turn in turns for message in turn]
 
 
 def _has_answer(row: Row) -> bool:
@@ -210,7 +211,7 @@ def _key(row: Row) -> Conversation:
 
 
 _EXPLAINED = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
-PROMPT = Format(
+PROMPT_FORMAT = Format(
     "prompt-completion",
     _has_answer,
     _prompt,
@@ -218,9 +219,9 @@ PROMPT = Format(
     rank=24,
     explains=_EXPLAINED | {"prompt", "completion"},
 )
-ALPACA = Format(
+ALPACA_FORMAT = Format(
     "alpaca", _has_answer, _alpaca, needs=names("instruction"), rank=25, explains=_EXPLAINED | {"instruction"}
 )
-INPUT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_EXPLAINED)
-QUESTION = Format("question-answer", _is_question, _asked, needs=frozenset(ASKED), rank=33, explains=_EXPLAINED)
-KEY = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))
+INPUT_FORMAT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_EXPLAINED)
+FORMAT = Format("question-answer", _is_question, _asked, needs=frozenset(ASKED), rank=33, explains=_EXPLAINED)
+KEY_FORMAT = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))
