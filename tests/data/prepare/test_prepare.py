@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -15,14 +14,13 @@ from typing import Any
 import pytest
 from data.conftest import adds_up, chat
 from data.models import make_family
-from faults import WORDS, planted
+from faults import planted
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.intake import files
 from hivetune.data.intake.interactions import tombstone
-from hivetune.data.prepare import build
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare import work as chunk_work
 from hivetune.data.prepare.clean import quarantine_path
@@ -414,18 +412,3 @@ def test_a_file_whose_answers_all_melt_with_the_prompt_has_one_hint(
     assert document["rejected"] == {"border-in-token": 9}
     [hint] = {problem["hint"] for problem in document["problems"]}  # the command line shows it once
     assert hint.startswith("remove the white space")
-
-
-def test_large_rows_are_written_one_after_the_other(
-    write_rows: Callable[..., Path], chatml: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What waits to be written is bounded by its size: 900 rows of 1 MB took 1.9 GiB."""
-    batches: list[int] = []
-    insert = build._insert
-    monkeypatch.setattr(build, "BATCH_BYTES", 30_000)
-    monkeypatch.setattr(build, "_insert", lambda database, batch: (batches.append(len(batch)), insert(database, batch)))
-    rng = random.Random(3)
-    rows = [chat(f"question {i}", " ".join(rng.choices(WORDS, k=1000))) for i in range(12)]
-    prepare(parse_config({"model": "m", "max_length": 1 << 20, "data": {"path": str(write_rows(rows))}}), chatml)
-    assert sum(batches) == 12
-    assert max(batches) <= 4

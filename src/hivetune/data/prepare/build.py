@@ -13,13 +13,13 @@ from hivetune.base.disk import write_manifest
 from hivetune.data.fates import TRAIN, Decisions
 from hivetune.data.snapshot import BAD, ROWS_FILE, ROWS_SCHEMA, SPLITS
 
-BATCH_BYTES = 1 << 20  # of tokens and masks, about the size of the rows that wait to be written
 # The columns that are equal in a chunk's result and in the snapshot.
 COPIED = (
     *("id", "interaction_id", "source", "agent", "category", "session", "user", "time", "answered_by"),
     *("messages", "tools", "checker"),
 )
 WRITTEN = ("row", "tied", "length", "trained", "split", "view", "vouched", "lesson", *COPIED)
+INSERT = f"INSERT INTO rows ({', '.join(WRITTEN)}) VALUES ({', '.join('?' * len(WRITTEN))})"
 
 
 def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapping[str, Any]) -> None:
@@ -39,8 +39,7 @@ def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapp
         trained_file = stack.enter_context(open(folder / "trained.u8", "wb"))
         database = stack.enter_context(closing(sqlite3.connect(folder / ROWS_FILE, isolation_level=None)))
         database.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS_SCHEMA}")
-        batch: list[tuple[Any, ...]] = []
-        size_bytes = 0
+        database.execute("BEGIN")
         for number, values, tokens, mask in _sequences(decisions):
             row = len(offsets) - 1
             tokens_file.write(tokens)
@@ -55,17 +54,14 @@ def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapp
                     bad.append((row, better_of[number]))
             elif number in wanted:
                 good[number] = row  # of several views the last one, whose answer was judged
-            batch.append((row, decisions.tied[number], len(mask), mask.count(1), *map(values.get, WRITTEN[4:])))
-            size_bytes += len(tokens) + len(mask)
-            if size_bytes >= BATCH_BYTES:
-                _insert(database, batch)
-                size_bytes = 0
-        _insert(database, batch)
+            sizes = len(mask), mask.count(1)
+            database.execute(INSERT, (row, decisions.tied[number], *sizes, *map(values.get, WRITTEN[4:])))
         for row, better in bad:
             if better in good:  # else it was left out
                 pair = good[better], row
                 digest.update(f"{pair}\n".encode())
                 database.execute("UPDATE rows SET better = ? WHERE row = ?", pair)
+        database.execute("COMMIT")
         database.execute("CREATE INDEX rows_split ON rows(split)")
     with open(folder / "offsets.u64", "wb") as file:
         offsets.tofile(file)
@@ -126,10 +122,3 @@ def _views(
         columns = {**values, "view": number, "messages": json.dumps(turns, ensure_ascii=False)}
         yield columns, tokens[4 * start : 4 * (start + length)], mask[start : start + length]
         start += length
-
-
-def _insert(database: sqlite3.Connection, batch: list[tuple[Any, ...]]) -> None:
-    database.execute("BEGIN")
-    database.executemany(f"INSERT INTO rows ({', '.join(WRITTEN)}) VALUES ({','.join('?' * len(WRITTEN))})", batch)
-    database.execute("COMMIT")
-    batch.clear()

@@ -4,7 +4,7 @@ Small inputs are examined in this process, others in one child process per core,
 exists is not examined again, so a preparation that was killed goes on where it was.
 
 A child (`python -m hivetune.data.prepare.work`) reads a job from the first line of standard input and then one chunk a
-line. It answers with lines: `so_far` now and then, `rows` when a chunk is done. It ends when the pipe closes.
+line. It answers with lines: `so_far` now and then, `done` when a chunk is done. It ends when the pipe closes.
 """
 
 import contextlib
@@ -12,15 +12,13 @@ import functools
 import gc
 import json
 import os
-import selectors
 import sqlite3
 import subprocess
 import sys
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +32,6 @@ from hivetune.data.prepare.stages import ChunkJob, ExaminedRow, Stages, TooLong,
 from hivetune.data.prepare.understand import shares_few_labels
 from hivetune.data.read import RawRow, judged_hash, read_rows
 from hivetune.data.reasons import RowRefused
-from hivetune.data.render.renderer import RenderedView
 from hivetune.data.snapshot import messages_json
 from hivetune.data.time_limit import Limit, many_time_limits, row_time_limit
 from hivetune.errors import HivetuneError
@@ -66,78 +63,67 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
-ROW_COLUMNS, BODY_COLUMNS = 31, 12
+COPIED = ("source", "id", "agent", "category", "session", "user", "time", "answered_by", "maker", "lesson")
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the same answer called good
-TableRow = tuple[Any, ...]
 
 
-def refused_rows(raw: RawRow, error: RowRefused) -> tuple[TableRow, TableRow]:
-    """Return the lines of both tables for a refused row, without its number."""
-    length = error.length if isinstance(error, TooLong) else None
-    row = (storable(raw.source), None, error.reason, storable(error.hint), *[None] * 10, length, *[None] * 15)
-    return row, (*[None] * (BODY_COLUMNS - 2), raw.payload)
+def _insert(database: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
+    database.execute(_insert_statement(table, tuple(values)), values)
 
 
-def usable_rows(found: ExaminedRow, *, keep_raw: bool) -> tuple[TableRow, TableRow]:
-    """Return the lines of both tables for a usable row, without its number."""
-    example, rendered = found.example, [view.rendered for view in found.views]
-    bad, worse = example.lesson == "failure", with_worse(example)
-    lessons = array("Q") if bad else lesson_hashes(example.messages, example.tools)
+@functools.cache
+def _insert_statement(table: str, names: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
+
+
+def _row_values(row: ExaminedRow) -> dict[str, Any]:
+    """Return the line of a usable row in `rows`, without its number."""
+    example, rendered, worse = row.example, [view.rendered for view in row.views], with_worse(row.example)
+    is_bad = example.lesson == "failure"
+    lessons = array("Q") if is_bad else lesson_hashes(example.messages, example.tools)
     hash64 = int(example.id[:16], 16)
-    row = (
-        storable(example.source),
-        found.layout,
-        None,
-        None,
-        ",".join(found.changed) or None,
-        example.id,
-        _signed(hash64 ^ BAD_MARK if bad else hash64),
-        *map(_signed, tie_hashes(example)),
-        text_hashes(example.messages).tobytes() or None,
-        _signed(lessons[-1]) if lessons else None,
-        lessons[:-1].tobytes() if len(lessons) > 1 and "cut" not in found.changed else None,
-        max((len(r.tokens) for r in rendered), default=num_chars(example.messages)),
-        sum(len(r.tokens) for r in rendered) if rendered else None,
-        sum(r.trained.count(1) for r in rendered) if rendered else None,
-        example.agent,
-        example.category,
-        example.session,
-        example.user,
-        example.time,
-        example.answered_by,
-        example.maker,
-        int(is_vouched(example)),
-        example.lesson,
-        _signed(judged_hash(example.messages, example.tools)),
-        None if worse is None else _signed(judged_hash(worse, example.tools)),
-        0 if example.client is None else _signed(group_hash(f"client:{example.client}")),
-        _json(found.notes),
-    )
-    return row, _body(found, keep_raw=keep_raw)
+    read64, question64, session64, user64 = tie_hashes(example)
+    return {
+        **{name: getattr(example, name) for name in COPIED},
+        "source": storable(example.source),
+        "layout": row.layout,
+        "changed": ",".join(row.changed) or None,
+        "notes": _json(row.notes),
+        "vouched": int(is_vouched(example)),
+        "hash64": _signed(hash64 ^ BAD_MARK if is_bad else hash64),
+        "read64": _signed(read64),
+        "question64": _signed(question64),
+        "session64": _signed(session64),
+        "user64": _signed(user64),
+        "texts64": text_hashes(example.messages).tobytes() or None,
+        "lesson64": _signed(lessons[-1]) if lessons else None,
+        "earlier": lessons[:-1].tobytes() if len(lessons) > 1 and "cut" not in row.changed else None,
+        "judged64": _signed(judged_hash(example.messages, example.tools)),
+        "worse64": None if worse is None else _signed(judged_hash(worse, example.tools)),
+        "client64": 0 if example.client is None else _signed(group_hash(f"client:{example.client}")),
+        "length": max((len(r.tokens) for r in rendered), default=num_chars(example.messages)),
+        "num_tokens": sum(len(r.tokens) for r in rendered) if rendered else None,
+        "trained": sum(r.trained.count(1) for r in rendered) if rendered else None,
+    }
 
 
-def _body(found: ExaminedRow, *, keep_raw: bool) -> TableRow:
-    example, rendered, worse = found.example, [view.rendered for view in found.views], with_worse(found.example)
-    return (
-        found.raw.interaction_id,
-        messages_json(example.messages),
-        _json([dict(tool) for tool in example.tools]),
-        _json(example.checker),
-        b"".join([array("I", r.tokens).tobytes() for r in rendered]) if rendered else None,
-        b"".join([r.trained for r in rendered]) if rendered else None,
-        _views_json(found.views),
-        None if worse is None else messages_json(worse),
-        array("I", found.worse.rendered.tokens).tobytes() if found.worse else None,
-        found.worse.rendered.trained if found.worse else None,
-        found.raw.payload if keep_raw else None,
-    )
-
-
-def _views_json(views: Sequence[RenderedView]) -> str | None:
-    """Return the sizes that split the tokens of a row into its views; None if there is one view."""
-    if len(views) < 2:
-        return None
-    return json.dumps([[len(view.rendered.tokens), view.num_messages, view.answers] for view in views])
+def _body_values(row: ExaminedRow, *, keep_raw: bool) -> dict[str, Any]:
+    """Return the line of a usable row in `bodies`, without its number."""
+    example, rendered, worse = row.example, [view.rendered for view in row.views], with_worse(row.example)
+    sizes = [[len(view.rendered.tokens), view.num_messages, view.answers] for view in row.views]
+    return {
+        "interaction_id": row.raw.interaction_id,
+        "messages": messages_json(example.messages),
+        "tools": _json([dict(tool) for tool in example.tools]),
+        "checker": _json(example.checker),
+        "tokens": b"".join([array("I", r.tokens).tobytes() for r in rendered]) if rendered else None,
+        "mask": b"".join([r.trained for r in rendered]) if rendered else None,
+        "views": json.dumps(sizes) if len(sizes) > 1 else None,
+        "worse": None if worse is None else messages_json(worse),
+        "worse_tokens": array("I", row.worse.rendered.tokens).tobytes() if row.worse else None,
+        "worse_mask": row.worse.rendered.trained if row.worse else None,
+        "raw": row.raw.payload if keep_raw else None,
+    }
 
 
 def _json(value: object) -> str | None:
@@ -153,20 +139,10 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def insert(database: sqlite3.Connection, rows: list[tuple[Any, ...]], bodies: list[tuple[Any, ...]]) -> None:
-    """Insert both lists into their tables, and empty them."""
-    database.execute("BEGIN")
-    database.executemany(f"INSERT INTO rows VALUES ({','.join('?' * ROW_COLUMNS)})", rows)
-    database.executemany(f"INSERT INTO bodies VALUES ({','.join('?' * BODY_COLUMNS)})", bodies)
-    database.execute("COMMIT")
-    rows.clear()
-    bodies.clear()
-
-
 # Rows that pass one stage before the next stage begins, so that its code and tables stay in the caches. This saves a
 # seventh of the time; 16 rows save half of that, 256 no more than 64.
 STAGE_ROWS, STAGE_BYTES = 64, 1 << 20
-_BATCH_ROWS = 500
+PROGRESS_ROWS = 500
 # Rows leave few cycles; a collection after every 700 objects takes 6 % of the time.
 GC_THRESHOLD = 50_000
 
@@ -178,8 +154,8 @@ class Worker:
         self._job = job
         self._stages = Stages(job)
 
-    def run(self, chunk: Chunk, out: Path, progress: Callable[[int], None] = lambda rows: None) -> int:
-        """Examine every row of `chunk`, write `out` and `out`.sketches at once, and return the number of rows.
+    def run(self, chunk: Chunk, out: Path, progress: Callable[[int], None]) -> None:
+        """Examine every row of `chunk`, and write `out` and `out`.sketches at once.
 
         `progress` is called with the number of examined rows now and then.
         """
@@ -192,29 +168,25 @@ class Worker:
         sketches = open(f"{temporary}.sketches", "wb") if near else contextlib.nullcontext(None)  # noqa: SIM115
         with contextlib.closing(database), sketches as sink, many_time_limits():
             database.executescript(RESULT_SCHEMA)
-            rows: list[tuple[Any, ...]] = []
-            bodies: list[tuple[Any, ...]] = []
-            size_bytes = 0
-            for raw, found in self._examined(read_rows(chunk)):
-                if isinstance(found, RowRefused):
-                    row, body = refused_rows(raw, found)
+            database.execute("BEGIN")
+            for raw, row in self._examined(read_rows(chunk)):
+                if isinstance(row, RowRefused):
+                    length = row.length if isinstance(row, TooLong) else None
+                    refusal = {"source": storable(raw.source), "reason": row.reason, "hint": storable(row.hint)}
+                    _insert(database, "rows", {"n": count, **refusal, "length": length})
+                    _insert(database, "bodies", {"n": count, "raw": raw.payload})
                 else:
-                    row, body = usable_rows(found, keep_raw=self._job.keep_raw)
+                    _insert(database, "rows", {"n": count, **_row_values(row)})
+                    _insert(database, "bodies", {"n": count, **_body_values(row, keep_raw=self._job.keep_raw)})
                     if sink is not None:
-                        sink.write(sketch(found.example.messages))
-                rows.append((count, *row))
-                bodies.append((count, *body))
+                        sink.write(sketch(row.example.messages))
                 count += 1
-                size_bytes += len(raw.payload)
-                if len(rows) >= _BATCH_ROWS or size_bytes >= STAGE_BYTES:
-                    insert(database, rows, bodies)
-                    size_bytes = 0
+                if count % PROGRESS_ROWS == 0:
                     progress(count)
-            insert(database, rows, bodies)
+            database.execute("COMMIT")
         if near:
             os.rename(f"{temporary}.sketches", f"{out}.sketches")
         os.rename(temporary, out)
-        return count
 
     def _examined(self, rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, ExaminedRow | RowRefused]]:
         """Yield each row with its examination or its refusal, in order."""
@@ -255,7 +227,7 @@ def _batches(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
 # Below this size the start of a child (0.3 s with a tokenizer) costs more than it saves.
 CHILDREN_FROM_BYTES = 1 << 20
 MAX_WORKERS = 16  # each holds its own tokenizer, 30 to 150 MB
-READ_BYTES = 1 << 16
+PROGRESS_EVERY_S = 0.1
 ENDS_WITHIN_S = 5.0
 
 
@@ -274,90 +246,74 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
     `progress` counts lines; its total grows if a record has more rows than lines. Raise HivetuneError if a child dies.
     """
     total = sum(chunk.rows for chunk in chunks)
-    todo = deque((n, chunk) for n, chunk in enumerate(chunks) if not result_path(folder, n).exists())
+    todo = [(result_path(folder, n), chunk) for n, chunk in enumerate(chunks) if not result_path(folder, n).exists()]
     done = total - sum(chunk.rows for _, chunk in todo)
     progress(done, total)
-    size_bytes = sum(chunk.end - chunk.start for _, chunk in todo)
-    if workers <= 1 or len(todo) <= 1 or size_bytes < CHILDREN_FROM_BYTES:
+
+    def report(rows: int) -> None:
+        progress(done + rows, max(total, done + rows))
+
+    if workers <= 1 or len(todo) <= 1 or sum(chunk.end - chunk.start for _, chunk in todo) < CHILDREN_FROM_BYTES:
         worker = Worker(job) if todo else None
-        for number, chunk in todo:
+        for out, chunk in todo:
             assert worker is not None
-            worker.run(chunk, result_path(folder, number), partial(_tell, progress, done, total))
+            worker.run(chunk, out, report)
             done += chunk.rows
-            progress(done, total)
+            report(0)
         return
     with open(os.memfd_create("hivetune-workers"), "w+b") as log:  # in memory, because the disk may be full
-        _run_children(job, todo, folder, partial(_tell, progress, done, total), min(workers, len(todo)), log)
-
-
-def _tell(progress: Progress, before: int, total: int, rows: int) -> None:
-    progress(before + rows, max(total, before + rows))
+        _run_children(job, todo, report, min(workers, len(todo)), log)
 
 
 def _run_children(
-    job: ChunkJob,
-    todo: deque[tuple[int, Chunk]],
-    folder: Path,
-    progress: Callable[[int], None],
-    workers: int,
-    log: IO[bytes],
+    job: ChunkJob, todo: Sequence[tuple[Path, Chunk]], report: Callable[[int], None], workers: int, log: IO[bytes]
 ) -> None:
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "hivetune.data.prepare.work"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # so that Ctrl-C reaches only this process, which ends them
-        )
-        for _ in range(workers)
-    ]
-    running: dict[int, Chunk] = {}
-    so_far: dict[int, int] = {}  # rows of the chunk that a child works on
-    partial_lines: dict[int, bytes] = {}  # of each child
-    rows = 0
-    try:
-        with selectors.DefaultSelector() as selector:
-            for i, child in enumerate(children):
-                assert child.stdin and child.stdout
-                child.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
-                selector.register(child.stdout, selectors.EVENT_READ, i)
-                _give(child, i, todo, folder, running)
-            while running:
-                for key, _ in selector.select():
-                    i = key.data
-                    read = os.read(key.fd, READ_BYTES)
-                    if not read:
-                        raise _dead(children[i], running.get(i), log)
-                    *lines, partial_lines[i] = (partial_lines.get(i, b"") + read).split(b"\n")
-                    for answer in map(json.loads, lines):
-                        so_far[i] = answer.get("so_far", 0)
-                        if "rows" in answer:
-                            rows += running.pop(i).rows
-                            _give(children[i], i, todo, folder, running)
-                    progress(rows + sum(so_far.values()))
-    finally:
-        for child in children:
+    waiting = iter(todo)  # each thread takes its next chunk from here
+    rows: dict[Path, int] = {}  # examined rows of each result
+
+    def serve(child: "subprocess.Popen[str]") -> None:
+        """Give one child the job and chunk after chunk."""
+        assert child.stdin and child.stdout
+        lines = [asdict(job)]
+        try:
+            for out, chunk in waiting:
+                lines.append({"chunk": chunk.to_json(), "out": str(out)})
+                with contextlib.suppress(BrokenPipeError):  # it died, which its closed output tells
+                    child.stdin.writelines(json.dumps(line) + "\n" for line in lines)
+                lines = []
+                for answer in map(json.loads, child.stdout):
+                    rows[out] = answer.get("so_far", chunk.rows)
+                    if "done" in answer:
+                        break
+                else:
+                    raise _dead(child, chunk, log)
+        finally:
             _end(child)
 
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(workers))
+        running = set()
+        for _ in range(workers):
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hivetune.data.prepare.work"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                start_new_session=True,  # so that Ctrl-C reaches only this process, which ends them
+                text=True,
+                bufsize=1,
+            )
+            stack.callback(child.kill)
+            running.add(pool.submit(serve, child))
+        while running:
+            finished, running = wait(running, PROGRESS_EVERY_S, FIRST_COMPLETED)
+            for one in finished:
+                one.result()
+            report(sum(rows.copy().values()))
 
-def _give(
-    child: "subprocess.Popen[bytes]", i: int, todo: deque[tuple[int, Chunk]], folder: Path, running: dict[int, Chunk]
-) -> None:
-    if not todo:
-        return
-    number, chunk = todo.popleft()
-    task = {"chunk": chunk.to_json(), "out": str(result_path(folder, number))}
-    assert child.stdin
-    with contextlib.suppress(BrokenPipeError):  # it died, which the loop learns from its closed output
-        child.stdin.write(json.dumps(task).encode() + b"\n")
-        child.stdin.flush()
-    running[i] = chunk
 
-
-def _dead(child: "subprocess.Popen[bytes]", chunk: Chunk | None, log: IO[bytes]) -> HivetuneError:
+def _dead(child: "subprocess.Popen[str]", chunk: Chunk, log: IO[bytes]) -> HivetuneError:
     try:
         code = child.wait(ENDS_WITHIN_S)  # it closed its output, but may not have ended yet
     except subprocess.TimeoutExpired:
@@ -365,33 +321,29 @@ def _dead(child: "subprocess.Popen[bytes]", chunk: Chunk | None, log: IO[bytes])
         code = child.wait()
     log.seek(0)
     output = log.read().decode("utf-8", "replace").strip()[-2000:]
-    where = f"{chunk.name}:{chunk.first}" if chunk else "its start"
-    return HivetuneError(f"a data worker died (exit {code}) at {where}\n{output}", hint="run the same command again")
+    return HivetuneError(
+        f"a data worker died (exit {code}) at {chunk.name}:{chunk.first}\n{output}", hint="run the same command again"
+    )
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    assert child.stdin and child.stdout
+def _end(child: "subprocess.Popen[str]") -> None:
     child.kill()
     child.wait()
-    child.stdout.close()
-    with contextlib.suppress(BrokenPipeError):  # bytes that it never read
-        child.stdin.close()
+    for pipe in (child.stdin, child.stdout):
+        with contextlib.suppress(BrokenPipeError):  # bytes that it never read
+            pipe.close()  # type: ignore[union-attr]
 
 
 def _serve() -> None:
     """Run as a child: read a job and chunks, and answer on standard output."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that what a library prints is not taken for an answer
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     worker = Worker(ChunkJob(**json.loads(sys.stdin.readline())))
-
-    def tell(answer: dict[str, int]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    for line in sys.stdin:
-        task = json.loads(line)
-        tell({"rows": worker.run(Chunk(**task["chunk"]), Path(task["out"]), lambda rows: tell({"so_far": rows}))})
+    for task in map(json.loads, sys.stdin):
+        chunk, out = Chunk(**task["chunk"]), Path(task["out"])
+        worker.run(chunk, out, lambda rows: answers.writelines([json.dumps({"so_far": rows}), "\n"]))
+        answers.write(json.dumps({"done": True}) + "\n")
 
 
 if __name__ == "__main__":
