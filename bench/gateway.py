@@ -1,10 +1,13 @@
-"""What the gateway costs: its overhead a request, its memory for idle streams, and how long swaps and rollbacks take.
+"""What the gateway costs: its overhead a request, its memory for idle streams, how long swaps and rollbacks take, and
+what one hostile client among sixteen costs the others.
 
     python bench/gateway.py [--pairs 2000] [--streams 1000]
 
 The model server is the stand-in of the tests (tests/llama/stub_server.py), which answers at once, so what is left
 is the gateway's own. Overhead: pairs of one request to the stand-in and one through the gateway, in turn. A cold
-rollback is one whose backend is killed in the same moment. Needs the packages of the tests; prints one JSON document.
+rollback is one whose backend is killed in the same moment. The hostile client sends prompts of 2 MB, of 8,000 and of
+50,000 messages without a pause and holds 300 silent connections. Needs the packages of the tests; prints one JSON
+document.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -37,6 +41,7 @@ from hivetune.serve.gateway.clients import make_client  # noqa: E402
 
 BODY = {"model": "helpdesk", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 WARM_UP = 50
+ROUNDS = 5
 SERVE = (
     "import sys; from hivetune.serve.gateway.run import GatewaySettings, run_gateway\n"
     "run_gateway(GatewaySettings(port=0, slots=int(sys.argv[1])), lambda url: print(url, flush=True))"
@@ -57,6 +62,7 @@ def main() -> None:
             add_release(work, "helpdesk", seed, champion=seed == 1)
         with served(work, slots=4) as running:
             found = {"pairs": given.pairs, "overhead_ms": overhead(work, running, given.pairs), **moves(work, running)}
+            found["hostile"] = hostile(running)
         with served(work, slots=given.streams) as running:
             found["streams"] = streams(running, given.streams)
     print(json.dumps({"schema": 1, **found, "load_average": os.getloadavg()[0]}, indent=1))
@@ -126,6 +132,51 @@ def moves(work: Path, running: Running) -> dict[str, float]:
         rollback(database, "helpdesk", by="bench", reason="bench")
         cold = until("helpdesk@1")
     return {"promotion_s": promoted, "rollback_warm_s": warm, "swap_s": swap, "rollback_cold_s": cold}
+
+
+def hostile(running: Running) -> dict[str, float]:
+    """Milliseconds that fifteen clients wait for short answers, in rounds with and without a hostile one."""
+    huge = {**BODY, "messages": [{"role": "user", "content": "x " * 1_000_000}]}
+    many = {**BODY, "messages": [{"role": "user", "content": "x"}] * 50_000}
+    refused_late = {**BODY, "messages": [{"role": "user", "content": "x"}] * 8_000}  # small enough to be parsed
+    bodies = [json.dumps(body).encode() for body in (huge, many, refused_late)]
+    waits: dict[bool, list[float]] = {False: [], True: []}
+    over = threading.Event()
+
+    def attack() -> None:
+        host, _, port = running.url.removeprefix("http://").partition(":")
+        with running.client() as client, contextlib.ExitStack() as stack:
+            for _ in range(300):
+                stack.enter_context(closing(socket.create_connection((host, int(port)))))
+            while not over.is_set():
+                for body in bodies:
+                    status = client.post("/v1/chat/completions", content=body).status_code
+                    assert status == 400, status
+
+    def ask(times: list[float]) -> None:
+        with running.client() as client:
+            for _ in range(20):
+                times.append(once(client))
+                time.sleep(0.05)
+
+    for _ in range(ROUNDS):
+        for attacked, times in waits.items():
+            over.clear()
+            threads = [threading.Thread(target=ask, args=(times,)) for _ in range(15)]
+            attackers = [threading.Thread(target=attack)] if attacked else []
+            for thread in (*attackers, *threads):
+                thread.start()
+            for thread in threads:
+                thread.join()
+            over.set()
+            for thread in attackers:
+                thread.join()
+    p99 = {attacked: 1000 * statistics.quantiles(times, n=100)[98] for attacked, times in waits.items()}
+    return {
+        "p99_alone": round(p99[False], 1),
+        "p99_attacked": round(p99[True], 1),
+        "ratio": round(p99[True] / p99[False], 2),
+    }
 
 
 def streams(running: Running, count: int) -> dict[str, float]:

@@ -45,6 +45,7 @@ from hivetune.serve.gateway.upstream import (
     chosen,
     joined_calls,
     keys_of_request,
+    refuse_larger,
     session_of,
 )
 from hivetune.serve.swap.keeper import Keeper
@@ -124,7 +125,9 @@ class Gateway:
             stack.callback(self._close, client)
             stack.enter_context(self._answering)
             fields = ChatFields if request.url.path == CHAT else TextFields
-            exchange = _Exchange(self, request, checked_fields(fields, await _body(request)))
+            raw = await _raw_body(request)
+            refuse_larger(len(raw), self.keeper, "messages" if fields is ChatFields else "prompt")
+            exchange = _Exchange(self, request, checked_fields(fields, _document(raw)))
             try:
                 async with asyncio.timeout(MAX_ANSWER_S):
                     # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
@@ -170,7 +173,10 @@ class Gateway:
 
     async def feedback(self, request: Request) -> Response:
         """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
-        fields, client = checked_fields(FeedbackFields, await _body(request)), request.scope["client_name"] or ""
+        fields, client = (
+            checked_fields(FeedbackFields, _document(await _raw_body(request))),
+            request.scope["client_name"] or "",
+        )
         if fields.keys() <= {"id", "reason"}:
             raise UsageError('feedback needs a "rating" or a "correction"')
         if self.capture is None:
@@ -370,21 +376,25 @@ class _Exchange:
         self.captured = "yes" if durable else "later"
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """Return the JSON object of the request. A lone surrogate, which UTF-8 can't encode, is replaced. Raises
-    UsageError."""
+async def _raw_body(request: Request) -> bytes:
+    """Return the body of a request. Raises UsageError."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            raw = await request.body()
+            return await request.body()
+    except ClientDisconnect:
+        raise UsageError("the client went away") from None
+    except TimeoutError:
+        raise UsageError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
+
+
+def _document(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. A lone surrogate, which UTF-8 can't encode, is replaced. Raises UsageError."""
+    try:
         document = json.loads(raw)
         if b"\\ud" in raw.lower():
             document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         raise UsageError("the body is not JSON") from None
-    except ClientDisconnect:
-        raise UsageError("the client went away") from None
-    except TimeoutError:
-        raise UsageError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
     if not isinstance(document, dict):
         raise UsageError("the body is not a JSON object")
     return document
