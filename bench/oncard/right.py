@@ -106,7 +106,7 @@ def replayed(
     import torch
 
     from hivetune.run.choices import Choices
-    from hivetune.train.worker.model.fast.tables import USES_BEFORE
+    from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 
     model = loaded(folder, dtype, device, Choices(graphs=True, kernels=kernel))
     names = sorted(truth)

@@ -23,7 +23,7 @@ from hivetune.train.worker.device import peak_memory_bytes, reset_peak_memory
 from hivetune.train.worker.loop import Feed, Updater
 from hivetune.train.worker.measure import rates
 from hivetune.train.worker.model.adapter import initialise, write_adapter
-from hivetune.train.worker.model.fast.tables import USES_BEFORE
+from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 from hivetune.train.worker.optimizer import AdamW

@@ -12,7 +12,7 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Prove
 from hivetune.run.choices import Choices
 from hivetune.train.worker.measure.parts import Computing, backend_of
-from hivetune.train.worker.measure.prove import prove_set
+from hivetune.train.worker.measure.prove import main
 from hivetune.train.worker.model.fast.ops import TorchOps
 
 FAULT = "HIVETUNE_TEST_FAULT"
@@ -69,7 +69,7 @@ def faulty(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[
 
 
 def prove(task: Prove, heartbeat: Heartbeat) -> dict:  # type: ignore[type-arg]
-    return prove_set(task, heartbeat, backend_for=faulty)
+    return main(task, heartbeat, backend_for=faulty)
 
 
 if __name__ == "__main__":

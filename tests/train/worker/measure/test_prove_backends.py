@@ -45,7 +45,7 @@ def task(folder: Path, *, calls: int = 1200, soak_s: float = 0.0, model: dict = 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("model", [MODEL, GEMMA], ids=["llama", "gemma2"])
 def test_right_backends_pass(tmp_path: Path, dtype: str, kernels: str, model: dict) -> None:
-    told = prove.prove_set(task(tmp_path, calls=5, model=model, dtype=dtype, kernels=kernels), Heartbeat(None))
+    told = prove.main(task(tmp_path, calls=5, model=model, dtype=dtype, kernels=kernels), Heartbeat(None))
     assert told["wrong"] == [] and told["kernels"] == kernels
     assert told["step_s"] > 0 and told["products"]["128x80x48"] > 0
     done = {entry["part"] for entry in read_journal(tmp_path / "parts.jsonl") if entry["event"] == "end"}
@@ -92,27 +92,27 @@ def test_products_that_read_beside_a_slice_are_asked(tmp_path: Path, multiply: o
     backend = replace(right, multiply=multiply)  # type: ignore[arg-type]
     job = task(tmp_path, calls=2, dtype="bfloat16")
     with AmxProducts():
-        told = prove.prove_set(job, Heartbeat(None), backend_for=lambda *_: (backend, name))
+        told = prove.main(job, Heartbeat(None), backend_for=lambda *_: (backend, name))
     assert bool(told["wrong"]) == wrong
     assert all("of a slice" in problem and "not finite" in problem for problem in told["wrong"])
 
 
 def test_zeros_above_some_rows_are_seen(tmp_path: Path) -> None:
     backend_for = with_fault(multiply=faulty_backend.zeros_above)
-    told = prove.prove_set(task(tmp_path, calls=2), Heartbeat(None), backend_for=backend_for)
+    told = prove.main(task(tmp_path, calls=2), Heartbeat(None), backend_for=backend_for)
     assert told["wrong"][0].startswith("product (nt) of 128 tokens: m 128") and told["step_s"] == 0.0
     assert "28 of 128 rows are wrong" in told["wrong"][0]
 
 
 def test_zeros_above_some_rows_of_a_norm_are_seen(tmp_path: Path) -> None:
-    told = prove.prove_set(task(tmp_path, calls=2), Heartbeat(None), backend_for=with_fault(ops=faulty_backend.Zeros()))
+    told = prove.main(task(tmp_path, calls=2), Heartbeat(None), backend_for=with_fault(ops=faulty_backend.Zeros()))
     assert [line.partition(":")[0] for line in told["wrong"]] == ["norm of 128 tokens"]
 
 
 def test_not_a_number_once_in_a_thousand_calls_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "PARTS", {})  # the products alone
     backend_for = with_fault(multiply=faulty_backend.nan_once(1000))
-    told = prove.prove_set(task(tmp_path), Heartbeat(None), backend_for=backend_for)
+    told = prove.main(task(tmp_path), Heartbeat(None), backend_for=backend_for)
     assert any("1 of 1200 calls gave another answer" in line for line in told["wrong"])
 
 
@@ -127,7 +127,7 @@ def test_a_kernel_that_succeeds_and_writes_nothing_is_seen(tmp_path: Path) -> No
             if Silent.calls % 7:
                 super().glu(gate_up_TF, h_TF, activation)
 
-    told = prove.prove_set(task(tmp_path, calls=20), Heartbeat(None), backend_for=with_fault(ops=Silent()))
+    told = prove.main(task(tmp_path, calls=20), Heartbeat(None), backend_for=with_fault(ops=Silent()))
     assert any(line.startswith("gate, repeated of 8 tokens") for line in told["wrong"])
 
 
@@ -143,7 +143,7 @@ def test_a_soak_finds_what_is_rarer(tmp_path: Path) -> None:
             if Rare.calls == 60:
                 h_TF[0, 0] = torch.inf
 
-    told = prove.prove_set(task(tmp_path, calls=5, soak_s=60.0), Heartbeat(None), backend_for=with_fault(ops=Rare()))
+    told = prove.main(task(tmp_path, calls=5, soak_s=60.0), Heartbeat(None), backend_for=with_fault(ops=Rare()))
     assert len(told["wrong"]) == 1 and told["wrong"][0].startswith("gate, round ")
 
 

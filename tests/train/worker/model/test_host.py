@@ -18,8 +18,8 @@ from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.worker.loop import Updater
 from hivetune.train.worker.model.adapter import initialise
+from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.tables import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.optimizer import AdamW
 
@@ -102,14 +102,12 @@ class Step:
     def __call__(self, seed: int) -> Operations:
         """One step: what it brings to the device comes before, as a card's host brings it while the step before runs.
         Where work is replayed, that it copies its tables is part of the step."""
-        replays = self.model.graphs is not None
         tables = list(self.model.lay_out(rows(seed)))
-        batches = [] if replays else list(self.model.prepare(rows(seed)))
         self.number += 1
         self.updater.begin(rate=1e-3, number=self.number, trained_tokens=24)
         with NoWaitingMethod(), Operations() as operations:
             self.model.grad_N.zero_()
-            loss = self.model.replay(tables, 1e-2) if replays else self.model.compute(batches, 1e-2)
+            loss = self.model.compute(tables, 1e-2)
             self.updater.apply(loss[None])
         return operations
 
@@ -162,7 +160,7 @@ def test_the_gradient_is_what_backward_gives(tmp_path: Path) -> None:
     step = Step(tmp_path, "llama", torch.float32)
     digests = []
     for run in (
-        lambda: step.model.compute(list(step.model.prepare(rows(1))), 1e-2),
+        lambda: step.model.compute(list(step.model.lay_out(rows(1))), 1e-2),
         lambda: step.model.backward(rows(1), 1e-2),
     ):
         step.model.grad_N.zero_()

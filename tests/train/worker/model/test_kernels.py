@@ -168,7 +168,7 @@ def thin_products(
         members.append(one)
         start += size
     weight, bias = torch.zeros(width, inputs, dtype=dtype), randn(outputs, dtype=given).to(dtype)
-    group = Group(weight, tuple(members), bias, outputs, tuple(members), d_downs, d_downs)
+    group = Group(weight, bias, outputs, tuple(members), d_downs)
     y, dy = randn(rows, width, dtype=given).to(dtype), randn(rows, width + 2, dtype=given).to(dtype)[:, :width]
     ops.up_gradient(dy, y[:, outputs:], group, 0.5)
     ops.down_gradient(dy[:, outputs:], randn(rows, inputs, dtype=given).to(dtype), group, 0.5)
@@ -243,7 +243,7 @@ def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], 
     )  # fmt: skip
     weight = randn(outputs + 32, inputs, dtype=dtype) / inputs**0.5
     weight[outputs + rank * len(sizes) :] = 0
-    group = Group(weight, members, randn(outputs, dtype=dtype), outputs, members)
+    group = Group(weight, randn(outputs, dtype=dtype), outputs, members)
     results = []
     for ops in (NativeOps(dtype, None), NativeOps(dtype), TorchOps()):
         y = torch.full((rows, group.width), 9.0, dtype=dtype)

@@ -14,9 +14,11 @@ from train.worker.models import random_adapter, write_model
 
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
+from hivetune.train.worker.model.fast.graphs import Replay
 from hivetune.train.worker.model.fast.kernels.calls import Calls
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.tables import Uses, classes_of, few_of
+from hivetune.train.worker.model.fast.tables import classes_of, few_of
+from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.protocol import Document
 
 CPU = torch.device("cpu")
@@ -44,7 +46,7 @@ def made(folder: Path, family: str = "llama", *, replays: bool = True, **named: 
     choices = Choices(kernels="torch", graphs=True, **named)
     model = FastModel(folder, LoraConfig(r=4, dropout=dropout), dtype=dtype, device=CPU, choices=choices)
     if not replays:
-        model._replayed._uses = Uses(before=1 << 60)  # type: ignore[union-attr]
+        model._replayed.uses_before = 1 << 60  # type: ignore[union-attr]
     random_adapter(model)
     return model
 
@@ -105,17 +107,17 @@ def test_recorded_work_reads_and_writes_the_same_memory(tmp_path: Path, monkeypa
     model = made(tmp_path)
     often, recorded = model._replayed, []
     assert often is not None
-    record = often._graphs._record
-    monkeypatch.setattr(often._graphs, "_record", lambda work: recorded.append(1) or record(work))
+    record = often._record
+    monkeypatch.setattr(often, "_record", lambda work: recorded.append(1) or record(work))
     for seed in range(5):
         answer(model, rows(seed))
     pieces = len(recorded)
-    assert pieces == 3 == often._graphs.recorded  # begin, the shape, end
+    assert pieces == 3 == len(often._recorded)  # begin, the shape, end
     (inputs,) = often._inputs.values()
-    held = [table.data_ptr() for table in inputs._all()]
+    held = [table.data_ptr() for table in inputs.tensors()]
     for seed in range(5, 9):
         answer(model, rows(seed))
-    assert [table.data_ptr() for table in inputs._all()] == held and len(recorded) == pieces
+    assert [table.data_ptr() for table in inputs.tensors()] == held and len(recorded) == pieces
     answer(model, rows(9, (200, 150)))  # buffers grow
     answer(model, rows(10))
     assert len(recorded) == 2 * pieces
@@ -240,9 +242,11 @@ def test_classes_are_few_and_hold_every_segment() -> None:
     assert [few_of(count) for count in (1, 2, 3, 5, 8, 9, 17)] == [1, 2, 4, 8, 8, 16, 24]
 
 
-def test_what_comes_often_gets_a_graph_and_no_more_than_there_is_room_for() -> None:
-    uses = Uses(before=2, most=2)
-    assert [uses.is_frequent("a") for _ in range(4)] == [False, False, True, True]
-    assert not any(uses.is_frequent(shape) for shape in ("b", "c", "d", "b", "c"))
-    assert uses.is_frequent("b") and not any(uses.is_frequent("c") for _ in range(9))
-    assert uses.is_frequent("a") and uses.taken == 2
+def test_what_comes_often_gets_a_graph_and_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, recorded = Replay(CPU, Workspace(CPU), uses_before=2, max_graphs=2), list[str]()
+    record = replay._record
+    monkeypatch.setattr(replay, "_record", lambda work: recorded.append(name) or record(work))
+    made = []
+    for name in ("a", "a", "a", "a", "b", "c", "d", "b", "c", "b", *"ccccc", "a"):
+        replay.piece(name, lambda name=name: made.append(name))  # type: ignore[misc]
+    assert recorded == ["a", "b"] and len(made) == 16

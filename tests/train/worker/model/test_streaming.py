@@ -17,7 +17,6 @@ from hivetune.train.worker.measure.agreement import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast
 from hivetune.train.worker.model.fast.weights import files, read
-from hivetune.train.worker.model.fast.weights.stream import FromFiles, FromMemory, ThroughMemory
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -58,22 +57,22 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("source", [FromFiles, FromMemory, ThroughMemory])
+@pytest.mark.parametrize("way", ["files", "memory", "disk"])
 @pytest.mark.parametrize("streamed", [1, 3, 4, 6, LAYERS])
-def test_the_same_bits(folder: Path, streamed: int, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bits(folder: Path, streamed: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card's ways too, with the processor as the device that copies go to."""
     whole = step(load(folder, recompute=2, budget_tokens=60))
-    monkeypatch.setitem(read.LAYER_SOURCES, ("cpu", "disk"), source)
+    monkeypatch.setattr(read, "way_to", lambda *_: way)
     model = load(folder, recompute=2, budget_tokens=60, streamed=streamed)
     assert model.num_streamed == streamed
     assert_same_bits(step(model), whole)
 
 
-@pytest.mark.parametrize("source", [FromFiles, FromMemory])
-def test_the_same_bits_in_four_bits(folder: Path, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["files", "memory"])
+def test_the_same_bits_in_four_bits(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed layers travel; each is unpacked in one place that all share."""
     whole = step(load(folder, quantized=True, recompute=2))
-    monkeypatch.setitem(read.LAYER_SOURCES, ("cpu", "disk"), source)
+    monkeypatch.setattr(read, "way_to", lambda *_: way)
     model = load(folder, quantized=True, recompute=2, streamed=5)
     assert_same_bits(step(model), whole)
     assert not torch.equal(whole[1], step(load(folder, recompute=2))[1])
@@ -140,11 +139,11 @@ def test_what_the_forward_pass_left_is_not_read_again(folder: Path, monkeypatch:
     few.backward(documents(), 1.0)
 
 
-@pytest.mark.parametrize("source", [FromFiles, ThroughMemory])
+@pytest.mark.parametrize("way", ["files", "disk"])
 def test_a_file_that_changes_is_refused(
-    folder: Path, tmp_path: Path, source: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(read.LAYER_SOURCES, ("cpu", "disk"), source)
+    monkeypatch.setattr(read, "way_to", lambda *_: way)
     copy = shutil.copytree(folder, tmp_path / "model")
     model, weights = load(copy, streamed=6), copy / "model.safetensors"
     model.backward(documents(), 1.0)

@@ -16,7 +16,7 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup
 from hivetune.train.worker.model.adapter import initialise, same_views
-from hivetune.train.worker.model.fast.tables import USES_BEFORE
+from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
 ROWS, TOKENS = 4, 1024

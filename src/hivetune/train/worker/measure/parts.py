@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout, TrimmedDocument, make_layout
-from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
 from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
 from hivetune.train.worker.model.fast.passes import chunk_rows
@@ -38,8 +37,14 @@ class Computing:
     device: torch.device
     dtype: torch.dtype
     ops: TorchOps
-    attend: Callable[[Layout, ModelSpec], Attention]
+    eager: bool
     multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm
+
+    def attend(self, layout: Layout, spec: ModelSpec) -> Attention:
+        tables = attention_tables(self.ops, layout, spec, self.dtype, eager=self.eager)
+        there = [table.to(self.device) for table in tables]
+        workspace = Workspace(self.device)
+        return attention_of(self.ops, layout, there, spec, self.dtype, workspace, eager=self.eager)
 
 
 @dataclass(frozen=True)
@@ -85,23 +90,13 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
     Raises MachineNotFit if they can't be built.
     """
     ops, kernels = choose_ops(dtype, device, choices.kernels, choices.products)
-    eager = choices.attention == "eager"
-
-    def attend(layout: Layout, spec: ModelSpec) -> Attention:
-        tables = [table.to(device) for table in attention_tables(ops, layout, spec, dtype, eager=eager)]
-        return attention_of(ops, layout, tables, spec, dtype, Workspace(device), eager=eager)
-
-    return Computing(device, dtype, ops, attend, step_product(kernels, choices.products)), kernels
+    multiply = step_product(kernels, choices.products)
+    return Computing(device, dtype, ops, choices.attention == "eager", multiply), kernels
 
 
 def reference() -> Computing:
     """Return the reference: float64 on the CPU, in plain torch."""
-    cpu = torch.device("cpu")
-
-    def attend(layout: Layout, spec: ModelSpec) -> Attention:
-        return TorchAttention(segment_tables(layout), spec, eager=True)
-
-    return Computing(cpu, torch.float64, TorchOps(), attend)
+    return Computing(torch.device("cpu"), torch.float64, TorchOps(), eager=True)
 
 
 def make(name: str, backend: Computing, sizes: Sizes, rounded: torch.dtype) -> Compute:
@@ -203,7 +198,7 @@ def _adapter(inputs: _Inputs, sizes: Sizes) -> Compute:
     hidden, columns = spec.hidden, -(-rank // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
     d_down_RK, d_up_NR = inputs.empty(rank, hidden, wide=True), inputs.empty(hidden, rank, wide=True)
     member = Member("one", 0, hidden, d_down_RK=d_down_RK, d_up_NR=d_up_NR, scaled_up_RN=inputs("up", rank, hidden))
-    group = Group(inputs.empty(hidden + columns, hidden), (member,), None, hidden, (member,), d_downs_RK=d_down_RK)
+    group = Group(inputs.empty(hidden + columns, hidden), None, hidden, (member,), d_downs_RK=d_down_RK)
     y_before_TW, dy_before_TN = inputs("y", tokens, hidden + columns), inputs("dy", tokens, hidden)
     x_TK, y_TW, dy_TW = inputs("x", tokens, hidden), inputs.empty_like(y_before_TW), inputs.empty_like(y_before_TW)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,7 +31,7 @@ from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resol
 from hivetune.train.plan import choose
 from hivetune.train.plan.device import Device, device_of_machine
 from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
-from hivetune.train.plan.memory import Affine, Peak, TrainingSetup, adapters_of, fit_correction, predict_peak
+from hivetune.train.plan.memory import Affine, TrainingSetup, adapters_of, fit_correction, predict_peak
 from hivetune.train.plan.speed import (
     PROBED_TIME_ERROR,
     Prediction,
@@ -59,7 +59,7 @@ from hivetune.train.worker.device import (
 from hivetune.train.worker.measure.agreement import TOKENS as COMPARED_TOKENS
 from hivetune.train.worker.measure.agreement import check_documents, layers_compared, right_choices
 from hivetune.train.worker.measure.rates import canary_rates, own_canary
-from hivetune.train.worker.model.fast.tables import USES_BEFORE
+from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, Streamed, read_documents
 from hivetune.train.worker.optimizer import AdamW
@@ -77,8 +77,7 @@ WORTH_GRAPHS = 1.1
 LIKE_SIZE = (0.5, 2.0)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One measured step of one micro-batch; `seconds` without those that it waited for streamed layers."""
 
     shape: StepShape
@@ -100,6 +99,16 @@ class Measured:
     changes: Choices = NO_CHOICES
     read_bytes_per_s: float | None = None
     """The rate at which streamed layers came."""
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of the largest step."""
+        return self.points[-1].seconds
+
+    def rate(self, target: Device) -> Rate:
+        fastest = target.rates.get(self.setup.dtype, math.inf)
+        rate = probed_rate(self.setup, [point[:2] for point in self.points], gemm_flops_per_s=fastest)
+        return replace(rate, read_bytes_per_s=self.read_bytes_per_s)
 
 
 def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any] | None:
@@ -124,14 +133,13 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
 
 def document_of(measured: Measured, held: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the document for the profile: what the plan reads, and what a later probe needs to skip measuring."""
-    points = [(point.shape, point.seconds, point.peak_bytes) for point in measured.points]
-    more = {
+    return {
+        **probe_document(measured.setup, measured.points, measured.read_bytes_per_s),
         "load_peak_bytes": measured.load_peak_bytes,
         "canary_flops_per_s": measured.canary_flops_per_s,
         "changes": measured.changes.made(),
         "held": held,
     }
-    return {**probe_document(measured.setup, points, measured.read_bytes_per_s), **more}
 
 
 def known_probe(
@@ -148,15 +156,8 @@ def known_probe(
         Point(StepShape(point["tokens"], point["squares"], point["trained"]), point["seconds"], point["peak_bytes"])
         for point in probe["points"]
     ]
-    changes = from_plain(Choices, probe["changes"])
-    return Measured(
-        probed_setup(setup, probe),
-        points,
-        probe["load_peak_bytes"],
-        probe["canary_flops_per_s"],
-        changes,
-        rate.read_bytes_per_s,
-    )
+    measured = Measured(probed_setup(setup, probe), points, probe["load_peak_bytes"], probe["canary_flops_per_s"])
+    return replace(measured, changes=from_plain(Choices, probe["changes"]), read_bytes_per_s=rate.read_bytes_per_s)
 
 
 def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -182,38 +183,33 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     held = conditions(task.model, config, settled)
     tokens = micro_batch_shapes(setup, layout_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
     known = known_probe(profile.probes.get(probe_key(setup)), setup, held, tokens) if run else None
-    if known:
-        measured = known
-    else:
-        documents = check_documents(snapshot, plan.steps[0].rows)
-        measured = _measure_right(
-            task,
-            config,
-            settled,
-            first,
-            documents,
-            lambda model: measure(model, first.setup, work, snapshot, rows, heartbeat),
-            truth_dtype(first.setup, target.limit_bytes(memory_share)),
-        )
+    measured = known or _measure_right(
+        task,
+        config,
+        settled,
+        first,
+        check_documents(snapshot, plan.steps[0].rows),
+        lambda model: measure(model, first.setup, work, snapshot, rows, heartbeat),
+        truth_dtype(first.setup, target.limit_bytes(memory_share)),
+    )
     heartbeat.beat(Beat.MEASURED)
     settled = measured.changes.over(settled)
     probed = measured.setup
     correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in measured.points])
-    rate = _rate(measured, target)
+    rate = measured.rate(target)
     if rate.error > PROBED_TIME_ERROR:  # are the steps faster than their products were, when those were measured?
         profile = profile.with_rates(name, canary_rates(device))
         target = device_of_machine(machine, profile, name)
-        rate = _rate(measured, target)
+        rate = measured.rate(target)
     setup = replace(setup, path=probed.path)
     chosen = choose.fastest_that_fits(setup, target, work, memory_share=memory_share, correction=correction, rate=rate)
     prediction = _predict(chosen, work, snapshot, measured, correction, rate)
     settled = replace(_with(settled, chosen), prediction=asdict(prediction))
-    probe = document_of(measured, held)
     if config.dtype == "auto":
         profile = profile.with_dtype(name, setup.dtype)
     if settled.products is not None:
         profile = profile.with_products(name, setup.dtype, settled.products)
-    write_profile(profile.with_probe(probe_key(probed), probe))
+    write_profile(profile.with_probe(probe_key(probed), document_of(measured, held)))
     if run:
         write_resolved(run, config, settled)
     about = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": known is not None}
@@ -368,7 +364,7 @@ def _measure_right(
         changes = replace(changes, agreement={**changes.agreement, "first_layers": layers})
     if changes.graphs is not None:
         replayed = timed(_load(task, config, changes.over(settled), first)) if changes.graphs else measured
-        changes = replace(changes, graphs=WORTH_GRAPHS * _seconds(replayed) < _seconds(measured))
+        changes = replace(changes, graphs=WORTH_GRAPHS * replayed.step_s < measured.step_s)
         measured = replayed if changes.graphs else measured
     elif changes.made().keys() - {"agreement"}:
         measured = timed(_load(task, config, changes.over(settled), first))
@@ -393,18 +389,6 @@ def truth_dtype(setup: TrainingSetup, limit_bytes: int) -> str | None:
     )
 
 
-def _seconds(measured: Measured) -> float:
-    """Return the seconds of the largest step."""
-    return measured.points[-1].seconds
-
-
-def _rate(measured: Measured, target: Device) -> Rate:
-    points = [(point.shape, point.seconds) for point in measured.points]
-    fastest = target.rates.get(measured.setup.dtype, math.inf)
-    rate = probed_rate(measured.setup, points, gemm_flops_per_s=fastest)
-    return replace(rate, read_bytes_per_s=measured.read_bytes_per_s)
-
-
 def _predict(
     chosen: choose.Choice,
     work: choose.Workload,
@@ -413,20 +397,7 @@ def _predict(
     correction: Affine,
     rate: Rate,
 ) -> Prediction:
-    peak = _predicted_peak(chosen, work, snapshot, correction)
-    return Prediction(
-        flops_per_s=rate.flops_per_s,
-        overhead_s=rate.overhead_s,
-        error=rate.error,
-        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
-        peak_error=peak.error,
-        canary_flops_per_s=measured.canary_flops_per_s,
-        read_bytes_per_s=chosen.streaming.bytes_per_s if chosen.streaming else None,
-    )
-
-
-def _predicted_peak(chosen: choose.Choice, work: choose.Workload, snapshot: Snapshot, correction: Affine) -> Peak:
-    """Return the peak with the largest micro-batch of the steps looked at, and all row counts, validation's too."""
+    """Predict with the peak of the largest micro-batch of the steps looked at, and all row counts, validation's too."""
     steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
     rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
     groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
@@ -436,7 +407,16 @@ def _predicted_peak(chosen: choose.Choice, work: choose.Workload, snapshot: Snap
     shapes = [shape for step in steps for shape in step]
     row_counts = len({shape.tokens for shape in shapes}) + len({shape.trained for shape in shapes})
     most = max(shape.tokens for step in steps[: len(work.documents)] for shape in step)
-    return predict_peak(chosen.setup, most, correction, row_counts=row_counts)
+    peak = predict_peak(chosen.setup, most, correction, row_counts=row_counts)
+    return Prediction(
+        flops_per_s=rate.flops_per_s,
+        overhead_s=rate.overhead_s,
+        error=rate.error,
+        peak_bytes=max(peak.bytes, measured.load_peak_bytes),
+        peak_error=peak.error,
+        canary_flops_per_s=measured.canary_flops_per_s,
+        read_bytes_per_s=chosen.streaming.bytes_per_s if chosen.streaming else None,
+    )
 
 
 def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list[int]]:

@@ -92,12 +92,7 @@ class Proving:
             self.wrong.append(f"{where}: {problem}")
 
 
-def main(task: Prove, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Prove the backends of `task`."""
-    return prove_set(task, heartbeat)
-
-
-def prove_set(
+def main(
     task: Prove,
     heartbeat: Heartbeat,
     *,
@@ -140,11 +135,9 @@ def parts_at(proving: Proving, tokens: int) -> Iterator[StepPart]:
 def check_products(proving: Proving, tokens: int) -> None:
     """Check the job's products, each laid out as steps lay it out."""
     backend = proving.backend
-    asked = [(layout, products, False) for layout, products in products_of(proving, tokens).items()]
-    asked += [(layout, products, True) for layout, products in slices_of(proving, tokens).items()]
-    for layout, products, sliced in asked:
+    for layout, sliced, products in products_of(proving, tokens):
 
-        def wrong(layout: Transposed = layout, products: tuple[Product, ...] = products, sliced: bool = sliced) -> str:
+        def wrong(layout: Transposed = layout, sliced: bool = sliced, products: Sequence[Product] = products) -> str:
             found = wrong_products(
                 products,
                 dtype=backend.dtype,
@@ -160,32 +153,31 @@ def check_products(proving: Proving, tokens: int) -> None:
         proving.note(f"product ({layout}{', of a slice' if sliced else ''})", tokens, wrong)
 
 
-def products_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
-    """Return the products of the linear layers, forward and backward, and of both factors of their adapters.
+def products_of(proving: Proving, tokens: int) -> list[tuple[Transposed, bool, list[Product]]]:
+    """Return the products of the linear layers, forward and backward, and of both factors of their adapters, by layout.
 
-    Those of the vocabulary are among them at the smallest size only, where they cost less than a step.
+    Those of the vocabulary are among them at the smallest size only, where they cost less than a step. The second value
+    says that the left factor is columns of a wider buffer, whatever lies in the other columns: so are the adapters' own
+    and, with dropout, the base's backward (fast/ops.py).
     """
     architecture, rank = proving.architecture, proving.task.rank
     sizes = {(linear.inputs, linear.outputs) for linear in architecture.linears}
     whole = sizes | ({(architecture.hidden, architecture.vocabulary)} if tokens == proving.task.tokens[0] else set())
     forward = {Product(tokens, cut_outputs(n, k), k) for k, n in whole} | {Product(tokens, rank, k) for k, _ in sizes}
-    backward = {Product(tokens, k, cut_outputs(n, k)) for k, n in whole} | {Product(tokens, n, rank) for _, n in sizes}
+    ups = {Product(tokens, n, rank) for _, n in sizes}
+    backward = {Product(tokens, k, cut_outputs(n, k)) for k, n in whole}
+    # Other slices read no further than their rows.
+    inside = {Product(tokens, k, cut_outputs(n, k)) for k, n in sizes if n % INNER_BLOCK}
+    ds = {Product(tokens, rank, n) for _, n in sizes}
     weights = {Product(rank, k, tokens) for k, _ in sizes} | {Product(n, rank, tokens) for _, n in sizes}
-    return {"nt": tuple(sorted(forward)), "nn": tuple(sorted(backward)), "tn": tuple(sorted(weights))}
-
-
-def slices_of(proving: Proving, tokens: int) -> dict[Transposed, tuple[Product, ...]]:
-    """Return the products whose left factor is columns of a wider buffer, whatever lies in the other columns.
-
-    These are the adapters' own and, with dropout, the base's backward (fast/ops.py).
-    """
-    rank = proving.task.rank
-    sizes = {(linear.inputs, linear.outputs) for linear in proving.architecture.linears}
-    inside = {(k, n) for k, n in sizes if n % INNER_BLOCK}  # the others read no further than their rows
-    backward = {Product(tokens, n, rank) for _, n in sizes} | {Product(tokens, k, cut_outputs(n, k)) for k, n in inside}
-    weights = {Product(rank, k, tokens) for k, _ in sizes} | {Product(n, rank, tokens) for _, n in sizes}
-    forward = {Product(tokens, rank, n) for _, n in sizes}
-    return {"nn": tuple(sorted(backward)), "nt": tuple(sorted(forward)), "tn": tuple(sorted(weights))}
+    return [
+        ("nt", False, sorted(forward)),
+        ("nn", False, sorted(backward | ups)),
+        ("tn", False, sorted(weights)),
+        ("nn", True, sorted(inside | ups)),
+        ("nt", True, sorted(ds)),
+        ("tn", True, sorted(weights)),
+    ]
 
 
 def repeat(proving: Proving) -> None:

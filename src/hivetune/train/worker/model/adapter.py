@@ -139,19 +139,15 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
         what = ", ".join(unsupported) or f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
         raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {what}", hint="use plain LoRA or rsLoRA")
     modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
-
-    def settings(targets: str | list[str]) -> LoraConfig:
-        return LoraConfig(
-            r=config["r"],
-            alpha=config["lora_alpha"],
-            dropout=config.get("lora_dropout", 0.0),
-            target_modules=targets,
-            rslora=config.get("use_rslora", False),
-        )
-
     named = config.get("target_parameters") or ALL_LINEAR
     experts = expert_tensors(tensor_shapes(tensors), config["r"], named)
-    lora = settings(sorted({experts.get(module, module) for module in modules}))
+    lora = LoraConfig(
+        r=config["r"],
+        alpha=config["lora_alpha"],
+        dropout=config.get("lora_dropout", 0.0),
+        target_modules=sorted({experts.get(module, module) for module in modules}),
+        rslora=config.get("use_rslora", False),
+    )
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 
 

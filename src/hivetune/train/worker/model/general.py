@@ -7,11 +7,12 @@ Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R 
 T tokens, K experts a token, E experts, n rows of one expert, I inputs, O outputs.
 """
 
+import contextlib
 import functools
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +54,14 @@ class Switch:
     def __init__(self, scale: float, dropout: float, rank_multiple: int):
         self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
         self.on, self.training = True, False
+
+    @contextlib.contextmanager
+    def set(self, *, on: bool = True, training: bool = False) -> Iterator[None]:
+        self.on, self.training = on, training
+        try:
+            yield
+        finally:
+            self.on, self.training = True, False
 
 
 class LoraExperts(nn.Module):
@@ -188,15 +197,12 @@ class GeneralModel:
         return total
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        self.switch.training = True
-        try:
+        with self.switch.set(training=True):
             nll_M = self._nll(documents)[0]
             nll = nll_M.sum()
             if nll_M.numel():
                 (nll * scale).backward()
-            return nll.detach()
-        finally:
-            self.switch.training = False
+        return nll.detach()
 
     def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
         """Do nothing: transformers makes its tables as it computes."""
@@ -206,10 +212,9 @@ class GeneralModel:
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
         total = torch.zeros(2, dtype=self.master_N.dtype, device=self.device)
-        self.switch.training = True
-        try:
-            for batch in self._batches_of_units(documents):
-                some = [documents[number] for unit in batch for number in unit]
+        with self.switch.set(training=True):
+            for batch in self._batches(documents, units(documents)):
+                some = [documents[number] for number in batch]
                 nll_M, owner_M = self._nll(some)
                 if nll_M.numel():
                     about = judged_documents(some, self.device, total.dtype)
@@ -217,48 +222,23 @@ class GeneralModel:
                     weight_B, loss = preference_loss(about, nll_B.detach(), beta)
                     (torch.dot(weight_B, nll_B) * scale).backward()
                     total += loss
-        finally:
-            self.switch.training = False
         return total
-
-    def _batches_of_units(self, documents: Sequence[Document]) -> list[list[list[int]]]:
-        """Return units of documents for each micro-batch, longest first, as many as fit the budget when padded."""
-
-        def length(unit: list[int]) -> int:
-            return max(len(documents[number].tokens_L) for number in unit)
-
-        batches: list[list[list[int]]] = []
-        rows = 0
-        for unit in sorted(units(documents), key=lambda unit: (-length(unit), unit)):
-            if batches and (rows + len(unit)) * self._padded(length(batches[-1][0])) <= self.budget_tokens:
-                batches[-1].append(unit)
-                rows += len(unit)
-            else:
-                batches.append([unit])
-                rows = len(unit)
-        return halved(batches, self.halvings)
 
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        self.switch.on = adapter
-        try:
+        with self.switch.set(on=adapter):
             for batch in self.micro_batches(documents):
                 nll_M, owner_M = self._nll([documents[i] for i in batch])
                 sums_B.index_add_(0, torch.tensor(batch, device=self.device)[owner_M], nll_M.to(sums_B.dtype))
-        finally:
-            self.switch.on = True
         return sums_B
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
-        self.switch.on = adapter
-        try:
-            ids = torch.tensor([list(tokens)], device=self.device)
-            found: Tensor = self.module(input_ids=ids, use_cache=False).logits[0]
-            return found
-        finally:
-            self.switch.on = True
+        ids = torch.tensor([list(tokens)], device=self.device)
+        with self.switch.set(on=adapter):
+            logits_LV: Tensor = self.module(input_ids=ids, use_cache=False).logits[0]
+        return logits_LV
 
     def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
         """Return nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
@@ -299,15 +279,27 @@ class GeneralModel:
         return 1 + max(length - 1, min(inputs, self._most_positions))
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """Return document numbers, longest first, as many as fit the budget when padded; a longer document alone."""
-        order = sorted(range(len(documents)), key=lambda i: (-len(documents[i].tokens_L), i))
-        batches: list[list[int]] = []
-        start = 0
-        while start < len(order):
-            count = max(1, self.budget_tokens // self._padded(len(documents[order[start]].tokens_L)))
-            batches.append(order[start : start + count])
-            start += count
-        return halved(batches, self.halvings)
+        return self._batches(documents, [[number] for number in range(len(documents))])
+
+    def _batches(self, documents: Sequence[Document], parts: Sequence[list[int]]) -> list[list[int]]:
+        """Return document numbers, in whole parts, longest first, as many as fit the budget when padded.
+
+        A longer part is alone.
+        """
+
+        def length(part: list[int]) -> int:
+            return max(len(documents[number].tokens_L) for number in part)
+
+        batches: list[list[list[int]]] = []
+        rows = 0
+        for part in sorted(parts, key=lambda part: (-length(part), part)):
+            if batches and (rows + len(part)) * self._padded(length(batches[-1][0])) <= self.budget_tokens:
+                batches[-1].append(part)
+                rows += len(part)
+            else:
+                batches.append([part])
+                rows = len(part)
+        return [[number for part in batch for number in part] for batch in halved(batches, self.halvings)]
 
     def _place_adapters(self) -> None:
         """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
@@ -383,7 +375,12 @@ def load_module(
         use_safetensors=True,
     )
     if first_layers is not None:
-        found["unexpected_keys"] = [key for key in found["unexpected_keys"] if not _is_beyond(key, first_layers)]
+        layer_of = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+        found["unexpected_keys"] = [
+            key
+            for key in found["unexpected_keys"]
+            if not ((match := layer_of.search(key)) and int(match[1]) >= first_layers)
+        ]
     refuse_invented(found, folder.name)
     # Not train(): that would switch on the base model's own dropout.
     module.eval().requires_grad_(False)
@@ -432,11 +429,6 @@ def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
         if isinstance(value, list) and len(value) == every:
             setattr(config, name, value[:first_layers])
     config.num_hidden_layers = first_layers
-
-
-def _is_beyond(tensor: str, first_layers: int) -> bool:
-    found = re.search(r"(?:^|\.)layers\.(\d+)\.", tensor)
-    return found is not None and int(found[1]) >= first_layers
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:

@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.tables import SIZE_STEP, SegmentClass, classes_of
+from hivetune.train.worker.model.fast.tables import SegmentClass, classes_of
 
 
 @dataclass(frozen=True)
@@ -103,26 +102,6 @@ class TorchAttention:
 
     def _heads(self, x_SQN: Tensor) -> Tensor:
         return x_SQN.unflatten(2, (-1, self._spec.head_dim)).transpose(1, 2)
-
-
-def says_math_path(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Return why attention runs on torch's slow path on this GPU, found by asking for a fused one; else empty.
-
-    torch falls back in silence: 3.6 times slower at 1,024 tokens, 12 times and 16 times the memory at 4,096
-    (unslothai/unsloth#8821, on a card that needs TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1).
-    """
-    if device.type != "cuda":
-        return ""
-    if spec.attention_softcap is not None:
-        return "capped attention scores have no fused kernel in torch"
-    q, k, v = (torch.zeros(1, spec.heads, SIZE_STEP, spec.head_dim, dtype=dtype, device=device) for _ in range(3))
-    bias = torch.zeros(1, 1, SIZE_STEP, SIZE_STEP, dtype=dtype, device=device)
-    try:
-        with torch.enable_grad(), sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-            F.scaled_dot_product_attention(q.requires_grad_(), k, v, attn_mask=bias).sum().backward()
-    except RuntimeError as error:
-        return f"no fused attention kernel for {dtype} and {spec.head_dim} channels: {str(error).splitlines()[0]}"
-    return ""
 
 
 def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec, eager: bool) -> Tensor:

@@ -21,25 +21,24 @@ from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps
 
 def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
     """Return the sum of what each row's experts give, [S, D], and what backward needs."""
-    first, ops = mlp.each[0], walk.ops
+    gate_up, down, ops = mlp.gate_up.groups, mlp.down.groups, walk.ops
     route = _route(walk, mlp, y_SD)
     drop_n = None if drop is None else drop.of(route.row_n)
     n = len(route.row_n)
     x_nD = torch.index_select(y_SD, 0, route.row_n, out=walk.buffer("sent", n, y_SD.shape[1]))
-    gate_up_nW = walk.buffer(f"gate_up.{slot}", n, first.gate_up.width)
+    gate_up_nW = walk.buffer(f"gate_up.{slot}", n, gate_up[0].width)
     for expert, rows in route.segments():
-        part = mlp.each[expert].gate_up
-        project(ops, part, x_nD[rows], gate_up_nW[rows], _of(drop_n, rows), adapter=walk.adapter)
-    h_nF = walk.buffer("h", n, first.down.inputs)
-    ops.glu(gate_up_nW[:, : first.gate_up.outputs], h_nF, walk.spec.activation)
+        project(ops, gate_up[expert], x_nD[rows], gate_up_nW[rows], _of(drop_n, rows), adapter=walk.adapter)
+    h_nF = walk.buffer("h", n, down[0].inputs)
+    ops.glu(gate_up_nW[:, : gate_up[0].outputs], h_nF, walk.spec.activation)
     h_nF *= route.weight_n[:, None]
-    down_nW = walk.buffer("down_sent", n, first.down.width)
+    down_nW = walk.buffer("down_sent", n, down[0].width)
     for expert, rows in route.segments():
-        project(ops, mlp.each[expert].down, h_nF[rows], down_nW[rows], _of(drop_n, rows), adapter=walk.adapter)
-    s_down_nR = walk.buffer(f"s_down.{slot}", n, first.down.width - first.down.outputs)
-    s_down_nR.copy_(down_nW[:, first.down.outputs :])
-    down_SD = walk.buffer("down", len(y_SD), first.down.outputs)
-    _gather(walk, down_nW[:, : first.down.outputs], route, down_SD)
+        project(ops, down[expert], h_nF[rows], down_nW[rows], _of(drop_n, rows), adapter=walk.adapter)
+    s_down_nR = walk.buffer(f"s_down.{slot}", n, down[0].width - down[0].outputs)
+    s_down_nR.copy_(down_nW[:, down[0].outputs :])
+    down_SD = walk.buffer("down", len(y_SD), down[0].outputs)
+    _gather(walk, down_nW[:, : down[0].outputs], route, down_SD)
     return down_SD, KeptMlp(gate_up_nW, s_down_nR, route)
 
 
@@ -50,32 +49,32 @@ def experts_backward(
 
     Returns [dgate | dup | dS], which `experts_down_gradient` reads once the input rows are there again.
     """
-    route, first, ops = _known(kept), mlp.each[0], walk.ops
+    route, gate_up, down, ops = _known(kept), mlp.gate_up.groups, mlp.down.groups, walk.ops
     n, drop_n = len(route.row_n), None if drop is None else drop.of(route.row_n)
-    ddown_nW = walk.buffer("ddown_sent", n, first.down.width)
-    ddown_nW[:, : first.down.outputs] = ddown_SD[route.row_n]
-    dh_nF, h_nF = walk.buffer("dh", n, first.down.inputs), walk.buffer("h", n, first.down.inputs)
+    ddown_nW = walk.buffer("ddown_sent", n, down[0].width)
+    ddown_nW[:, : down[0].outputs] = ddown_SD[route.row_n]
+    dh_nF, h_nF = walk.buffer("dh", n, down[0].inputs), walk.buffer("h", n, down[0].inputs)
     for expert, rows in route.segments():
-        part = mlp.each[expert].down
+        part = down[expert]
         ops.adapt_backward(ddown_nW[rows], part)
         ops.up_gradient(ddown_nW[rows], kept.s_down_SR[rows], part, walk.up_scale)
         input_gradient(ops, part, ddown_nW[rows], dh_nF[rows], _of(drop_n, rows))
-    dgate_up_nW = walk.buffer("dgate_up", n, first.gate_up.width)
-    dweighted_nF = walk.buffer("dh_weighted", n, first.down.inputs)
+    dgate_up_nW = walk.buffer("dgate_up", n, gate_up[0].width)
+    dweighted_nF = walk.buffer("dh_weighted", n, down[0].inputs)
     torch.mul(dh_nF, route.weight_n[:, None], out=dweighted_nF)
-    both = slice(0, first.gate_up.outputs)
+    both = slice(0, gate_up[0].outputs)
     ops.glu_backward(dweighted_nF, kept.gate_up_SW[:, both], dgate_up_nW[:, both], h_nF, walk.spec.activation)
     dweight_n = (dh_nF.to(route.weight_n.dtype) * h_nF).sum(1)
     h_nF *= route.weight_n[:, None]
     dx_nD = walk.buffer("sent", n, ddown_SD.shape[1])
     for expert, rows in route.segments():
-        down_gradient(ops, mlp.each[expert].down, ddown_nW[rows], h_nF[rows], walk.scale, _of(drop_n, rows))
-        part = mlp.each[expert].gate_up
+        down_gradient(ops, down[expert], ddown_nW[rows], h_nF[rows], walk.scale, _of(drop_n, rows))
+        part = gate_up[expert]
         ops.adapt_backward(dgate_up_nW[rows], part)
         ops.up_gradient(dgate_up_nW[rows], kept.gate_up_SW[rows, part.outputs :], part, walk.up_scale)
         input_gradient(ops, part, dgate_up_nW[rows], dx_nD[rows], _of(drop_n, rows))
-    for stack in mlp.stacks:
-        stack.collect()
+    mlp.gate_up.collect()
+    mlp.down.collect()
     _gather(walk, dx_nD, route, dy_SD)
     dy_SD += _router_gradient(walk, route, dweight_n).to(dy_SD.dtype) @ mlp.router_ED
     return dgate_up_nW
@@ -89,7 +88,7 @@ def experts_down_gradient(
     drop_n = None if drop is None else drop.of(route.row_n)
     x_nD = torch.index_select(y_SD, 0, route.row_n, out=walk.buffer("sent", len(route.row_n), y_SD.shape[1]))
     for expert, rows in route.segments():
-        part = mlp.each[expert].gate_up
+        part = mlp.gate_up.groups[expert]
         down_gradient(walk.ops, part, dgate_up_nW[rows], x_nD[rows], walk.scale, _of(drop_n, rows))
 
 

@@ -69,7 +69,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     inner = turn(walk, index, qkv_TW, slot)
     out_TN = walk.buffer(f"out.{slot}", tokens, spec.q_width)
     lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
-    walk.batch.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
+    walk.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
     x_SD, out_SN = _select(walk, index, kept_x_TD, out_TN)
     rows, drop = len(x_SD), walk.drop_of(index, after_attention=True)
     o_SW = walk.buffer("o", rows, layer.o.width)
@@ -116,7 +116,7 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
         return None  # nothing below learns: attention's backward, its most expensive part, is left out
     tokens = len(kept.x_TD)
     dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
-    walk.batch.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
+    walk.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
     turn_backward(walk, index, dqkv_TW, kept)
     walk.ops.adapt_backward(dqkv_TW, layer.qkv)
     walk.ops.up_gradient(dqkv_TW, kept.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
@@ -261,8 +261,9 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
             inner[name], normed_TN = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
             walk.ops.rowwise(Tensor.copy_, qkv_TW[:, columns], normed_TN)
     if rope is not None:
+        cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
         both = qkv_TW[:, : spec.q_width + spec.kv_width]
-        walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=False)
+        walk.ops.rope(both, cos_TH, sin_TH, spec.head_dim, inverse=False)
     return inner
 
 
@@ -270,8 +271,9 @@ def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
     """Rotate gradients back, then go back through the norms of the heads, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     if rope is not None:
+        cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
         both = dqkv_TW[:, : spec.q_width + spec.kv_width]
-        walk.ops.rope(both, *walk.batch.angles[rope], spec.head_dim, inverse=True)
+        walk.ops.rope(both, cos_TH, sin_TH, spec.head_dim, inverse=True)
     if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)

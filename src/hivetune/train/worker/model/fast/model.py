@@ -25,17 +25,15 @@ from hivetune.train.plan.layout import (
     trim_document,
 )
 from hivetune.train.worker.model.adapter import scaling
-from hivetune.train.worker.model.fast.attention import says_math_path
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
-from hivetune.train.worker.model.fast.graphs import ReplayedStep, can_replay
+from hivetune.train.worker.model.fast.graphs import Replay, can_replay
 from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.passes import Passes, loss_only
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
-from hivetune.train.worker.model.fast.state import LayerBatch, Walk
+from hivetune.train.worker.model.fast.state import Walk
 from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
 from hivetune.train.worker.model.fast.weights.matrices import bind_adapter
 from hivetune.train.worker.model.fast.weights.read import read_weights
-from hivetune.train.worker.model.fast.weights.stream import streaming_of
 from hivetune.train.worker.model.memory import Workspace, to_device
 from hivetune.train.worker.model.preference import JudgedDocuments, judged_documents, preference_loss, units
 from hivetune.train.worker.model.products import step_product
@@ -44,15 +42,6 @@ from hivetune.train.worker.model.protocol import Document, Streamed, halved
 FAST_BUDGET_TOKENS = 4096
 # Steps that are laid out before their turn: the next one, and one that was dropped.
 MAX_AHEAD = 2
-
-
-class JudgedBatch(NamedTuple):
-    """A micro-batch with bad answers in it. Document owner_M[i] has the entry entry_M[i]."""
-
-    batch: LayerBatch
-    about: JudgedDocuments
-    owner_M: Tensor
-    entry_M: Tensor
 
 
 class _Laid(NamedTuple):
@@ -73,9 +62,8 @@ class FastModel:
     fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no
     library for them).
 
-    The attribute `kernels` says which run, and why if they are the plain ones; `attention` says why attention is on a
-    slow path, or is empty. `quantized`: the layers' matrices are kept as NF4. Raises NotFast for a model that the fast
-    path does not compute exactly.
+    The attribute `kernels` says which run, and why if they are the plain ones. `quantized`: the layers' matrices are
+    kept as NF4. Raises NotFast for a model that the fast path does not compute exactly.
     """
 
     path: Literal["fast", "general"] = "fast"
@@ -101,9 +89,10 @@ class FastModel:
         self.product = step_product(self.kernels, choices.products)
         rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
-        streaming = streaming_of(choices, len(self.spec.layers), device, packed=quantized)
-        self.num_streamed = streaming.layers
-        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, streaming=streaming)
+        self.weights = read_weights(
+            folder, self.spec, lora, dtype, device, columns=columns, choices=choices, packed=quantized
+        )
+        self.num_streamed = self.weights.stream.layers if self.weights.stream else 0
         self.master_N, self._sum_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
@@ -119,9 +108,9 @@ class FastModel:
             keep_calls=not self._eager and not any(layer.experts for layer in self.spec.layers),
         )
         self._workspace = Workspace(device, forget=self._passes.forget)
-        self._replayed = None
+        self._replayed: Replay | None = None
         if choices.graphs and can_replay(self.spec, self._ops, self.num_streamed):
-            self._replayed = ReplayedStep(device, self._workspace)
+            self._replayed = Replay(device, self._workspace)
         precision = str(dtype).removeprefix("torch.")
         multiple = choices.token_multiple or token_multiple(device.type, precision, choices.products)
         self._pad = bucketed if self._replayed else multiples_of(multiple)
@@ -133,7 +122,6 @@ class FastModel:
         self._share_in_scoring = choices.share_prefixes is not False
         self.share_prefixes = self._share_in_scoring and shares_prefixes(lora)
         self._ahead: dict[int, _Laid] = {}
-        self.attention = "the choices ask for it" if self._eager else says_math_path(self.spec, dtype, device)
 
     @property
     def graphs(self) -> int | None:
@@ -143,9 +131,7 @@ class FastModel:
         return self.weights.stream.report() if self.weights.stream else Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
-        if self._replayed is None:
-            return self.compute(self.prepare(documents), scale)
-        return self.replay(self.lay_out(documents), scale)
+        return self.compute(self.lay_out(documents), scale)
 
     def repeat(self, name: str, work: Callable[[], None]) -> None:
         if self._replayed is None:
@@ -161,98 +147,75 @@ class FastModel:
         self._ahead[id(documents)] = laid
 
     def lay_out(self, documents: Sequence[Document]) -> Iterable[BatchTables]:
-        """Return the tables of the micro-batches of a step, on the host: those laid ahead, else made one by one."""
+        """Return the tables of the micro-batches of a step, on the host: those laid ahead, else made one by one.
+
+        This is the host's whole work, but for copying them to the device.
+        """
         draw, laid = self._draw(), self._ahead.pop(id(documents), None)
         if laid is not None and laid.documents is documents and laid.draw == draw:
             return laid.tables
         return self._all_tables(documents, draw)
 
-    def prepare(self, documents: Sequence[Document]) -> Iterator[LayerBatch]:
-        """Yield the micro-batches of a step, copied to the device one by one.
-
-        With `lay_out` this is the host's whole work.
-        """
-        for tables in self.lay_out(documents):
-            yield self._batch(tables.on(self.device))
-
-    @torch.no_grad()
-    def replay(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
-        """Compute `backward` by replayed work.
-
-        As in `compute`, nothing here waits for the device. Work that has come often enough is one call, however many
-        kernels it has.
-        """
-        assert self._replayed is not None
-        to_device(self._scale, (scale,))
-        self._replayed.run(micro_batches, begin=self._begin, each=self._add, end=self._end)
-        return self._total.clone()
-
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
         return self._split(_rows(documents))
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        return self.compute([self._ready(self._layout(_rows(documents)), self._draw())], scale)
+        return self.compute([self._tables(self._layout(_rows(documents)), self._draw())], scale)
 
     @torch.no_grad()
-    def compute(self, batches: Iterable[LayerBatch], scale: float) -> Tensor:
-        """Compute `backward` of prepared micro-batches.
+    def compute(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
+        """Compute `backward` of micro-batches, one by one while the device computes the one before.
 
         Nothing here waits for the device, copies from it, or has a shape that depends on what it computed
-        (tests/train/worker/model/test_host.py), except for the routing of experts.
+        (tests/train/worker/model/test_host.py), except for the routing of experts. Replayed work that has come often
+        enough is one call, however many kernels it has.
         """
-        self._total.zero_()
-        self._passes.refresh()
-        for batch in batches:
-            self._add_up(batch, scale)
+        if self._replayed is None:
+            self._begin()
+            for tables in micro_batches:
+                self._add(tables.on(self.device), scale)
+        else:
+            to_device(self._scale, (scale,))
+            self._replayed.piece("begin", self._begin)
+            for tables in micro_batches:
+                self._replayed.micro_batch(tables, lambda inputs: self._add(inputs, 1.0))
+            self._replayed.piece("end", lambda: self.grad_N.addcmul_(self._sum_N, self._scale))
         return self._total.clone()
 
-    def _add_up(self, batch: LayerBatch, scale: float) -> None:
-        """Add forward and backward of one micro-batch to the gradient and the total."""
-        nll_E = self._passes.forward_backward(self._walk(batch, scale=scale, keep=True), self.logit_rows)
-        self._total.add_(torch.dot(nll_E, batch.count_E, out=self._part))
-
     def _begin(self) -> None:
-        self._sum_N.zero_()
+        if self._replayed is not None:
+            self._sum_N.zero_()
         self._total.zero_()
         self._passes.refresh()
 
-    def _add(self, tables: BatchTables) -> None:
-        self._add_up(self._batch(tables), 1.0)
+    def _add(self, tables: BatchTables, scale: float) -> None:
+        """Add forward and backward of one micro-batch to the gradient and the total."""
+        nll_E = self._passes.forward_backward(self._walk(tables, scale=scale, keep=True), self.logit_rows)
+        self._total.add_(torch.dot(nll_E, tables.count_E, out=self._part))
 
-    def _end(self) -> None:
-        self.grad_N.addcmul_(self._sum_N, self._scale)
-
+    @torch.no_grad()
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
-        return self.compute_judged(self.prepare_judged(documents), scale, beta)
-
-    def prepare_judged(self, documents: Sequence[Document]) -> Iterator[JudgedBatch]:
-        """Yield micro-batches as `prepare` does; answers that are compared are in one micro-batch."""
+        """Compute as `compute` does, without replay; answers that are compared are in one micro-batch."""
         rows, parts, draw = _rows(documents), units(documents), self._draw()
+        losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
+        self._begin()
         for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
             numbers = [number for unit in batch for number in unit]
             layout = self._layout([rows[number] for number in numbers])
             about = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
-            owners = [(number, entry) for number, owned in enumerate(layout.owners) for entry in owned]
-            owner_M, entry_M = torch.tensor(owners).t().to(self.device)
-            yield JudgedBatch(self._ready(layout, draw), about, owner_M, entry_M)
+            owner_M, entry_M = self._owners(layout, range(len(numbers)))
 
-    @torch.no_grad()
-    def compute_judged(self, batches: Iterable[JudgedBatch], scale: float, beta: float) -> Tensor:
-        """Compute `backward_judged` of prepared micro-batches; as in `compute`, nothing here waits for the device."""
-        losses: list[Tensor] = [torch.zeros(2, dtype=self.master_N.dtype, device=self.device)]
-        self._passes.refresh()
-        if self._replayed:
-            self._sum_N.zero_()
-        for part in batches:
-
-            def weigh(nll_E: Tensor, part: JudgedBatch = part) -> Tensor:
-                nll_B = torch.zeros_like(part.about.good_B).index_add_(0, part.owner_M, nll_E[part.entry_M])
-                weight_B, loss = preference_loss(part.about, nll_B, beta)
+            def weigh(
+                nll_E: Tensor, about: JudgedDocuments = about, owner_M: Tensor = owner_M, entry_M: Tensor = entry_M
+            ) -> Tensor:
+                nll_B = torch.zeros_like(about.good_B).index_add_(0, owner_M, nll_E[entry_M])
+                weight_B, loss = preference_loss(about, nll_B, beta)
                 losses.append(loss)
-                return torch.zeros_like(nll_E).index_add_(0, part.entry_M, weight_B[part.owner_M])
+                return torch.zeros_like(nll_E).index_add_(0, entry_M, weight_B[owner_M])
 
-            self._passes.forward_backward(self._walk(part.batch, scale=scale, keep=True), self.logit_rows, weigh)
-        if self._replayed:
+            walk = self._walk(self._tables(layout, draw).on(self.device), scale=scale, keep=True)
+            self._passes.forward_backward(walk, self.logit_rows, weigh)
+        if self._replayed is not None:
             self.grad_N.add_(self._sum_N)
         return torch.stack(losses).sum(0)
 
@@ -263,19 +226,24 @@ class FastModel:
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
         for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, pad=self._pad)
-            walk = self._walk(self._ready(layout), adapter=adapter)
+            walk = self._walk(self._tables(layout).on(self.device), adapter=adapter)
             nll_E = loss_only(walk, self.weights, *self._passes.forward_only(walk), self.logit_rows)
-            owners = [(index, entry) for index, owned in zip(batch, layout.owners, strict=True) for entry in owned]
-            index_M, entry_M = torch.tensor(owners, device=self.device).t()
+            index_M, entry_M = self._owners(layout, batch)
             sums_B.index_add_(0, index_M, nll_E[entry_M])
         return sums_B
+
+    def _owners(self, layout: Layout, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return, on the device, entries of a layout and the numbers of the documents that each belongs to."""
+        owners = [(number, entry) for number, owned in zip(numbers, layout.owners, strict=True) for entry in owned]
+        owner_M, entry_M = torch.tensor(owners, dtype=torch.int64, device=self.device).t()
+        return owner_M, entry_M
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
         """Return the logits [len(tokens), V] of one document, in the dtype of the model."""
         self._passes.refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
-        walk = self._walk(self._ready(make_layout([everything], share=False)), adapter=adapter)
+        walk = self._walk(self._tables(make_layout([everything], share=False)).on(self.device), adapter=adapter)
         x_TD, delta_TD = self._passes.forward_only(walk)
         y_TD, sum_TD = walk.buffer("y", *x_TD.shape), walk.buffer("final", *x_TD.shape, wide=True)
         rstd_T = walk.buffer("final_rstd", len(x_TD), wide=True)
@@ -297,7 +265,11 @@ class FastModel:
         """Return what the masks of a step follow from besides its rows, from the generator that the loop seeds."""
         return int(torch.randint(2**62, (), generator=generator)) if self._lora.dropout else None
 
-    def _walk(self, batch: LayerBatch, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
+    def _walk(self, batch: BatchTables, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
+        """Return a micro-batch, whose tables are on the device, at its first layer."""
+        attention = attention_of(
+            self._ops, batch.layout, batch.attention, self.spec, self.dtype, self._workspace, eager=self._eager
+        )
         return Walk(
             self.spec,
             self.weights.layers,
@@ -305,6 +277,7 @@ class FastModel:
             self._workspace,
             self.dtype,
             batch,
+            attention,
             adapter=adapter,
             drop=None if batch.key_T is None else Drop(batch.key_T, self._lora.dropout, self._workspace),
             scale=scale,
@@ -326,33 +299,7 @@ class FastModel:
         attention = attention_tables(self._ops, layout, self.spec, self.dtype, eager=self._eager, few=few)
         keys = None if draw is None else drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))
         tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
-        return tables if self.device.type == "cpu" else tables.pinned()
-
-    def _batch(self, tables: BatchTables) -> LayerBatch:
-        """Return the micro-batch of tables on the device."""
-        angles = tables.angles
-        return LayerBatch(
-            tokens_T=tables.tokens_T,
-            angles=tuple(zip(angles[::2], angles[1::2], strict=True)),
-            attention=attention_of(
-                self._ops,
-                tables.layout,
-                tables.attention,
-                self.spec,
-                self.dtype,
-                self._workspace,
-                eager=self._eager,
-            ),
-            rows_R=tables.rows_R,
-            entry_row_E=tables.entry_row_E,
-            target_E=tables.target_E,
-            count_E=tables.count_E,
-            straight=tables.straight,
-            key_T=tables.key_T,
-        )
-
-    def _ready(self, layout: Layout, draw: int | None = None) -> LayerBatch:
-        return self._batch(self._tables(layout, draw).on(self.device))
+        return tables if self.device.type == "cpu" else tables.changed(Tensor.pin_memory)  # a card reads it by itself
 
 
 def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:

@@ -21,7 +21,7 @@ from hivetune.train.worker.model.fast.layer import backward_layer, forward_layer
 from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Kept, Walk
-from hivetune.train.worker.model.fast.weights.matrices import Weights, refresh_downs, refresh_ups
+from hivetune.train.worker.model.fast.weights.matrices import Weights
 
 CHUNK_LOGITS = 16 << 20
 """Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k.
@@ -202,14 +202,11 @@ class Passes:
         """Copy what differs from one micro-batch to the next to where kept calls read it."""
         if self.calls is None:
             return walk
-        assert isinstance(walk.ops, NativeOps) and isinstance(walk.batch.attention, NativeAttention)
+        assert isinstance(walk.ops, NativeOps) and isinstance(walk.attention, NativeAttention)
         walk.ops.calls.set_rows(len(walk.batch.tokens_T))
         walk.ops.set_scales(walk.scale, walk.up_scale)
-        walk.batch.attention.lay()
-        angles = tuple(
-            (_brought(walk, f"cos.{number}", cos_TH), _brought(walk, f"sin.{number}", sin_TH))
-            for number, (cos_TH, sin_TH) in enumerate(walk.batch.angles)
-        )
+        walk.attention.lay()
+        angles = tuple(_brought(walk, f"angle.{number}", table) for number, table in enumerate(walk.batch.angles))
         drop = walk.drop
         if drop is not None:
             drop = replace(drop, key_T=_brought(walk, "drop_keys", drop.key_T))
@@ -225,21 +222,23 @@ class Passes:
 
     def _refresh(self) -> None:
         for index, layer in enumerate(self._weights.layers):
-            refresh_ups(layer, self._scaling, self._ops.do)
-            if index >= self._weights.num_replaced:
-                refresh_downs(layer, self._ops.do)
+            for matrix in layer.matrices:
+                matrix.refresh_ups(self._scaling, self._ops.do)
+                if index >= self._weights.num_replaced:
+                    matrix.refresh_downs(self._ops.do)
 
     def _enter(self, index: int, *following: int) -> None:
         """Bring the matrices of layer `index`, which is computed next; then, in this order, `following`."""
         self._weights.enter(index, following)
-        if index < self._weights.num_replaced:
-            refresh_downs(self._weights.layers[index], self._ops.do)
+        if index < self._weights.num_replaced:  # adapters' A lie below the frozen rows, and went with those
+            for matrix in self._weights.layers[index].matrices:
+                matrix.refresh_downs(self._ops.do)
 
 
 def _kind(walk: Walk) -> Hashable:
     """Return a key that is equal where a layer's calls are the same, on other numbers."""
-    assert isinstance(walk.batch.attention, NativeAttention)
-    return walk.batch.attention.parts, walk.batch.rows_R is None, walk.drop is None
+    assert isinstance(walk.attention, NativeAttention)
+    return walk.attention.parts, walk.batch.rows_R is None, walk.drop is None
 
 
 def _first(part: Any, rows: int) -> Any:

@@ -6,7 +6,7 @@ a reason, and the general path runs instead.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,49 +169,42 @@ def _known_family(config: Mapping[str, Any]) -> Family:
 def _layers(
     config: Mapping[str, Any], family: Family, head_dim: int
 ) -> tuple[tuple[LayerSpec, ...], tuple[Frequencies, ...]]:
-    count = config["num_hidden_layers"]
-    sliding = _sliding(config, family, count)
-    window = config.get("sliding_window")
+    count, window = config["num_hidden_layers"], config.get("sliding_window")
+    slides = _sliding(config, family, count)
+    kinds: list[int | None] = [0] * count
+    parameters = [_rope_parameters(config)]
     if family.local_rope:
-        local, wide = _gemma3_rope(config)
-        ropes: tuple[Frequencies, ...] = (_rope(local, head_dim), _rope(wide, head_dim))
-        kinds: list[int | None] = [0 if is_sliding else 1 for is_sliding in sliding]
-    else:
-        ropes = (_rope(_rope_parameters(config), head_dim),)
-        kinds = [0] * count
+        parameters = list(_gemma3_rope(config))
+        kinds = [0 if on else 1 for on in slides]
     if family.no_rope_interval:
         interval = config.get("no_rope_layer_interval", family.no_rope_interval)
         used = config.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(count)]
         kinds = [0 if flag else None for flag in used]
     step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
+    experts = [family.experts is not None and index not in dense and not (index + 1) % step for index in range(count)]
     layers = tuple(
-        LayerSpec(
-            kind, window if on else None, family.experts is not None and index not in dense and not (index + 1) % step
-        )
-        for index, (kind, on) in enumerate(zip(kinds, sliding, strict=True))
+        LayerSpec(kind, window if on else None, routed) for kind, on, routed in zip(kinds, slides, experts, strict=True)
     )
-    return layers, ropes
+    return layers, tuple(_rope(each, head_dim) for each in parameters)
 
 
 def _sliding(config: Mapping[str, Any], family: Family, count: int) -> list[bool]:
     """Return for each layer whether it looks back only `sliding_window` positions, with each family's default."""
-    if config.get("sliding_window") is None:
+    off = family.sliding == "asked for" and not config.get("use_sliding_window")
+    if config.get("sliding_window") is None or off:
         return [False] * count
-    if family.sliding == "always":
-        return [True] * count
-    if family.sliding == "asked for":
-        if not config.get("use_sliding_window"):
-            return [False] * count
-        default = [index >= config.get("max_window_layers", 28) for index in range(count)]
-    elif family.sliding == "alternating":
-        default = [index % 2 == 0 for index in range(count)]
-    elif family.sliding == "all but each sixth":
-        pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
-        default = [(index + 1) % pattern != 0 for index in range(count)]
-    else:
-        return [False] * count
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    defaults: dict[str, Callable[[int], bool]] = {
+        "asked for": lambda index: index >= config.get("max_window_layers", 28),
+        "alternating": lambda index: index % 2 == 0,
+        "all but each sixth": lambda index: (index + 1) % pattern != 0,
+    }
+    if family.sliding not in defaults:
+        return [family.sliding == "always"] * count
     types = config.get("layer_types")
-    return default if types is None else [kind == "sliding_attention" for kind in types]
+    if types is not None:
+        return [kind == "sliding_attention" for kind in types]
+    return list(map(defaults[family.sliding], range(count)))
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What one micro-batch carries through the layers: its layout on the device, its buffers, what backward will read.
+"""What one micro-batch carries through the layers: its tables on the device, its buffers, what backward will read.
 
 Shapes as at the head of layer.py.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps, wide_of
 from hivetune.train.worker.model.fast.spec import ModelSpec
+from hivetune.train.worker.model.fast.tables import BatchTables
 from hivetune.train.worker.model.fast.weights.matrices import Layer
 from hivetune.train.worker.model.memory import Workspace
 
@@ -24,28 +25,6 @@ class Attention(Protocol):
     def backward(
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None: ...
-
-
-@dataclass(frozen=True)
-class LayerBatch:
-    """A layout on the device: its tables (tables.py), and the attention that reads them.
-
-    tokens_T: token ids. angles: cos and sin [T, rotated pairs] for each of the model's rotations. rows_R: the flat rows
-    that predict something, None when all do. entry_row_E: which of those rows an entry is of. target_E: the token it
-    must predict. count_E: what its loss is multiplied by (how many documents train it, 0 for padding). straight: entry
-    i is of row i and there are no others, so that nothing needs to be gathered. key_T: what dropout's masks follow
-    from, None without dropout.
-    """
-
-    tokens_T: Tensor
-    angles: tuple[tuple[Tensor, Tensor], ...]
-    attention: Attention
-    rows_R: Tensor | None
-    entry_row_E: Tensor
-    target_E: Tensor
-    count_E: Tensor
-    straight: bool
-    key_T: Tensor | None = None
 
 
 @dataclass
@@ -141,7 +120,8 @@ class Walk:
     ops: TorchOps
     workspace: Workspace
     dtype: torch.dtype
-    batch: LayerBatch
+    batch: BatchTables
+    attention: Attention
     adapter: bool = True
     drop: Drop | None = None
     scale: float = 1.0

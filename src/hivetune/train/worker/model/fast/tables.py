@@ -4,9 +4,8 @@ Shapes: T tokens, R rows that predict something, E entries of the loss, H rotate
 """
 
 import itertools
-from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -22,8 +21,11 @@ MASK_64 = (1 << 64) - 1
 class BatchTables:
     """A layout in tables, all on the host or all on one device.
 
-    state.LayerBatch says what most of them hold. `angles`: cos and sin of each of the model's rotations in turn;
-    `attention`: what its kernels read.
+    tokens_T: token ids. angles: cos and sin [T, rotated pairs] of each of the model's rotations in turn. attention:
+    what its kernels read. rows_R: the flat rows that predict something, None when all do. entry_row_E: which of those
+    rows an entry is of. target_E: the token it must predict. count_E: what its loss is multiplied by (how many
+    documents train it, 0 for padding). straight: entry i is of row i and there are no others, so that nothing needs to
+    be gathered. key_T: what dropout's masks follow from, None without dropout.
     """
 
     layout: Layout
@@ -41,45 +43,32 @@ class BatchTables:
     def shape(self) -> Hashable:
         """Return a key that is equal for layouts that are the same work of the device, on other numbers."""
         flags = (self.straight, self.rows_R is None, self.key_T is None)
-        return flags, tuple((tuple(table.shape), table.dtype) for table in self._all())
+        return flags, tuple((tuple(table.shape), table.dtype) for table in self.tensors())
 
     def on(self, device: torch.device) -> "BatchTables":
-        """Return a copy on the device, which the host does not wait for."""
-        if device.type == "cpu":
-            return self._with(iter(list(self._all())))
-        return self._with(table.to(device, non_blocking=True) for table in self._all())
-
-    def pinned(self) -> "BatchTables":
-        """Return the tables in memory that a card reads by itself."""
-        return self._with(table.pin_memory() for table in self._all())
+        """Return a copy on the device, which the host does not wait for; on a processor the tables themselves."""
+        return self if device.type == "cpu" else self.changed(lambda table: table.to(device, non_blocking=True))
 
     def buffers(self, device: torch.device) -> "BatchTables":
         """Return memory of this shape on a device, for `read`. What is in it is undefined."""
-        return self._with(torch.empty(table.shape, dtype=table.dtype, device=device) for table in self._all())
+        return self.changed(lambda table: torch.empty(table.shape, dtype=table.dtype, device=device))
 
     def read(self, other: "BatchTables") -> None:
         """Copy another layout of this shape into the same memory, without waiting for it."""
-        for here, there in zip(self._all(), other._all(), strict=True):
+        for here, there in zip(self.tensors(), other.tensors(), strict=True):
             here.copy_(there, non_blocking=True)
 
-    def _all(self) -> Iterator[Tensor]:
-        yield from (self.tokens_T, self.entry_row_E, self.target_E, self.count_E, *self.angles, *self.attention)
-        yield from (table for table in (self.rows_R, self.key_T) if table is not None)
+    def tensors(self) -> list[Tensor]:
+        """Return all tables."""
+        single = (self.tokens_T, self.rows_R, self.entry_row_E, self.target_E, self.count_E, self.key_T)
+        return [*self.angles, *self.attention, *(table for table in single if table is not None)]
 
-    def _with(self, tables: Iterator[Tensor]) -> "BatchTables":
-        """Return these tables, in the order of `_all`."""
-        tokens_T, entry_row_E, target_E, count_E = itertools.islice(tables, 4)
-        return BatchTables(
-            layout=self.layout,
-            tokens_T=tokens_T,
-            entry_row_E=entry_row_E,
-            target_E=target_E,
-            count_E=count_E,
-            angles=tuple(itertools.islice(tables, len(self.angles))),
-            attention=tuple(itertools.islice(tables, len(self.attention))),
-            rows_R=None if self.rows_R is None else next(tables),
-            straight=self.straight,
-            key_T=None if self.key_T is None else next(tables),
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "BatchTables":
+        """Return what `change` makes of each table."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        single = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(
+            self, **single, angles=tuple(map(change, self.angles)), attention=tuple(map(change, self.attention))
         )
 
 
@@ -155,7 +144,7 @@ def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dty
     return angle_TH.cos().to(dtype), angle_TH.sin().to(dtype)
 
 
-# Few shapes: how attention's segments are batched and padded, and which shapes come often enough for a graph.
+# Few shapes: how attention's segments are batched and padded.
 
 # Segments are batched by sizes rounded up to this, for few shapes and little padding. Fused kernels want lengths that
 # are multiples of 8 at least; their own blocks are 64 or 128.
@@ -163,12 +152,6 @@ SIZE_STEP = 64
 # All segments become one class while that makes at most twice as many scores, or no more than CHEAP_SCORES a head.
 # Scores are a twentieth of a step's operations at 150 tokens a row, and each class costs a handful of launches a layer.
 MAX_PADDED, CHEAP_SCORES = 2, 1 << 19
-# A graph costs about as much as three steps without one: one to record it, two to make it ready. A shape that came
-# three times pays for its graph if it comes three times more; without knowing the future no rule does better (ski
-# rental).
-USES_BEFORE = 3
-# Each graph holds its tables, a few MB, and its nodes.
-MAX_GRAPHS = 48
 
 
 @dataclass(frozen=True)
@@ -211,27 +194,6 @@ def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentCl
 def few_of(count: int) -> int:
     """Return the smallest of few counts that holds `count`: powers of two up to 8, then multiples of 8."""
     return _power(count) if count <= 8 else -(-count // 8) * 8
-
-
-class Uses:
-    """A counter of shapes, and of which ones are worth a graph."""
-
-    def __init__(self, before: int = USES_BEFORE, most: int = MAX_GRAPHS):
-        self._before, self._most = before, most
-        self._counts: Counter[Hashable] = Counter()
-        self._taken: set[Hashable] = set()
-
-    def is_frequent(self, shape: Hashable) -> bool:
-        """Count one use of a shape, and return whether it is one of a graph."""
-        self._counts[shape] += 1
-        if self._counts[shape] > self._before and len(self._taken) < self._most:
-            self._taken.add(shape)
-        return shape in self._taken
-
-    @property
-    def taken(self) -> int:
-        """Return how many shapes have a graph."""
-        return len(self._taken)
 
 
 def _power(size: int) -> int:

@@ -7,7 +7,6 @@ ends the process with SIGBUS where a read gives an error.
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,7 +36,8 @@ class Checkpoint:
     def __init__(self, folder: Path):
         self._folder = folder
         self._stored = open_weights(folder)
-        self._files: dict[Path, _Opened] = {}
+        self._files: dict[Path, tuple[int, tuple[int, int]]] = {}
+        """The number of each open file, and its size and time when it was opened."""
         prefixes = ("model.", "language_model.model.", "")
         self._prefix = next((p for p in prefixes if f"{p}embed_tokens.weight" in self._stored), "model.")
 
@@ -46,8 +46,8 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """Return the whole tensor, as it is stored."""
-        stored = self._find(name)
-        tensor = torch.empty(stored.shape, dtype=_dtype_of(stored))
+        stored, dtype = self._find(name)
+        tensor = torch.empty(stored.shape, dtype=dtype)
         self.read_into(name, 0, tensor.view(-1))
         return tensor
 
@@ -57,62 +57,59 @@ class Checkpoint:
         `beside`: something else computes meanwhile. Raises UsageError for a file that changed since it was opened,
         OSError with its path for one that can't be read.
         """
-        stored = self._find(name)
-        dtype, file = _dtype_of(stored), self._open(stored.file.path)
+        stored, dtype = self._find(name)
+        path = stored.file.path
         if (start + len(values_n)) * dtype.itemsize > stored.size_bytes:
             raise UsageError(
-                f"{file.path}: {name} is {list(stored.shape)}, which is not what config.json describes",
+                f"{path}: {name} is {list(stored.shape)}, which is not what config.json describes",
                 hint="prepare the model again: hivetune fetch",
             )
-        file.check()
+        number = self._open(path)
         at = stored.start + start * dtype.itemsize
         if dtype == values_n.dtype:
-            file.read(values_n.view(torch.uint8), at)
+            _read_whole(path, number, values_n, at)
             return
         most = BESIDE_VALUES if beside else ALONE_VALUES
         read_n = torch.empty(min(most, len(values_n)), dtype=dtype)
         for part_n in values_n.split(most):
-            file.read(read_n[: len(part_n)].view(torch.uint8), at)
+            _read_whole(path, number, read_n[: len(part_n)], at)
             part_n.copy_(read_n[: len(part_n)])
             at += len(part_n) * dtype.itemsize
 
-    def _find(self, name: str) -> Stored:
+    def _find(self, name: str) -> tuple[Stored, torch.dtype]:
         full = self._full(name)
         if full not in self._stored:
             raise UsageError(f"{self._folder}: the weights lack {full}", hint="prepare the model again: hivetune fetch")
-        return self._stored[full]
+        stored = self._stored[full]
+        if stored.kind not in _DTYPES:
+            raise UsageError(f"{stored.file.path}: weights of type {stored.kind} are unsupported")
+        return stored, _DTYPES[stored.kind]
 
     def _full(self, name: str) -> str:
         return name if name.startswith("lm_head") else self._prefix + name
 
-    def _open(self, path: Path) -> "_Opened":
+    def _open(self, path: Path) -> int:
+        """Return the file's number. Raises UsageError if it changed since it was opened."""
         if path not in self._files:
             number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, number)
-            self._files[path] = _Opened(path, number, _state_of(number))
-        return self._files[path]
+            self._files[path] = number, _state_of(number)
+        number, state = self._files[path]
+        if _state_of(number) != state:
+            raise _changed(path)
+        return number
 
 
-@dataclass(frozen=True)
-class _Opened:
-    path: Path
-    number: int
-    state: tuple[int, int]
-
-    def check(self) -> None:
-        if _state_of(self.number) != self.state:
-            raise _changed(self.path)
-
-    def read(self, bytes_n: Tensor, at: int) -> None:
-        left = memoryview(bytes_n.numpy())
-        while left:
-            try:
-                count = read_at(self.number, left, at)
-            except OSError as error:
-                raise OSError(error.errno, f"{error.strerror}, while weights were read", str(self.path)) from None
-            if not count:
-                raise _changed(self.path)
-            left, at = left[count:], at + count
+def _read_whole(path: Path, number: int, values_n: Tensor, at: int) -> None:
+    left = memoryview(values_n.view(torch.uint8).numpy())
+    while left:
+        try:
+            count = read_at(number, left, at)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}, while weights were read", str(path)) from None
+        if not count:
+            raise _changed(path)
+        left, at = left[count:], at + count
 
 
 def read_at(number: int, into: memoryview, at: int) -> int:
@@ -130,9 +127,3 @@ def _changed(path: Path) -> UsageError:
         f"{path} was changed while a run reads its weights from it",
         hint="prepare the model again (hivetune fetch), then hivetune resume RUN",
     )
-
-
-def _dtype_of(stored: Stored) -> torch.dtype:
-    if stored.kind not in _DTYPES:
-        raise UsageError(f"{stored.file.path}: weights of type {stored.kind} are unsupported")
-    return _DTYPES[stored.kind]

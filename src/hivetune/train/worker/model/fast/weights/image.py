@@ -10,9 +10,7 @@ Shapes as in matrices.py.
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +22,8 @@ from hivetune.train.worker.model.fast.weights.files import Checkpoint
 # Matrices begin at multiples of this: vector instructions and a card's products want it. It is the same for every
 # layer, because some products round differently at another alignment.
 ALIGN_BYTES = 256
+# Values that share a scale in NF4.
+BLOCK = 64
 
 
 class ImagePart(NamedTuple):
@@ -35,123 +35,85 @@ class ImagePart(NamedTuple):
     at: int
 
 
-@dataclass(frozen=True)
-class MatrixPlace:
-    """The place of a merged matrix in the image."""
-
-    at: int
-    shape: tuple[int, ...]
-
-    def of(self, image_n: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the matrix as a view of the image."""
-        size = math.prod(self.shape) * dtype.itemsize
-        return image_n[self.at : self.at + size].view(dtype).view(self.shape)
-
-
-class LayerImage(Protocol):
-    """What reading and moving a layer asks of its bytes."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
-        """Read the files into `image_n`, which is on the CPU; `beside`: something else computes meanwhile."""
-        ...
-
-
-@dataclass(frozen=True)
-class Image:
-    """The bytes of a layer: its matrices by name, and what of the files they are read from."""
-
-    size_bytes: int
-    places: Mapping[str, MatrixPlace]
-    parts: tuple[ImagePart, ...]
-
-    def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
-        """Read the base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are."""
-        for part in self.parts:
-            values_n = image_n[part.at : part.at + part.values * dtype.itemsize].view(dtype)
-            checkpoint.read_into(part.tensor, part.start, values_n, beside=beside)
-
-
-class ImageOutline:
-    """A builder of an image that puts matrices one behind the other."""
+class LayerImage:
+    """The bytes of a layer in `dtype`: its matrices, one behind the other, and what of the files they are read from."""
 
     def __init__(self, dtype: torch.dtype):
-        self._dtype, self._end = dtype, 0
-        self._places: dict[str, MatrixPlace] = {}
-        self._parts: list[ImagePart] = []
+        self.dtype, self.size_bytes = dtype, 0
+        self.parts: list[ImagePart] = []
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
 
-    def add(self, name: str, *shape: int) -> None:
-        self._places[name] = MatrixPlace(self._end, shape)
-        size = math.prod(shape) * self._dtype.itemsize
-        self._end += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+    def add_matrix(self, name: str, *shape: int) -> None:
+        """Give a merged matrix the bytes behind the last one."""
+        self._places[name] = self.size_bytes, shape
+        self.size_bytes += _aligned(math.prod(shape) * self.dtype.itemsize)
 
-    def read(self, tensor: str, start: int, count: int, *, matrix: str, value: int) -> None:
-        """Let `count` values of `tensor` from `start` on go to value number `value` of the matrix."""
-        self._parts.append(ImagePart(tensor, start, count, self._places[matrix].at + value * self._dtype.itemsize))
+    def add_part(self, tensor: str, start: int, count: int, *, matrix: str, value: int) -> None:
+        """Read `count` values of `tensor` from `start` on to value number `value` of the matrix."""
+        at = self._places[matrix][0] + value * self.dtype.itemsize
+        self.parts.append(ImagePart(tensor, start, count, at))
 
-    def done(self) -> Image:
-        return Image(self._end, self._places, tuple(self._parts))
+    def matrices(self, image_n: Tensor) -> dict[str, Tensor]:
+        """Return the matrices by name as views of the image."""
+        size = self.dtype.itemsize
+        return {
+            name: image_n[at : at + math.prod(shape) * size].view(self.dtype).view(shape)
+            for name, (at, shape) in self._places.items()
+        }
 
+    def values_of(self, part: ImagePart, image_n: Tensor) -> Tensor:
+        """Return the numbers of a part as a view of the image."""
+        return image_n[part.at : part.at + part.values * self.dtype.itemsize].view(self.dtype)
 
-BLOCK = 64
+    def read(self, checkpoint: Checkpoint, image_n: Tensor, *, beside: bool = False) -> None:
+        """Read the base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are.
 
-
-def require_bitsandbytes() -> None:
-    """Raise MachineNotFit with the install line where bitsandbytes is missing."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
+        `beside`: something else computes meanwhile.
+        """
+        for part in self.parts:
+            checkpoint.read_into(part.tensor, part.start, self.values_of(part, image_n), beside=beside)
 
 
 class PackedImage:
     """The bytes of a layer whose `plain` image is packed: for each module its codes, then its scales."""
 
-    def __init__(self, plain: Image):
+    def __init__(self, plain: LayerImage):
         self._plain, self.size_bytes = plain, 0
         self._at: list[tuple[int, int]] = []
         for part in plain.parts:
-            codes_at = self.size_bytes
-            scales_at = codes_at + _aligned((part.values + 1) // 2)
-            self._at.append((codes_at, scales_at))
+            scales_at = self.size_bytes + _aligned((part.values + 1) // 2)
+            self._at.append((self.size_bytes, scales_at))
             self.size_bytes = scales_at + _aligned(4 * -(-part.values // BLOCK))
 
-    def read(self, checkpoint: Checkpoint, image_n: Tensor, dtype: torch.dtype, *, beside: bool = False) -> None:
-        """Read each module from the files in `dtype`, and pack it into `image_n` (on the CPU)."""
+    def read(self, checkpoint: Checkpoint, image_n: Tensor, *, beside: bool = False) -> None:
+        """Read each module from the files in the plain image's dtype, and pack it into `image_n` (on the CPU)."""
         from bitsandbytes.functional import dequantize_blockwise, quantize_4bit
 
         for part, (codes_at, scales_at) in zip(self._plain.parts, self._at, strict=True):
-            values_n = torch.empty(part.values, dtype=dtype)
+            values_n = torch.empty(part.values, dtype=self._plain.dtype)
             checkpoint.read_into(part.tensor, part.start, values_n, beside=beside)
             codes, state = quantize_4bit(values_n, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
             scales_n = dequantize_blockwise(state.absmax, state.state2).add_(state.offset).float()
             image_n[codes_at : codes_at + codes.numel()] = codes.view(-1)
             image_n[scales_at : scales_at + 4 * len(scales_n)] = scales_n.view(torch.uint8)
 
-    def unpack(self, image_n: Tensor, plain_n: Tensor, dtype: torch.dtype) -> None:
-        """Unpack the base rows of all matrices of the plain image, in `dtype`; both on one device."""
+    def unpack(self, image_n: Tensor, plain_n: Tensor) -> None:
+        """Unpack the base rows of all matrices of the plain image; both on one device."""
         from bitsandbytes.functional import QuantState, dequantize_4bit
 
         for part, (codes_at, scales_at) in zip(self._plain.parts, self._at, strict=True):
             codes = image_n[codes_at : codes_at + (part.values + 1) // 2].view(-1, 1)
             scales_n = image_n[scales_at : scales_at + 4 * -(-part.values // BLOCK)].view(torch.float32)
-            values_n = plain_n[part.at : part.at + part.values * dtype.itemsize].view(dtype)
-            state = QuantState(scales_n, shape=values_n.shape, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+            values_n = self._plain.values_of(part, plain_n)
+            state = QuantState(scales_n, shape=values_n.shape, blocksize=BLOCK, quant_type="nf4", dtype=values_n.dtype)
             # bitsandbytes supports `out` on cards only.
             values_n.copy_(dequantize_4bit(codes, state).view(-1))
 
 
-class PackedLayers:
-    """All layers of a model, packed in their own places or in those of a stream.
-
-    There is one place where the layer at hand is unpacked.
-    """
-
-    def __init__(self, images: Sequence[PackedImage], places: Sequence[Tensor], plain_n: Tensor, dtype: torch.dtype):
-        self._images, self._places, self._plain_n, self._dtype = images, places, plain_n, dtype
-
-    def unpack(self, layer: int) -> None:
-        self._images[layer].unpack(self._places[layer], self._plain_n, self._dtype)
+def require_bitsandbytes() -> None:
+    """Raise MachineNotFit with the install line where bitsandbytes is missing."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
 
 
 def _aligned(size_bytes: int) -> int:

@@ -5,7 +5,7 @@ size, E experts.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from hivetune.config import LoraConfig
 from hivetune.models.architecture import Linear
 from hivetune.models.peft_names import names_of, parameter_names
-from hivetune.train.worker.model.fast.weights.image import PackedLayers
 from hivetune.train.worker.model.fast.weights.stream import LayerStream
 from hivetune.train.worker.model.memory import padded_zeros
 
@@ -60,13 +59,11 @@ class Group:
     """
 
     weight_NRK: Tensor
-    members: tuple[Member, ...]
     bias_N: Tensor | None
     outputs: int
     adapted: tuple[Member, ...] = ()
-    downs_RK: Tensor | None = None
     d_downs_RK: Tensor | None = None
-    """The A's of all members as one matrix, in the master and in the gradient."""
+    """The gradients of the A's of all members as one matrix."""
 
     @property
     def width(self) -> int:
@@ -108,20 +105,24 @@ class Mlp:
 class Stack:
     """One of the two tensors of all E experts of a layer, and its adapter as PEFT keeps it.
 
-    A is [E * R, K], B is [N, R * E]. The products of expert e read and write part e of the tensors here. weight_EWK:
-    base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at hand:
-    layers share it. The others are views of the master and of the gradient.
+    A is [E * R, K], B is [N, R * E]. The products of expert e read and write part e of the tensors here, by `groups`.
+    weight_EWK: base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at
+    hand: layers share it. The others are views of the master and of the gradient. All are None without adapters.
     """
 
     name: str
     weight_EWK: Tensor
     outputs: int
-    adapted: bool
+    groups: tuple[Group, ...]
     scaled_up_ERN: Tensor | None = None
     d_up_ENR: Tensor | None = None
     down_ERK: Tensor | None = None
     up_NRE: Tensor | None = None
     d_up_NRE: Tensor | None = None
+
+    @property
+    def adapted(self) -> bool:
+        return bool(self.groups[0].adapted)
 
     def refresh_downs(self, do: Do) -> None:
         """Copy A of the masters to the rows below the base's; rows of padding become zero."""
@@ -146,8 +147,8 @@ class ExpertMlps:
     """An MLP for each of E experts. `router_ED` says which ones a row is sent to; its weights stay as they are."""
 
     router_ED: Tensor
-    each: tuple[Mlp, ...]
-    stacks: tuple[Stack, Stack]
+    gate_up: Stack
+    down: Stack
 
 
 @dataclass
@@ -160,6 +161,11 @@ class Layer:
     norms_D: dict[str, Tensor]
     """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
 
+    @property
+    def matrices(self) -> tuple[Group | Stack, ...]:
+        """Return all matrices that can have adapters, in the order of the flat master."""
+        return self.qkv, self.o, self.mlp.gate_up, self.mlp.down
+
 
 @dataclass
 class Weights:
@@ -171,8 +177,8 @@ class Weights:
     layers: list[Layer] = field(default_factory=list)
     stream: LayerStream | None = None
     """The stream of the first layers, where they do not stay on the device."""
-    packed: PackedLayers | None = None
-    """Where layers are kept in four bits: all have their matrices in one place, unpacked when it is their turn."""
+    unpack: Sequence[Callable[[], None]] = ()
+    """Where layers are kept in four bits: what unpacks each to the one place that all have their matrices in."""
     num_replaced: int = 0
     """Layers, the first ones, whose matrices lie where those of others do too: `enter` brings them."""
 
@@ -180,39 +186,12 @@ class Weights:
         """Bring the matrices of `layer`, which are read next; then, in this order, those of `following`."""
         if self.stream is not None:
             self.stream.need(layer, following)
-        if self.packed is not None:
-            self.packed.unpack(layer)
+        if self.unpack:
+            self.unpack[layer]()
 
 
 def _scale(x: Tensor, scaling: float, out: Tensor) -> None:
     torch.mul(x, scaling, out=out)
-
-
-def refresh_downs(layer: Layer, do: Do) -> None:
-    """Copy the adapters' A of all matrices: they lie below the frozen rows, and are gone when those are replaced."""
-    for group in groups_of(layer):
-        group.refresh_downs(do)
-    for stack in stacks_of(layer):
-        stack.refresh_downs(do)
-
-
-def refresh_ups(layer: Layer, scaling: float, do: Do) -> None:
-    """Copy the adapters' B of all matrices, which lie on their own."""
-    for group in groups_of(layer):
-        group.refresh_ups(scaling, do)
-    for stack in stacks_of(layer):
-        stack.refresh_ups(scaling, do)
-
-
-def groups_of(layer: Layer) -> Iterator[Group]:
-    """Yield the groups whose adapters are linear modules' of their own: all but the experts'."""
-    yield from (layer.qkv, layer.o)
-    if isinstance(layer.mlp, Mlp):
-        yield from (layer.mlp.gate_up, layer.mlp.down)
-
-
-def stacks_of(layer: Layer) -> Sequence[Stack]:
-    return layer.mlp.stacks if isinstance(layer.mlp, ExpertMlps) else ()
 
 
 class _Flat:
@@ -233,29 +212,29 @@ def bind_adapter(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Make one flat fp32 master and gradient of zeros, and give each adapted member its views.
 
-    The order is layer, group, A's, B's. `columns` as in `read_weights`. Returns master_N, grad_N and the views of the
+    The order is layer, matrix, A's, B's. `columns` as in `read_weights`. Returns master_N, grad_N and the views of the
     master by PEFT parameter name.
     """
-    groups = [group for layer in weights.layers for group in groups_of(layer)]
-    stacks = [stack for layer in weights.layers for stack in stacks_of(layer) if stack.adapted]
+    matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
+    groups = [group for matrix in matrices for group in (matrix.groups if isinstance(matrix, Stack) else [matrix])]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
-    total += sum(lora.r * len(s.weight_EWK) * (s.weight_EWK.shape[2] + s.outputs) for s in stacks)
     wide = torch.float64 if weights.embedding_VD.dtype == torch.float64 else torch.float32
     flat = _Flat(total, wide, device)
     adapter: dict[str, Tensor] = {}
+    # Layers share one buffer for dB of their experts' first tensors, and one for the second.
+    shared: dict[tuple[int, ...], Tensor] = {}
     for layer in weights.layers:
-        for group in groups_of(layer):
-            if group.adapted:
-                _bind_group(group, flat, adapter, lora.r, columns)
+        for matrix in layer.matrices:
+            if isinstance(matrix, Group) and matrix.adapted:
+                _bind_group(matrix, flat, adapter, lora.r, columns)
         if isinstance(layer.mlp, ExpertMlps):
-            _bind_experts(layer.mlp, flat, adapter, lora.r, columns)
-    _share_gradients_of_b(weights.layers)
+            _bind_experts(layer.mlp, flat, adapter, shared, lora.r, columns)
     return flat.master_N, flat.grad_N, adapter
 
 
 def _bind_group(group: Group, flat: _Flat, adapter: dict[str, Tensor], rank: int, columns: int) -> None:
-    group.downs_RK, group.d_downs_RK = flat.take(rank * len(group.adapted), group.inputs)
-    parts = zip(group.downs_RK.split(rank), group.d_downs_RK.split(rank), strict=True)
+    downs_RK, group.d_downs_RK = flat.take(rank * len(group.adapted), group.inputs)
+    parts = zip(downs_RK.split(rank), group.d_downs_RK.split(rank), strict=True)
     for member, (down_RK, d_down_RK) in zip(group.adapted, parts, strict=True):
         member.down_RK, member.d_down_RK = down_RK, d_down_RK
         adapter[parameter_names(member.name)[0]] = down_RK
@@ -266,41 +245,33 @@ def _bind_group(group: Group, flat: _Flat, adapter: dict[str, Tensor], rank: int
         member.scaled_up_RN = padded_zeros(columns, member.size, dtype=weight.dtype, device=weight.device)
 
 
-def _bind_experts(mlp: ExpertMlps, flat: _Flat, adapter: dict[str, Tensor], rank: int, columns: int) -> None:
-    adapted = [stack for stack in mlp.stacks if stack.adapted]
-    experts = len(mlp.each)
+def _bind_experts(
+    mlp: ExpertMlps,
+    flat: _Flat,
+    adapter: dict[str, Tensor],
+    shared: dict[tuple[int, ...], Tensor],
+    rank: int,
+    columns: int,
+) -> None:
+    adapted = [stack for stack in (mlp.gate_up, mlp.down) if stack.adapted]
+    experts = len(mlp.down.groups)
     linears = [Linear(s.name, s.weight_EWK.shape[2], s.outputs, experts=experts) for s in adapted]
     for stack, linear, (a_name, b_name) in zip(adapted, linears, names_of(linears), strict=True):
-        (adapter[a_name], d_a), (adapter[b_name], d_b) = (
-            flat.take(experts * rank, linear.inputs),
-            flat.take(linear.outputs, rank * experts),
-        )
+        adapter[a_name], d_a = flat.take(experts * rank, linear.inputs)
+        adapter[b_name], d_b = flat.take(linear.outputs, rank * experts)
         stack.down_ERK, d_down_ERK = (half.view(experts, rank, -1) for half in (adapter[a_name], d_a))
         stack.up_NRE, stack.d_up_NRE = (half.view(-1, rank, experts) for half in (adapter[b_name], d_b))
         # A kernel that reads past the factor of one expert reads that of the next.
-        size, weight = (experts * columns, linear.outputs), stack.weight_EWK
-        ups_RN = padded_zeros(*size, dtype=weight.dtype, device=weight.device)
+        weight = stack.weight_EWK
+        ups_RN = padded_zeros(experts * columns, linear.outputs, dtype=weight.dtype, device=weight.device)
         stack.scaled_up_ERN = ups_RN.view(experts, columns, linear.outputs)
-        groups = [part.gate_up if stack is mlp.stacks[0] else part.down for part in mlp.each]
-        for expert, group in enumerate(groups):
+        key = (stack is mlp.down, linear.outputs)
+        if key not in shared:
+            shared[key] = d_b.new_zeros(experts, linear.outputs, rank)
+        stack.d_up_ENR = shared[key]
+        for expert, group in enumerate(stack.groups):
             (member,) = group.adapted
             member.down_RK, member.up_NR = stack.down_ERK[expert], stack.up_NRE[..., expert]
-            group.downs_RK, group.d_downs_RK = stack.down_ERK[expert], d_down_ERK[expert]
-            member.d_down_RK, member.scaled_up_RN = d_down_ERK[expert], stack.scaled_up_ERN[expert]
-
-
-def _share_gradients_of_b(layers: Sequence[Layer]) -> None:
-    """Give all layers one buffer for dB of the experts' first tensor, and one for the second."""
-    shared: dict[tuple[int, ...], Tensor] = {}
-    for layer in layers:
-        for place, stack in enumerate(stacks_of(layer)):
-            if not isinstance(layer.mlp, ExpertMlps) or stack.d_up_NRE is None:
-                continue
-            outputs, rank, experts = stack.d_up_NRE.shape
-            key = (place, experts, outputs, rank)
-            if key not in shared:
-                shared[key] = stack.d_up_NRE.new_zeros(experts, outputs, rank)
-            stack.d_up_ENR = shared[key]
-            for expert, part in enumerate(layer.mlp.each):
-                group = part.down if place else part.gate_up
-                group.adapted[0].d_up_NR = stack.d_up_ENR[expert]
+            member.d_down_RK = group.d_downs_RK = d_down_ERK[expert]
+            member.scaled_up_RN = stack.scaled_up_ERN[expert]
+            member.d_up_NR = stack.d_up_ENR[expert]
