@@ -19,7 +19,7 @@ from protocol import Clock, resident_bytes
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.train.plan.layout import Layout, make_layout, trim_document
 from hivetune.train.worker.device import default_threads
-from hivetune.train.worker.model.products import at_hand, by_native
+from hivetune.train.worker.model.products import by_native, libraries
 
 BARE_BYTES = resident_bytes()
 
@@ -88,7 +88,7 @@ def products_s(layers, head, tokens: int, trained: int, own: bool) -> float:
         multiply(logits, head, x)
         return time.perf_counter() - started
 
-    return min(map(once, (*at_hand(dtype, torch.device("cpu")), *((by_native,) if own else ()))))
+    return min(map(once, (*libraries(dtype, torch.device("cpu")).values(), *((by_native,) if own else ()))))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Choices:
     `kernels`: our own in C++ ("native") or in Triton, or "torch"; `kernels_why`: why not our own, on a processor.
     `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/products.py). `attention`: as
     transformers names it.
-    `rank_multiple`, `token_multiple`: the sizes of products are padded to them. `logit_rows`: rows of logits at a time.
+    `rank_multiple`, `token_multiple`: the sizes of products are padded to them.
     `streamed`: so many layers, from the first on, whose frozen weights do not stay on the device, and where they come
     from (`stream_from`); the bits are the same.
     `share_prefixes`: compute a prefix that rows have in common once. `graphs`: steps come in few shapes, and work that
@@ -54,7 +54,6 @@ class Choices:
     halvings: int | None = None
     rank_multiple: int | None = None
     token_multiple: int | None = None
-    logit_rows: int | None = None
     streamed: int | None = None
     stream_from: Literal["memory", "disk"] | None = None
     share_prefixes: bool | None = None

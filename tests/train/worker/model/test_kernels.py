@@ -24,7 +24,7 @@ from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
 from hivetune.train.worker.model.memory import Workspace
-from hivetune.train.worker.model.products import at_hand
+from hivetune.train.worker.model.products import libraries
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -195,7 +195,7 @@ def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtyp
 def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
     """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer; an inner size of
     several parts of a panel, an odd one, and more and fewer columns than panels have."""
-    for multiply in (*at_hand(dtype, CPU), products.by_native):
+    for multiply in (*libraries(dtype, CPU).values(), products.by_native):
         for outputs, inputs in ((50, 24), (3, 4117), (70, 17)):
             w, x = randn(outputs, inputs, dtype=dtype), randn(rows, inputs + 36, dtype=dtype)[:, :inputs]
             out = torch.zeros(rows, outputs + 20, dtype=dtype)
@@ -260,14 +260,11 @@ def test_the_fastest_products_are_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(3):
             products.by_onednn(a_MK, b_KN, out_MN)
 
-    assert products.by_onednn in at_hand(torch.float32, CPU)
-    monkeypatch.setattr(products, "by_torch", slow)
+    assert libraries(torch.float32, CPU)["onednn"] is products.by_onednn
+    monkeypatch.setattr(products, "mm", slow)
     assert products.fastest_products(torch.float32) in ("onednn", "native")
     assert products.chosen_products("torch", torch.float32) == "torch"
-    chosen = products.multiply_with("onednn", torch.float32, CPU)
-    assert chosen is products.by_onednn
-    assert products.multiply_with("onednn", torch.bfloat16, CPU) is slow
-    assert products.multiply_with("native", torch.bfloat16, CPU) is slow  # without our kernels
+    assert libraries(torch.bfloat16, CPU) == {"torch": slow}
 
 
 @pytest.fixture

@@ -262,7 +262,7 @@ A_LAYER = {"norm": 2, "rotation": 1, "gate": 1, "adapter": 4, "attention": 1}
 
 
 def _loss_rows(sizes: Sizes) -> int:
-    return min(max(1, sizes.tokens // 2), chunk_rows(sizes.spec.vocab, None), LOSS_ROWS)
+    return min(max(1, sizes.tokens // 2), chunk_rows(sizes.spec.vocab), LOSS_ROWS)
 
 
 def layout_of(tokens: int) -> Layout:

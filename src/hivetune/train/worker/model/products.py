@@ -6,16 +6,17 @@ packs the weights in every call, and the adapter's share takes passes of its own
 both on the way. All sum in float32, each in another order.
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from hivetune.train.worker.model.fast.kernels.build import NoKernels
-from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES, kernels_for, product_arguments
+from hivetune.train.worker.model.fast.kernels.calls import kernels_for, product_arguments
 from hivetune.train.worker.model.memory import left_factor, mm, unwritten
 
 # Multiplies a [M, K] by b [K, N] into the third argument; rows may be strided.
@@ -30,13 +31,8 @@ ONEDNN_WORTH_IT = 1.25  # times as fast as torch: its result is copied once, and
 SAVED_BESIDE = 0.05
 
 
-def by_torch(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    """Multiply by torch."""
-    mm(a_MK, b_KN, out_MN)
-
-
 def by_torch_anew(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-    """Multiply by torch into a new tensor."""
+    """Multiply by torch (memory.mm) into a new tensor."""
     return torch.mm(left_factor(a_MK), b_KN)
 
 
@@ -51,15 +47,6 @@ def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
     """Multiply by our own kernel; where there is none, `fastest_products` never calls it."""
     kernels_for(a_MK.dtype)["multiply"].call(*product_arguments(a_MK, b_KN, out_MN))
-
-
-def multiply_with(products: str | None, dtype: torch.dtype, device: torch.device) -> Multiply:
-    """Return the library of the run's choice `products` (run/choices.py).
-
-    oneDNN is used for float32 on a CPU only. Our own kernel is no library, and torch takes its place without the
-    kernels.
-    """
-    return by_onednn if products == "onednn" and dtype == torch.float32 and device.type == "cpu" else by_torch
 
 
 def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -79,10 +66,15 @@ def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor
     return product if kernels == products == "native" else by_torch_anew
 
 
-def at_hand(dtype: torch.dtype, device: torch.device) -> tuple[Multiply, ...]:
-    """Return the libraries that could be chosen."""
-    both = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return (by_torch, by_onednn) if both else (by_torch,)
+def libraries(dtype: torch.dtype, device: torch.device) -> dict[str, Multiply]:
+    """Return the libraries that could be chosen, by name of the choice `products` (run/choices.py).
+
+    Our own kernel is no library: where it is chosen, and there are no kernels, torch takes its place.
+    """
+    found: dict[str, Multiply] = {"torch": mm}
+    if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
+        found["onednn"] = by_onednn
+    return found
 
 
 def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:
@@ -106,21 +98,23 @@ def product_seconds(shape: tuple[int, int, int], dtype: torch.dtype, device: tor
     def seconds(multiply: Multiply) -> list[float]:
         return timed(lambda: multiply(x, w.t(), out), device, rounds)
 
-    return min(map(seconds, at_hand(dtype, device)), key=statistics.median)
+    return min(map(seconds, libraries(dtype, device).values()), key=statistics.median)
 
 
 def chosen_products(decided: str | None, dtype: torch.dtype) -> Products:
     """Return what was decided on this machine before, by its profile, else the fastest on this CPU."""
-    known: tuple[Products, ...] = ("torch", "onednn", "native")
-    return next((name for name in known if name == decided), None) or fastest_products(dtype)
+    return next((name for name in get_args(Products) if name == decided), None) or fastest_products(dtype)
 
 
 def fastest_products(dtype: torch.dtype) -> Products:
     """Return the fastest library for this dtype on this CPU, all timed in turns."""
     x, out = torch.ones(TIMED_ROWS, WIDTH, dtype=dtype), torch.empty(TIMED_ROWS, WIDTH, dtype=dtype)
     weights = [torch.ones(WIDTH, WIDTH, dtype=dtype) for _ in range(WEIGHTS)]
-    candidates = _candidates(dtype)
-    seconds: dict[Products, list[float]] = {name: [] for name in candidates}
+    candidates = libraries(dtype, torch.device("cpu"))
+    with contextlib.suppress(NoKernels):  # reported elsewhere: `kernels` says which run, and why
+        kernels_for(dtype)
+        candidates["native"] = by_native
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(ROUNDS + 1):
         for name, multiply in candidates.items():
             started = time.perf_counter()
@@ -133,17 +127,4 @@ def fastest_products(dtype: torch.dtype) -> Products:
         least["native"] *= 1 - SAVED_BESIDE
     if "onednn" in least and least["onednn"] * ONEDNN_WORTH_IT > least["torch"]:
         del least["onednn"]
-    return min(least, key=lambda name: least[name])
-
-
-def _candidates(dtype: torch.dtype) -> dict[Products, Multiply]:
-    found: dict[Products, Multiply] = {"torch": by_torch}
-    if by_onednn in at_hand(dtype, torch.device("cpu")):
-        found["onednn"] = by_onednn
-    try:
-        if dtype in KERNEL_SUFFIXES:
-            kernels_for(dtype)
-            found["native"] = by_native
-    except NoKernels:  # reported elsewhere: `kernels` says which run, and why
-        pass
-    return found
+    return cast(Products, min(least, key=least.__getitem__))

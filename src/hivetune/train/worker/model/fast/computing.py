@@ -13,8 +13,8 @@ from hivetune.train.worker.model.fast.kernels.native import NativeAttention, Nat
 from hivetune.train.worker.model.fast.ops import TorchOps, has_wide_products
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Attention
-from hivetune.train.worker.model.memory import Workspace
-from hivetune.train.worker.model.products import multiply_with
+from hivetune.train.worker.model.memory import Workspace, mm
+from hivetune.train.worker.model.products import libraries
 
 
 def choose_ops(
@@ -28,7 +28,7 @@ def choose_ops(
     """
     if wanted == "triton":
         return _triton_ops(dtype, device), "triton"
-    multiply = multiply_with(products, dtype, device)
+    multiply = libraries(dtype, device).get(products or "torch", mm)
     if device.type != "cpu" or wanted == "torch":
         return TorchOps(wide_products=has_wide_products(dtype, device), multiply=multiply), "torch"
     try:

@@ -57,7 +57,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
 
     The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
     """
-    spec, layer = walk.spec, walk.layers[index]
+    spec, layer = walk.spec, walk.weights.layers[index]
     tokens = len(x_TD)
     kept_x_TD = (
         x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
@@ -110,7 +110,7 @@ def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor 
     `dx_SD` (wide) is written over: the residual gradient passes through it.
     """
     _backward_mlp(walk, index, kept, dx_SD)
-    spec, layer = walk.spec, walk.layers[index]
+    spec, layer = walk.spec, walk.weights.layers[index]
     dout_SN, dx_TD = _backward_o(walk, index, kept, dx_SD)
     if index == 0 and not layer.qkv.adapted:
         return None  # nothing below learns: attention's backward, its most expensive part, is left out
@@ -138,7 +138,7 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
     Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into "h"
     or "y".
     """
-    spec, layer, ops, rows = walk.spec, walk.layers[index], walk.ops, len(dx_SD)
+    spec, layer, ops, rows = walk.spec, walk.weights.layers[index], walk.ops, len(dx_SD)
     mlp, drop = layer.mlp, walk.drop_of(index, after_attention=True)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
     if isinstance(mlp, ExpertMlps):
@@ -167,7 +167,7 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
 
 def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of attention's output and of the stream, both for all T rows."""
-    spec, layer, ops = walk.spec, walk.layers[index], walk.ops
+    spec, layer, ops = walk.spec, walk.weights.layers[index], walk.ops
     rows = len(dx_SD)
     do_SW = walk.buffer("do", rows, layer.o.width)
     sandwich_backward(walk, index, "after_attention", dx_SD, kept, do_SW)
@@ -324,7 +324,7 @@ def _inner_norm(
     walk.ops.rowwise(Tensor.copy_, x_nE.view(x_TN.shape), x_TN)
     rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
     y_nE = walk.buffer("normed", rows, size)
-    walk.ops.add_norm(x_nE, None, x_nE, walk.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
+    walk.ops.add_norm(x_nE, None, x_nE, walk.weights.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
     return (x_nE, rstd_n), y_nE.view(x_TN.shape)
 
 
@@ -334,5 +334,5 @@ def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, kept:
     walk.ops.rowwise(Tensor.copy_, dy_nE.view(dy_TN.shape), dy_TN)
     dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True)
     walk.ops.rowwise(Tensor.zero_, dx_nE)
-    walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.layers[index].norms_D[name], dx_nE, None)
+    walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.weights.layers[index].norms_D[name], dx_nE, None)
     return dx_nE.view(dy_TN.shape)

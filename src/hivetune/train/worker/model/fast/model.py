@@ -28,7 +28,7 @@ from hivetune.train.worker.model.adapter import scaling
 from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
 from hivetune.train.worker.model.fast.graphs import Replay, can_replay
 from hivetune.train.worker.model.fast.ops import Drop
-from hivetune.train.worker.model.fast.passes import Passes, loss_only
+from hivetune.train.worker.model.fast.passes import Passes, entry_nll, final_norm
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
 from hivetune.train.worker.model.fast.state import Walk
 from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
@@ -58,7 +58,7 @@ class FastModel:
     Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (of a micro-batch),
     pack_tokens (its aim where there are workers), halvings (of each), recompute (layers whose inner state is recomputed
     in the backward pass), share_prefixes, token_multiple, graphs (few shapes, and frequent ones are replayed),
-    chunk_rows (logit rows of a chunk), products (of float32 on a CPU), kernels (native or torch), attention (eager: no
+    products (of float32 on a CPU), kernels (native or torch), attention (eager: no
     fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the native ones call no
     library for them).
 
@@ -118,7 +118,6 @@ class FastModel:
         self.grad_N = torch.zeros_like(self._sum_N) if self._replayed else self._sum_N
         self._total, self._part = (torch.zeros((), dtype=self.master_N.dtype, device=device) for _ in "12")
         self._scale = torch.zeros(1, dtype=self.master_N.dtype, device=device)
-        self.logit_rows = choices.logit_rows
         self._share_in_scoring = choices.share_prefixes is not False
         self.share_prefixes = self._share_in_scoring and shares_prefixes(lora)
         self._ahead: dict[int, _Laid] = {}
@@ -190,7 +189,7 @@ class FastModel:
 
     def _add(self, tables: BatchTables, scale: float) -> None:
         """Add forward and backward of one micro-batch to the gradient and the total."""
-        nll_E = self._passes.forward_backward(self._walk(tables, scale=scale, keep=True), self.logit_rows)
+        nll_E = self._passes.forward_backward(self._walk(tables, scale=scale, keep=True))
         self._total.add_(torch.dot(nll_E, tables.count_E, out=self._part))
 
     @torch.no_grad()
@@ -214,7 +213,7 @@ class FastModel:
                 return torch.zeros_like(nll_E).index_add_(0, entry_M, weight_B[owner_M])
 
             walk = self._walk(self._tables(layout, draw).on(self.device), scale=scale, keep=True)
-            self._passes.forward_backward(walk, self.logit_rows, weigh)
+            self._passes.forward_backward(walk, weigh)
         if self._replayed is not None:
             self.grad_N.add_(self._sum_N)
         return torch.stack(losses).sum(0)
@@ -227,7 +226,7 @@ class FastModel:
         for batch in halved(split_documents(rows, self.budget_tokens, share=self._share_in_scoring), self.halvings):
             layout = make_layout([rows[index] for index in batch], share=self._share_in_scoring, pad=self._pad)
             walk = self._walk(self._tables(layout).on(self.device), adapter=adapter)
-            nll_E = loss_only(walk, self.weights, *self._passes.forward_only(walk), self.logit_rows)
+            nll_E = entry_nll(walk, final_norm(walk, *self._passes.forward_only(walk))[0], None)
             index_M, entry_M = self._owners(layout, batch)
             sums_B.index_add_(0, index_M, nll_E[entry_M])
         return sums_B
@@ -244,11 +243,7 @@ class FastModel:
         self._passes.refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
         walk = self._walk(self._tables(make_layout([everything], share=False)).on(self.device), adapter=adapter)
-        x_TD, delta_TD = self._passes.forward_only(walk)
-        y_TD, sum_TD = walk.buffer("y", *x_TD.shape), walk.buffer("final", *x_TD.shape, wide=True)
-        rstd_T = walk.buffer("final_rstd", len(x_TD), wide=True)
-        walk.ops.add_norm(x_TD, delta_TD, sum_TD, self.weights.norm_D, self.spec.eps, y_TD, rstd_T)
-        logits_TV = y_TD @ self.weights.head_VD.t()
+        logits_TV = final_norm(walk, *self._passes.forward_only(walk))[0] @ self.weights.head_VD.t()
         cap = self.spec.logit_softcap
         return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
 
@@ -272,7 +267,7 @@ class FastModel:
         )
         return Walk(
             self.spec,
-            self.weights.layers,
+            self.weights,
             self._ops,
             self._workspace,
             self.dtype,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
 from hivetune.train.worker.model.memory import Workspace, left_factor, mm
-from hivetune.train.worker.model.products import Multiply, by_torch
+from hivetune.train.worker.model.products import Multiply
 
 LOW = 0xFFFFFFFF
 
@@ -52,7 +52,7 @@ class TorchOps:
 
     name = "torch"
 
-    def __init__(self, *, wide_products: bool = False, multiply: Multiply = by_torch):
+    def __init__(self, *, wide_products: bool = False, multiply: Multiply = mm):
         self._wide_products, self._multiply = wide_products, multiply
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:

@@ -30,63 +30,55 @@ More is not faster: 410 GFLOP/s a core at 192 entries, 411 at 320, 426 at 512 (d
 """
 
 
-def chunk_rows(vocab: int, wanted: int | None) -> int:
-    """Return the entries of a chunk, a multiple of 64 where there are that many."""
-    return wanted or max(64, CHUNK_LOGITS // vocab // 64 * 64)
+def chunk_rows(vocab: int) -> int:
+    """Return the entries of a chunk, a multiple of 64."""
+    return max(64, CHUNK_LOGITS // vocab // 64 * 64)
 
 
 Weigh = Callable[[Tensor], Tensor]
 
 
-def loss_and_gradient(
-    walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None, weigh: Weigh | None = None
-) -> tuple[Tensor, Tensor]:
+def final_norm(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normed rows of the last layer's output x + delta, that output, wide, and its rstd."""
+    sum_RD, rstd_R = walk.buffer("final", *x_RD.shape, wide=True), walk.buffer("final_rstd", len(x_RD), wide=True)
+    y_RD = walk.buffer("y", *x_RD.shape)
+    walk.ops.add_norm(x_RD, delta_RD, sum_RD, walk.weights.norm_D, walk.spec.eps, y_RD, rstd_R)
+    return y_RD, sum_RD, rstd_R
+
+
+def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor, weigh: Weigh | None = None) -> tuple[Tensor, Tensor]:
     """Return nll [E] of each entry in nats, and the gradient of sum(weight * nll) by the last layer's output.
 
-    x_RD + delta_RD is that output; the gradient [R, D] is wide. `chunk`: entries of a chunk, None for the default. The
-    weight of an entry is its count, or what `weigh` makes of the nll of all entries. Then each entry's gradient is kept
-    until all are known, so that the vocabulary's matrix is used no more often.
+    x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count, or what `weigh`
+    makes of the nll of all entries. Then each entry's gradient is kept until all are known, so that the vocabulary's
+    matrix is used no more often.
     """
-    spec, ops, batch = walk.spec, walk.ops, walk.batch
-    rows = len(x_RD)
-    sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
-    y_RD, dy_RD = walk.buffer("y", rows, spec.hidden), walk.buffer("dy", rows, spec.hidden)
-    ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
+    batch = walk.batch
+    y_RD, sum_RD, rstd_R = final_norm(walk, x_RD, delta_RD)
+    dy_RD = walk.buffer("dy", *x_RD.shape)
     if weigh is not None:
-        each_ED = walk.buffer("each", len(batch.entry_row_E), spec.hidden)
-        nll_E = _entry_nll(walk, weights, y_RD, each_ED, chunk, each=True)
+        each_ED = walk.buffer("each", len(batch.entry_row_E), walk.spec.hidden)
+        nll_E = entry_nll(walk, y_RD, each_ED, each=True)
         each_ED.mul_(weigh(nll_E)[:, None])
         dy_RD.zero_().index_add_(0, batch.entry_row_E, each_ED)
     else:
         if not batch.straight:
             dy_RD.zero_()  # several entries of a row add to it below
-        nll_E = _entry_nll(walk, weights, y_RD, dy_RD, chunk)
-    dx_RD = walk.buffer("dx", rows, spec.hidden, wide=True).zero_()
-    ops.norm_backward(dy_RD, sum_RD, rstd_R, weights.norm_D, dx_RD, None)
+        nll_E = entry_nll(walk, y_RD, dy_RD)
+    dx_RD = walk.buffer("dx", *x_RD.shape, wide=True).zero_()
+    walk.ops.norm_backward(dy_RD, sum_RD, rstd_R, walk.weights.norm_D, dx_RD, None)
     return nll_E, dx_RD
 
 
-def loss_only(walk: Walk, weights: Weights, x_RD: Tensor, delta_RD: Tensor, chunk: int | None) -> Tensor:
-    """Return nll [E] of each entry in nats."""
-    spec = walk.spec
-    rows = len(x_RD)
-    sum_RD, rstd_R = walk.buffer("final", rows, spec.hidden, wide=True), walk.buffer("final_rstd", rows, wide=True)
-    y_RD = walk.buffer("y", rows, spec.hidden)
-    walk.ops.add_norm(x_RD, delta_RD, sum_RD, weights.norm_D, spec.eps, y_RD, rstd_R)
-    return _entry_nll(walk, weights, y_RD, None, chunk)
-
-
-def _entry_nll(
-    walk: Walk, weights: Weights, y_RD: Tensor, dy_RD: Tensor | None, chunk: int | None, *, each: bool = False
-) -> Tensor:
+def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, each: bool = False) -> Tensor:
     """Return nll of all entries, valid until the next micro-batch.
 
     The gradient of the normed rows is written to `dy_RD` if it is given. `each`: the gradient of each entry with the
     weight 1 instead, [E, D]; padding has 0 as ever.
     """
-    spec, batch = walk.spec, walk.batch
+    spec, batch, head_VD = walk.spec, walk.batch, walk.weights.head_VD
     count_E = batch.count_E.clamp(max=1) if each else batch.count_E
-    entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab, chunk)
+    entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab)
     nll_E = walk.buffer("nll", entries, wide=True)
     for start in range(0, entries, size):
         stop = min(start + size, entries)
@@ -95,7 +87,7 @@ def _entry_nll(
         if not batch.straight:
             hidden_CD = torch.index_select(y_RD, 0, rows_C, out=walk.buffer("entries", len(rows_C), spec.hidden))
         logits_CV = walk.buffer("logits", stop - start, spec.vocab)
-        walk.ops.multiply(hidden_CD, weights.head_VD.t(), logits_CV)
+        walk.ops.multiply(hidden_CD, head_VD.t(), logits_CV)
         walk.ops.cross_entropy(
             logits_CV,
             batch.target_E[part],
@@ -107,10 +99,10 @@ def _entry_nll(
         if dy_RD is None:
             continue
         if each or batch.straight:
-            walk.ops.multiply(logits_CV, weights.head_VD, dy_RD[part])
+            walk.ops.multiply(logits_CV, head_VD, dy_RD[part])
         else:
             dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
-            walk.ops.multiply(logits_CV, weights.head_VD, dhidden_CD)
+            walk.ops.multiply(logits_CV, head_VD, dhidden_CD)
             dy_RD.index_add_(0, rows_C, dhidden_CD)
     return nll_E
 
@@ -149,8 +141,8 @@ class Passes:
         else:
             self.calls.again("refresh", self._refresh)
 
-    def forward_backward(self, walk: Walk, logit_rows: int | None, weigh: Weigh | None = None) -> Tensor:
-        """Return nll [E] of each entry and add up the adapters' gradients. `logit_rows`, `weigh`: of the loss."""
+    def forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
+        """Return nll [E] of each entry and add up the adapters' gradients. `weigh`: of the loss."""
         walk = self._bring(walk)
         x_TD, delta_TD = self._embed(walk), None
         all_kept: list[Kept] = []
@@ -161,7 +153,7 @@ class Passes:
             kept = self._again("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
             all_kept.append(kept)
             x_TD, delta_TD = kept.mid_SD, kept.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, self._weights, x_TD, all_kept[-1].delta_SD, logit_rows, weigh)
+        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_kept[-1].delta_SD, weigh)
         dx: Tensor | None = dx_SD
         for index in reversed(range(len(all_kept))):
             self._enter(index, index - 1, index - 2)

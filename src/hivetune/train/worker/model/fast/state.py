@@ -13,7 +13,7 @@ from torch import Tensor
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps, wide_of
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables
-from hivetune.train.worker.model.fast.weights.matrices import Layer
+from hivetune.train.worker.model.fast.weights.matrices import Weights
 from hivetune.train.worker.model.memory import Workspace
 
 
@@ -116,7 +116,7 @@ class Walk:
     """
 
     spec: ModelSpec
-    layers: list[Layer]
+    weights: Weights
     ops: TorchOps
     workspace: Workspace
     dtype: torch.dtype
@@ -132,7 +132,7 @@ class Walk:
         return self.workspace.take(name, *shape, dtype=wide_of(self.dtype) if wide else self.dtype)
 
     def is_last(self, index: int) -> bool:
-        return index == len(self.layers) - 1
+        return index == len(self.weights.layers) - 1
 
     def drop_of(self, index: int, *, after_attention: bool) -> Drop | None:
         """Return dropout of the rows that a product of layer `index` sees: all T, or the S after attention."""

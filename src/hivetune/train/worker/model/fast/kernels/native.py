@@ -15,8 +15,8 @@ from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, Calls
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Group
-from hivetune.train.worker.model.memory import Workspace
-from hivetune.train.worker.model.products import Multiply, by_torch
+from hivetune.train.worker.model.memory import Workspace, mm
+from hivetune.train.worker.model.products import Multiply
 
 LANES = 16
 # Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
@@ -64,7 +64,7 @@ class NativeOps(TorchOps):
 
     name = "native"
 
-    def __init__(self, dtype: torch.dtype, multiply: Multiply | None = by_torch):
+    def __init__(self, dtype: torch.dtype, multiply: Multiply | None = mm):
         super().__init__()
         self._kernels, self._product = kernels_for(dtype), None if multiply is None else _rows_first(multiply)
         self.calls, self.layout = Calls(), LayoutArguments()
