@@ -115,7 +115,7 @@ class Peak:
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
     """Return the bytes that one layer keeps for its backward, for each token.
 
-    Fast path (worker/model/fast/layer.py, `Kept`): residual at the input and in the middle, q, k, v, attention's
+    Fast path (worker/model/fast/state.py, `Saved`): residual at the input and in the middle, q, k, v, attention's
     output, gate and up, the log-sum-exp of each head. Norms, the SwiGLU product and x A are recomputed. The residuals
     are float32 there and counted in the run's precision here: the probes' correction carries the difference.
     """

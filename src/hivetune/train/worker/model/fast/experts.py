@@ -15,11 +15,11 @@ from torch import Tensor
 
 from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project, wide_of
 from hivetune.train.worker.model.fast.spec import Routing
-from hivetune.train.worker.model.fast.state import Dispatch, KeptMlp, Walk
+from hivetune.train.worker.model.fast.state import Dispatch, SavedMlp, Walk
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps
 
 
-def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
+def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, SavedMlp]:
     """Return the sum of what each row's experts give, [S, D], and what backward needs."""
     gate_up, down, ops = mlp.gate_up.groups, mlp.down.groups, walk.ops
     route = _route(walk, mlp, y_SD)
@@ -39,17 +39,17 @@ def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: 
     s_down_nR.copy_(down_nW[:, down[0].outputs :])
     down_SD = walk.buffer("down", len(y_SD), down[0].outputs)
     _gather(walk, down_nW[:, : down[0].outputs], route, down_SD)
-    return down_SD, KeptMlp(gate_up_nW, s_down_nR, route)
+    return down_SD, SavedMlp(gate_up_nW, s_down_nR, route)
 
 
 def experts_backward(
-    walk: Walk, mlp: ExpertMlps, kept: KeptMlp, ddown_SD: Tensor, dy_SD: Tensor, drop: Drop | None
+    walk: Walk, mlp: ExpertMlps, saved: SavedMlp, ddown_SD: Tensor, dy_SD: Tensor, drop: Drop | None
 ) -> Tensor:
     """Write the gradient of the input rows into `dy_SD`; add dB of both tensors and dA of the second.
 
     Returns [dgate | dup | dS], which `experts_down_gradient` reads once the input rows are there again.
     """
-    route, gate_up, down, ops = _known(kept), mlp.gate_up.groups, mlp.down.groups, walk.ops
+    route, gate_up, down, ops = _route_of(saved), mlp.gate_up.groups, mlp.down.groups, walk.ops
     n, drop_n = len(route.row_n), None if drop is None else drop.of(route.row_n)
     ddown_nW = walk.buffer("ddown_sent", n, down[0].width)
     ddown_nW[:, : down[0].outputs] = ddown_SD[route.row_n]
@@ -57,13 +57,13 @@ def experts_backward(
     for expert, rows in route.segments():
         part = down[expert]
         ops.adapt_backward(ddown_nW[rows], part)
-        ops.up_gradient(ddown_nW[rows], kept.s_down_SR[rows], part, walk.up_scale)
+        ops.up_gradient(ddown_nW[rows], saved.s_down_SR[rows], part, walk.up_scale)
         input_gradient(ops, part, ddown_nW[rows], dh_nF[rows], _of(drop_n, rows))
     dgate_up_nW = walk.buffer("dgate_up", n, gate_up[0].width)
     dweighted_nF = walk.buffer("dh_weighted", n, down[0].inputs)
     torch.mul(dh_nF, route.weight_n[:, None], out=dweighted_nF)
     both = slice(0, gate_up[0].outputs)
-    ops.glu_backward(dweighted_nF, kept.gate_up_SW[:, both], dgate_up_nW[:, both], h_nF, walk.spec.activation)
+    ops.glu_backward(dweighted_nF, saved.gate_up_SW[:, both], dgate_up_nW[:, both], h_nF, walk.spec.activation)
     dweight_n = (dh_nF.to(route.weight_n.dtype) * h_nF).sum(1)
     h_nF *= route.weight_n[:, None]
     dx_nD = walk.buffer("sent", n, ddown_SD.shape[1])
@@ -71,7 +71,7 @@ def experts_backward(
         down_gradient(ops, down[expert], ddown_nW[rows], h_nF[rows], walk.scale, _of(drop_n, rows))
         part = gate_up[expert]
         ops.adapt_backward(dgate_up_nW[rows], part)
-        ops.up_gradient(dgate_up_nW[rows], kept.gate_up_SW[rows, part.outputs :], part, walk.up_scale)
+        ops.up_gradient(dgate_up_nW[rows], saved.gate_up_SW[rows, part.outputs :], part, walk.up_scale)
         input_gradient(ops, part, dgate_up_nW[rows], dx_nD[rows], _of(drop_n, rows))
     mlp.gate_up.collect()
     mlp.down.collect()
@@ -81,10 +81,10 @@ def experts_backward(
 
 
 def experts_down_gradient(
-    walk: Walk, mlp: ExpertMlps, kept: KeptMlp, dgate_up_nW: Tensor, y_SD: Tensor, drop: Drop | None
+    walk: Walk, mlp: ExpertMlps, saved: SavedMlp, dgate_up_nW: Tensor, y_SD: Tensor, drop: Drop | None
 ) -> None:
     """Add dA of the first tensor, from the recomputed input rows."""
-    route = _known(kept)
+    route = _route_of(saved)
     drop_n = None if drop is None else drop.of(route.row_n)
     x_nD = torch.index_select(y_SD, 0, route.row_n, out=walk.buffer("sent", len(route.row_n), y_SD.shape[1]))
     for expert, rows in route.segments():
@@ -132,9 +132,9 @@ def _of(drop: Drop | None, rows: slice) -> Drop | None:
     return None if drop is None else drop.of(rows)
 
 
-def _known(kept: KeptMlp) -> Dispatch:
-    assert kept.route is not None
-    return kept.route
+def _route_of(saved: SavedMlp) -> Dispatch:
+    assert saved.route is not None
+    return saved.route
 
 
 def _routing(walk: Walk) -> Routing:

@@ -1,4 +1,4 @@
-"""One decoder layer forward and backward by hand: what is kept, what is recomputed, which rows are computed.
+"""One decoder layer forward and backward by hand: what is saved, what is recomputed, which rows are computed.
 
 A layer, with RMSNorm and the four merged products of weights.py (each one carries its adapters):
 
@@ -24,7 +24,7 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
 
     buffer                              holds                                    until
     x.INDEX (x.only without backward)   the stream at the layer's input, wide    this layer's backward
-    rstd, qkv, out, lse, mid, rstd_mid, what backward reads, see `Kept`          this layer's backward, or the slot's
+    rstd, qkv, out, lse, mid, rstd_mid, what backward reads, see `Saved`         this layer's backward, or the slot's
     gate_up, s_o, s_down .SLOT                                                   next use ("again": the next layer)
     q_in, k_in, after_*_in, *_rstd      inputs of inner norms (Qwen 3, Gemma)    as above
     y                                   a norm's output, input of one product    the next norm; recomputed in backward
@@ -46,31 +46,31 @@ from torch import Tensor
 
 from hivetune.train.worker.model.fast.experts import experts_backward, experts_down_gradient, experts_forward
 from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project
-from hivetune.train.worker.model.fast.state import Kept, KeptMlp, Walk
+from hivetune.train.worker.model.fast.state import Saved, SavedMlp, Walk
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Mlp
 
 
-def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Kept:
+def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
     """Compute a layer.
 
-    Its output is `kept.mid_SD + kept.delta_SD`; `slot` names its buffers, see the head of this file.
+    Its output is `saved.mid_SD + saved.delta_SD`; `slot` names its buffers, see the head of this file.
 
     The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
     """
     spec, layer = walk.spec, walk.weights.layers[index]
     tokens = len(x_TD)
-    kept_x_TD = (
+    saved_x_TD = (
         x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
     )
     y_TD, rstd_T = walk.buffer("y", tokens, spec.hidden), walk.buffer(f"rstd.{slot}", tokens, wide=True)
-    enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, kept_x_TD, y_TD, rstd_T)
+    enter(walk, layer.norms_D.get("input"), x_TD, delta_TD, saved_x_TD, y_TD, rstd_T)
     qkv_TW = walk.buffer(f"qkv.{slot}", tokens, layer.qkv.width)
     project(walk.ops, layer.qkv, y_TD, qkv_TW, walk.drop, adapter=walk.adapter)
     inner = turn(walk, index, qkv_TW, slot)
     out_TN = walk.buffer(f"out.{slot}", tokens, spec.q_width)
     lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
     walk.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
-    x_SD, out_SN = _select(walk, index, kept_x_TD, out_TN)
+    x_SD, out_SN = _select(walk, index, saved_x_TD, out_TN)
     rows, drop = len(x_SD), walk.drop_of(index, after_attention=True)
     o_SW = walk.buffer("o", rows, layer.o.width)
     project(walk.ops, layer.o, out_SN, o_SW, drop, adapter=walk.adapter)
@@ -87,12 +87,12 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     else:
         down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
     last_delta_SD = sandwich(walk, index, "after_mlp", down_SW, inner, slot)
-    return Kept(
-        kept_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, mlp, last_delta_SD, inner
+    return Saved(
+        saved_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, mlp, last_delta_SD, inner
     )  # fmt: skip
 
 
-def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, KeptMlp]:
+def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, SavedMlp]:
     """Return down(act(gate) * up) with its rank columns, and what backward needs."""
     spec, rows = walk.spec, len(y_SD)
     gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, mlp.gate_up.width)
@@ -101,38 +101,38 @@ def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | Non
     walk.ops.glu(gate_up_SW[:, : mlp.gate_up.outputs], h_SF, spec.activation)
     down_SW = walk.buffer("down", rows, mlp.down.width)
     project(walk.ops, mlp.down, h_SF, down_SW, drop, adapter=walk.adapter)
-    return down_SW, KeptMlp(gate_up_SW, _keep_ranks(walk, f"s_down.{slot}", mlp.down, down_SW))
+    return down_SW, SavedMlp(gate_up_SW, _keep_ranks(walk, f"s_down.{slot}", mlp.down, down_SW))
 
 
-def backward_layer(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> Tensor | None:
+def backward_layer(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> Tensor | None:
     """Return the gradient of the layer's input from its output's, and add the adapters' gradients. None for layer 0.
 
     `dx_SD` (wide) is written over: the residual gradient passes through it.
     """
-    _backward_mlp(walk, index, kept, dx_SD)
+    _backward_mlp(walk, index, saved, dx_SD)
     spec, layer = walk.spec, walk.weights.layers[index]
-    dout_SN, dx_TD = _backward_o(walk, index, kept, dx_SD)
+    dout_SN, dx_TD = _backward_o(walk, index, saved, dx_SD)
     if index == 0 and not layer.qkv.adapted:
         return None  # nothing below learns: attention's backward, its most expensive part, is left out
-    tokens = len(kept.x_TD)
+    tokens = len(saved.x_TD)
     dqkv_TW = walk.buffer("dqkv", tokens, layer.qkv.width)
-    walk.attention.backward(dout_SN, kept.qkv_TW, kept.out_TN, kept.lse_TH, dqkv_TW, spec.layers[index].window)
-    turn_backward(walk, index, dqkv_TW, kept)
+    walk.attention.backward(dout_SN, saved.qkv_TW, saved.out_TN, saved.lse_TH, dqkv_TW, spec.layers[index].window)
+    turn_backward(walk, index, dqkv_TW, saved)
     walk.ops.adapt_backward(dqkv_TW, layer.qkv)
-    walk.ops.up_gradient(dqkv_TW, kept.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
+    walk.ops.up_gradient(dqkv_TW, saved.qkv_TW[:, layer.qkv.outputs :], layer.qkv, walk.up_scale)
     y_TD, dy_TD = walk.buffer("y", tokens, spec.hidden), walk.buffer("dy", tokens, spec.hidden)
     if index == 0:
         # Only dA is wanted, so the norm's output is recomputed alone, without the gradient of its input.
-        enter(walk, layer.norms_D.get("input"), kept.x_TD, None, kept.x_TD, y_TD, kept.rstd_T)
+        enter(walk, layer.norms_D.get("input"), saved.x_TD, None, saved.x_TD, y_TD, saved.rstd_T)
         down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
         return None
     input_gradient(walk.ops, layer.qkv, dqkv_TW, dy_TD, walk.drop)
-    enter_backward(walk, layer.norms_D.get("input"), dy_TD, kept.x_TD, kept.rstd_T, dx_TD, y_TD)
+    enter_backward(walk, layer.norms_D.get("input"), dy_TD, saved.x_TD, saved.rstd_T, dx_TD, y_TD)
     down_gradient(walk.ops, layer.qkv, dqkv_TW, y_TD, walk.scale, walk.drop)
     return dx_TD
 
 
-def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
+def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
     """Turn `dx_SD`, the gradient of the layer's output, into that of the stream after attention, in place.
 
     Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into "h"
@@ -143,46 +143,46 @@ def _backward_mlp(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> None:
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
     if isinstance(mlp, ExpertMlps):
         ddown_SD = walk.buffer("ddown", rows, spec.hidden)
-        sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SD)
-        dgate_up_nW = experts_backward(walk, mlp, kept.mlp, ddown_SD, dy_SD, drop)
-        enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
-        experts_down_gradient(walk, mlp, kept.mlp, dgate_up_nW, y_SD, drop)
+        sandwich_backward(walk, index, "after_mlp", dx_SD, saved, ddown_SD)
+        dgate_up_nW = experts_backward(walk, mlp, saved.mlp, ddown_SD, dy_SD, drop)
+        enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, saved.mid_SD, saved.rstd_mid_S, dx_SD, y_SD)
+        experts_down_gradient(walk, mlp, saved.mlp, dgate_up_nW, y_SD, drop)
         return
     ddown_SW = walk.buffer("ddown", rows, mlp.down.width)
-    sandwich_backward(walk, index, "after_mlp", dx_SD, kept, ddown_SW)
+    sandwich_backward(walk, index, "after_mlp", dx_SD, saved, ddown_SW)
     ops.adapt_backward(ddown_SW, mlp.down)
-    ops.up_gradient(ddown_SW, kept.mlp.s_down_SR, mlp.down, walk.up_scale)
+    ops.up_gradient(ddown_SW, saved.mlp.s_down_SR, mlp.down, walk.up_scale)
     dh_SF = walk.buffer("dh", rows, mlp.down.inputs)
     input_gradient(ops, mlp.down, ddown_SW, dh_SF, drop)
     dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, mlp.gate_up.width), walk.buffer("h", rows, mlp.down.inputs)
     both = slice(0, mlp.gate_up.outputs)
-    ops.glu_backward(dh_SF, kept.mlp.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
+    ops.glu_backward(dh_SF, saved.mlp.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
     down_gradient(ops, mlp.down, ddown_SW, h_SF, walk.scale, drop)
     ops.adapt_backward(dgate_up_SW, mlp.gate_up)
-    ops.up_gradient(dgate_up_SW, kept.mlp.gate_up_SW[:, mlp.gate_up.outputs :], mlp.gate_up, walk.up_scale)
+    ops.up_gradient(dgate_up_SW, saved.mlp.gate_up_SW[:, mlp.gate_up.outputs :], mlp.gate_up, walk.up_scale)
     input_gradient(ops, mlp.gate_up, dgate_up_SW, dy_SD, drop)
-    enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, kept.mid_SD, kept.rstd_mid_S, dx_SD, y_SD)
+    enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, saved.mid_SD, saved.rstd_mid_S, dx_SD, y_SD)
     down_gradient(ops, mlp.gate_up, dgate_up_SW, y_SD, walk.scale, drop)
 
 
-def _backward_o(walk: Walk, index: int, kept: Kept, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
+def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of attention's output and of the stream, both for all T rows."""
     spec, layer, ops = walk.spec, walk.weights.layers[index], walk.ops
     rows = len(dx_SD)
     do_SW = walk.buffer("do", rows, layer.o.width)
-    sandwich_backward(walk, index, "after_attention", dx_SD, kept, do_SW)
+    sandwich_backward(walk, index, "after_attention", dx_SD, saved, do_SW)
     ops.adapt_backward(do_SW, layer.o)
-    ops.up_gradient(do_SW, kept.s_o_SR, layer.o, walk.up_scale)
+    ops.up_gradient(do_SW, saved.s_o_SR, layer.o, walk.up_scale)
     dout_SN = walk.buffer("dout", rows, spec.q_width)
     drop = walk.drop_of(index, after_attention=True)
     input_gradient(ops, layer.o, do_SW, dout_SN, drop)
     # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
     picked = walk.is_last(index) and walk.batch.rows_R is not None
-    out_SN = _rows_of(walk, kept.out_TN) if picked else kept.out_TN
+    out_SN = _rows_of(walk, saved.out_TN) if picked else saved.out_TN
     down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, drop)
     if not picked:
         return dout_SN, dx_SD
-    tokens = len(kept.x_TD)
+    tokens = len(saved.x_TD)
     dout_TN = walk.buffer("dout_all", tokens, spec.q_width).zero_()
     dx_TD = walk.buffer("dx_all", tokens, spec.hidden, wide=True).zero_()
     dout_TN[walk.batch.rows_R] = dout_SN
@@ -267,7 +267,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
     return inner
 
 
-def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
+def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
     """Rotate gradients back, then go back through the norms of the heads, in place."""
     spec, rope = walk.spec, walk.spec.layers[index].rope
     if rope is not None:
@@ -276,7 +276,7 @@ def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, kept: Kept) -> None:
         walk.ops.rope(both, cos_TH, sin_TH, spec.head_dim, inverse=True)
     if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
-            dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], kept)
+            dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], saved)
             walk.ops.rowwise(Tensor.copy_, dqkv_TW[:, columns], dx_TN)
 
 
@@ -296,7 +296,7 @@ def sandwich(
     return normed_SD
 
 
-def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Kept, dy_SW: Tensor) -> None:
+def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, saved: Saved, dy_SW: Tensor) -> None:
     """Write the gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale == 1.0:
@@ -304,7 +304,7 @@ def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, kept: Ke
     else:
         walk.ops.rowwise(_multiply, dx_SD, dy_SD, factor=walk.spec.delta_scale)
     if name in walk.spec.family.norms:
-        walk.ops.rowwise(Tensor.copy_, dy_SD, _inner_norm_backward(walk, index, name, dy_SD, kept))
+        walk.ops.rowwise(Tensor.copy_, dy_SD, _inner_norm_backward(walk, index, name, dy_SD, saved))
 
 
 def _add(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -328,8 +328,8 @@ def _inner_norm(
     return (x_nE, rstd_n), y_nE.view(x_TN.shape)
 
 
-def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, kept: Kept) -> Tensor:
-    x_nE, rstd_n = kept.inner[name]
+def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, saved: Saved) -> Tensor:
+    x_nE, rstd_n = saved.inner[name]
     dy_nE = walk.buffer("dnormed", *x_nE.shape)
     walk.ops.rowwise(Tensor.copy_, dy_nE.view(dy_TN.shape), dy_TN)
     dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True)

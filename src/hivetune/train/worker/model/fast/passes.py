@@ -20,7 +20,7 @@ from hivetune.train.worker.model.fast.kernels.native import NativeAttention, Nat
 from hivetune.train.worker.model.fast.layer import backward_layer, forward_layer
 from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.state import Kept, Walk
+from hivetune.train.worker.model.fast.state import Saved, Walk
 from hivetune.train.worker.model.fast.weights.matrices import Weights
 
 CHUNK_LOGITS = 16 << 20
@@ -145,23 +145,23 @@ class Passes:
         """Return nll [E] of each entry and add up the adapters' gradients. `weigh`: of the loss."""
         walk = self._bring(walk)
         x_TD, delta_TD = self._embed(walk), None
-        all_kept: list[Kept] = []
+        all_saved: list[Saved] = []
         for index in range(len(self._weights.layers)):
             self._enter(index, index + 1, index + 2)
             # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self.recompute else str(index)
-            kept = self._again("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
-            all_kept.append(kept)
-            x_TD, delta_TD = kept.mid_SD, kept.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_kept[-1].delta_SD, weigh)
+            saved = self._again("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
+            all_saved.append(saved)
+            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
+        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD, weigh)
         dx: Tensor | None = dx_SD
-        for index in reversed(range(len(all_kept))):
+        for index in reversed(range(len(all_saved))):
             self._enter(index, index - 1, index - 2)
-            kept = all_kept.pop()
+            saved = all_saved.pop()
             if index < self.recompute:
-                kept = self._again("recompute", forward_layer, walk, index, kept.x_TD, None, "again")
+                saved = self._again("recompute", forward_layer, walk, index, saved.x_TD, None, "again")
             if dx is not None:
-                dx = self._again("backward", backward_layer, walk, index, kept, dx)
+                dx = self._again("backward", backward_layer, walk, index, saved, dx)
         return nll_E
 
     def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
@@ -170,8 +170,8 @@ class Passes:
         layers = len(self._weights.layers)
         for index in range(layers):
             self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
-            kept = forward_layer(walk, index, x_TD, delta_TD, "only")
-            x_TD, delta_TD = kept.mid_SD, kept.delta_SD
+            saved = forward_layer(walk, index, x_TD, delta_TD, "only")
+            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
         assert delta_TD is not None
         return x_TD, delta_TD
 
@@ -234,7 +234,7 @@ def _kind(walk: Walk) -> Hashable:
 
 
 def _first(part: Any, rows: int) -> Any:
-    if isinstance(part, Kept):
+    if isinstance(part, Saved):
         return part.of(rows)
     return part[:rows] if isinstance(part, Tensor) and len(part) > rows else part
 

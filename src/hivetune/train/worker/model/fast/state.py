@@ -28,7 +28,7 @@ class Attention(Protocol):
 
 
 @dataclass
-class Kept:
+class Saved:
     """What backward needs of one layer; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
 
     x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
@@ -46,12 +46,12 @@ class Kept:
     s_o_SR: Tensor
     mid_SD: Tensor
     rstd_mid_S: Tensor
-    mlp: "KeptMlp"
+    mlp: "SavedMlp"
     delta_SD: Tensor
     inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
 
-    def of(self, rows: int) -> "Kept":
+    def of(self, rows: int) -> "Saved":
         """Return what is kept of the first `rows` tokens: a smaller micro-batch in the same buffers."""
         most = len(self.x_TD)
         if rows == most:
@@ -70,7 +70,7 @@ class Kept:
 
 
 @dataclass
-class KeptMlp:
+class SavedMlp:
     """What backward needs of an MLP. gate_up: before the activation, with X A^T in the rank columns.
 
     s_down: X A^T of the down projection. There is one row for each row of the stream, or, where there are experts, for
