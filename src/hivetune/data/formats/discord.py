@@ -4,11 +4,9 @@
 https://github.com/Tyrrrz/DiscordChatExporter
 """
 
-from typing import Any
-
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, objects, one_of
-from hivetune.data.pieces.session import ASSISTANT, read_session
+from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
+from hivetune.data.pieces.session import ASSISTANT, spoken
 
 
 def recognise(record: Row) -> bool:
@@ -16,12 +14,9 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Conversation:
-    turns = [_turn(one) for one in objects(record["messages"]) or [] if str(one.get("content") or "").strip()]
-    return read_session({"hivetune_session": "discord", "messages": turns, ASSISTANT: record.get(ASSISTANT)})
+    said = [one for one in record["messages"] if str(one_of(one, "content") or "").strip()]
+    turns = [(str(one_of(one.get("author"), "name")), one["content"]) for one in said]
+    return spoken("discord", turns, record.get(ASSISTANT))
 
 
-def _turn(message: dict[str, Any]) -> dict[str, Any]:
-    return {"speaker": str(one_of(message.get("author"), "name")), "content": message["content"]}
-
-
-FORMAT = Format("discord", recognise, rows, needs=frozenset(("guild",)))
+FORMAT = Format("discord", recognise, rows, needs=names("guild"))

@@ -4,25 +4,26 @@ answers is `--columns assistant=LOGIN`.
 https://cli.github.com/manual/gh_issue_list
 """
 
+from typing import Any
+
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, objects, one_of
-from hivetune.data.pieces.session import ASSISTANT, read_session
+from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
+from hivetune.data.pieces.session import ASSISTANT, spoken
 
 
 def recognise(record: Row) -> bool:
-    named = one_of(record.get("author"), "login") is not None
-    return named and {"title", "body"} <= record.keys() and isinstance(record.get("comments"), list)
+    known = {"title", "body"} <= record.keys() and isinstance(record["comments"], list)
+    return known and one_of(record.get("author"), "login") is not None
 
 
 def rows(record: Row) -> Conversation:
-    first = {"speaker": record["author"]["login"], "content": f"{record['title']}\n\n{record['body']}".strip()}
-    said = [one for one in objects(record["comments"]) or [] if one.get("body")]
-    turns = [first, *({"speaker": _login(one), "content": one["body"]} for one in said)]
-    return read_session({"hivetune_session": "github-issues", "messages": turns, ASSISTANT: record.get(ASSISTANT)})
+    turns = [(record["author"]["login"], f"{record['title']}\n\n{record['body']}".strip())]
+    turns += [(_login(one), one["body"]) for one in objects(record["comments"]) or [] if one.get("body")]
+    return spoken("github-issues", turns, record.get(ASSISTANT))
 
 
-def _login(comment: Row) -> str:
-    return str(one_of(comment.get("author"), "login") or one_of(comment.get("user"), "login"))
+def _login(record: Row) -> Any:
+    return str(one_of(one_of(record, "author", "user"), "login"))
 
 
-FORMAT = Format("github-issues", recognise, rows, needs=frozenset(("comments",)))
+FORMAT = Format("github-issues", recognise, rows, needs=names("comments"))

@@ -7,21 +7,21 @@ https://core.telegram.org/import-export
 from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, objects
-from hivetune.data.pieces.session import ASSISTANT, read_session
+from hivetune.data.pieces.said import Conversation, Row, names, objects
+from hivetune.data.pieces.session import ASSISTANT, spoken
 
-_KINDS = ("personal_chat", "private_group", "private_supergroup", "public_supergroup", "bot_chat")
+_KINDS = names("personal_chat private_group private_supergroup public_supergroup bot_chat")
 
 
 def recognise(record: Row) -> bool:
-    return objects(record.get("messages")) is not None and record.get("type") in _KINDS and "name" in record
+    return objects(record.get("messages")) is not None and str(record.get("type")) in _KINDS and "name" in record
 
 
 def rows(record: Row) -> Conversation:
     said = [one for one in objects(record["messages"]) or [] if one.get("type") == "message" and one.get("from")]
-    turns = [{"speaker": str(one["from"]), "content": text} for one in said if (text := _text(one.get("text")))]
+    turns = [(str(one["from"]), text) for one in said if (text := _text(one.get("text")))]
     answers = record.get(ASSISTANT) or (record["name"] if record["type"] == "bot_chat" else None)
-    return read_session({"hivetune_session": "telegram", "messages": turns, ASSISTANT: answers})
+    return spoken("telegram", turns, answers)
 
 
 def _text(text: Any) -> str:
@@ -30,4 +30,4 @@ def _text(text: Any) -> str:
     return "".join(one.get("text", "") if isinstance(one, dict) else str(one or "") for one in pieces)
 
 
-FORMAT = Format("telegram", recognise, rows, needs=frozenset(("messages",)))
+FORMAT = Format("telegram", recognise, rows, needs=names("messages"))

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 from hivetune.data.pieces.calls import calls_in_text, read_call, read_tools
 from hivetune.data.pieces.rendered import asked_turns, turns_of
-from hivetune.data.pieces.said import Tools, listed, objects, one_of, parsed
+from hivetune.data.pieces.said import Tools, all_texts, listed, objects, one_of, parsed
 from hivetune.data.pieces.streams import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response
 from hivetune.data.pieces.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
-CUT_OFF = frozenset(
+_CUT_OFF = frozenset(
     ("length", "max_tokens", "max_output_tokens", "max_length", "model_context_window_exceeded", "pause_turn", "limit")
 )
-STOPPED = frozenset(
+_STOPPED = frozenset(
     (
         *("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii", "error", "cancelled"),
         *("refusal", "guardrail_intervened", "content_filtered", "malformed_function_call"),
@@ -32,20 +32,16 @@ _ASKED = (
     *("inputText", "question", "query", "inputs", "text_input"),
 )
 _ANSWERED = (
-    "answer",
-    "output",
-    "output_text",
-    "response",
-    "completion",
-    "text",
-    "result",
-    "generated_text",
-    "generation",
-    "outputText",
-    "text_output",
+    *("answer", "output", "output_text", "response", "completion", "text", "result", "generated_text", "generation"),
+    *("outputText", "text_output"),
 )
 _KEPT_BY_PROVIDER = ("previous_response_id", "conversation", "cachedContent", "cached_content")  # what stood before
 _WRAPPERS = ("body", DATA_KEY, "kwargs", "json", "data", "outputBodyJson", "inputBodyJson", "body_raw", "payload")
+# Items of OpenAI's Responses: tools that the provider ran itself, of which a log does not hold what they found. A
+# search of the web is no such tool: its answer says what was found.
+HIDDEN_CALLS = ("file_search_call", "code_interpreter_call")
+
+Answer = tuple[list[Message], tuple[str, ...]]  # the messages, and what was left out
 
 
 class Request(NamedTuple):
@@ -70,7 +66,10 @@ def read_request(value: Any) -> Request:
     if isinstance(value, str):
         return Request([Message("user", value)], ())
     if isinstance(value, list):
-        turns, tools = _without_tools(_flat(value))
+        turns = _flat(value)
+        contents = [one_of(turn, "content") for turn in turns]
+        tools = [one for one in contents if isinstance(one_of(one, "function"), dict)]  # Langfuse: turns of a tool
+        turns = [turn for turn, one in zip(turns, contents, strict=True) if one not in tools] if tools else turns
         return Request(read_messages(turns, None), read_tools(tools))
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
@@ -83,7 +82,9 @@ def read_request(value: Any) -> Request:
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
     if isinstance(asked, str):
         spoken = turns_of(asked) or asked_turns(asked) or [{"role": "user", "content": asked}]
-        messages = [*read_system(system), *_history(value), *read_messages(spoken, None)]
+        history = listed(parsed(one_of(value, "chat_history", "history")))
+        before = read_messages(history, None) if history else []
+        messages = [*read_system(system), *before, *read_messages(spoken, None)]
     else:
         messages = read_messages(asked, system)
     tools = one_of(value, "tools", "functions", "toolConfig", "tool_config") or one_of(config, "tools")
@@ -91,35 +92,24 @@ def read_request(value: Any) -> Request:
 
 
 def _asked(value: Mapping[str, Any]) -> Any:
+    """Return the turns of a request, or the text that was asked."""
     asked = next((parsed(value[key]) for key in _ASKED if value.get(key) not in (None, "", [])), None)
-    if isinstance(asked, list):
-        return unlearn_what_rests_on_hidden_calls([_gemini_turn(turn) for turn in without_silent_turns(_flat(asked))])
-    if isinstance(asked, dict) and "parts" in asked:
-        return [_gemini_turn(asked)]
     if isinstance(asked, dict) and isinstance(asked.get("text"), str) and "tokens" in asked:  # AI21
         return asked["text"]
-    if isinstance(asked, dict):
-        return [asked] if any(key in asked for key in ROLE_KEYS) else _asked(asked)
+    if isinstance(asked, dict) and not any(key in asked for key in (*ROLE_KEYS, "parts")):
+        return _asked(asked)
+    if isinstance(asked, list | dict):
+        turns = _without_silent_turns(_flat(asked)) if isinstance(asked, list) else [asked]
+        return unlearn_what_rests_on_hidden_calls([_with_role(turn) for turn in turns])
     if not isinstance(asked, str):
         raise RowRefused("unknown-layout", "the request holds no messages")
     return asked
 
 
-def _gemini_turn(turn: Any) -> Any:
+def _with_role(turn: Any) -> Any:
     """Return the turn with the role of the user, where Gemini was asked without a role."""
-    has_role = not isinstance(turn, dict) or "parts" not in turn or turn.get("role") is not None
-    return turn if has_role else {**turn, "role": "user"}
-
-
-def _history(value: Mapping[str, Any]) -> list[Message]:
-    history = parsed(one_of(value, "chat_history", "history"))
-    return read_messages(history, None) if isinstance(history, list) and history else []
-
-
-def _without_tools(turns: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return (turns, tools): Langfuse writes the tools that may be called as turns of a tool."""
-    tools = [one_of(turn, "content") for turn in turns if isinstance(one_of(one_of(turn, "content"), "function"), dict)]
-    return [turn for turn in turns if one_of(turn, "content") not in tools] if tools else turns, tools
+    lacks = isinstance(turn, dict) and "parts" in turn and turn.get("role") is None
+    return {**turn, "role": "user"} if lacks else turn
 
 
 def _flat(turns: list[Any]) -> list[Any]:
@@ -137,15 +127,8 @@ def is_response(value: Any) -> bool:
         keys = ("role", "lc", "from", "generated_text", "message", "toolName")
         known = (any(k in i for k in keys) or is_item(i) or _is_output_message(i) for i in items or ())
         return items is not None and all(known)
-    return isinstance(value, dict) and _is_response_object(value)
-
-
-def says_answer(value: Mapping[str, Any]) -> bool:
-    """Return whether an object may be what a model's API answered, and not one that it keeps or counts."""
-    return "status_code" in value or is_response(value) or one_of(value, *_ANSWERED, "content") is not None
-
-
-def _is_response_object(value: Mapping[str, Any]) -> bool:
+    if not isinstance(value, dict):
+        return False
     if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
         return True
     if has_completions(value):
@@ -159,27 +142,25 @@ def _is_response_object(value: Mapping[str, Any]) -> bool:
         return True
     if isinstance(value.get("error"), dict | str) and value["error"]:
         return True
-    return _is_text_response(value)
-
-
-def _is_text_response(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is the response of an API that completes texts, or says how an answer ended."""
-    if isinstance(one_of(value, "generated_text", "text_output"), str) or _is_text_output(value):
+    text = value.get("text")  # vLLM's own API answers with a list of one
+    if isinstance(one_of(value, "generated_text", "text_output"), str) or (all_texts(text) and len(text) == 1):
         return True
-    if _is_only_text(value.get("text")):
-        return True
-    ends = ("done", "done_reason", "stop_reason", "stopReason", "finish_reason", "completionReason", "results")
-    return any(end in value for end in (*ends, "stop_type", "promptFeedback", "lc"))
+    return _is_text_output(value) or any(end in value for end in (*ENDS, "done", "results", "promptFeedback", "lc"))
 
 
-def _is_only_text(value: Any) -> bool:
-    """Return whether a value is a list of one text, as vLLM's own API answers."""
-    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
+def says_answer(value: Mapping[str, Any]) -> bool:
+    """Return whether an object may be what a model's API answered, and not one that it keeps or counts."""
+    return "status_code" in value or is_response(value) or one_of(value, *_ANSWERED, "content") is not None
 
 
 def _is_text_output(value: Mapping[str, Any]) -> bool:
     """Return whether an object is Mistral's response on Bedrock."""
     return all(isinstance(one.get("text"), str) for one in objects(value.get("outputs")) or [{}])
+
+
+def _is_output_message(item: Any) -> bool:
+    """Return whether an item is a message of LM Studio's own API, which names no role."""
+    return isinstance(item, dict) and item.get("type") == "message" and "content" in item and "role" not in item
 
 
 def continues_request(value: Any) -> bool:
@@ -197,8 +178,8 @@ def has_completions(value: Mapping[str, Any]) -> bool:
     return all(isinstance(one.get("data"), dict) for one in objects(value.get("completions")) or [{}])
 
 
-def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
-    """Return (the messages that were answered, what was left out) of a text, a turn or a response object.
+def read_answer(value: Any) -> Answer:
+    """Return what was answered, of a text, a turn or a response object.
 
     Raise RowRefused: failed, cut-off-answer, unknown-layout, or what is wrong with a turn.
     """
@@ -212,19 +193,15 @@ def read_answer(value: Any) -> tuple[list[Message], tuple[str, ...]]:
     if not isinstance(value, dict):
         raise RowRefused("no-answer", "the response is empty")
     _refuse_failure(value)
-    return _of_object(value)
-
-
-def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
-    for key, read in _SEVERAL:
-        if key == "completions" and not has_completions(value):
-            continue
-        if isinstance(value.get(key), list):
-            if not value[key]:
+    for key in ("choices", "candidates", "completions", "generations"):
+        answers = value.get(key)
+        if isinstance(answers, list) and (key != "completions" or has_completions(value)):
+            if not answers:
                 raise RowRefused("no-answer", f"{key} is empty")
-            return read(value[key])
+            return _generations(answers) if key == "generations" else _choices(answers)
     if isinstance(value.get("output"), list):
-        return read_messages([_output_item(item) for item in value["output"]], None), ()
+        items = [{**one, "role": "assistant"} if _is_output_message(one) else one for one in value["output"]]
+        return read_messages(items, None), ()
     if isinstance(value.get("messages"), list):
         return read_messages(_flat(value["messages"]), None), ()
     if isinstance(value.get("message"), dict):
@@ -236,51 +213,29 @@ def _of_object(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]
     return _of_message(value)
 
 
-def _output_item(item: Any) -> Any:
-    """Return the item with a role: LM Studio's own API answers with messages that name none."""
-    return {**item, "role": "assistant"} if _is_output_message(item) else item
-
-
-def _is_output_message(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "message" and "content" in item and "role" not in item
-
-
-def _of_message(value: Mapping[str, Any]) -> tuple[list[Message], tuple[str, ...]]:
+def _of_message(value: Mapping[str, Any]) -> Answer:
     """Return an object that is the answer's message itself, or holds the answer as a text."""
     if any(key in value for key in ("role", "lc", "from")) or value.get("type") in ("message", "ai", "AIMessage"):
         return read_turn({"role": "assistant", **value} if "role" not in value and "content" in value else value), ()
-    inner = _inner_answer(value)
-    if listed(one_of(value, "tool_calls", "toolCalls")) and isinstance(inner, str | None):
-        return read_turn(_turn_with_calls(value, inner)), ()
-    if inner is not None and (isinstance(inner, str) or is_response(inner)):
-        thoughts = value.get("thinking") if isinstance(value.get("thinking"), str) else None
+    inner, content = parsed(one_of(value, *_ANSWERED)), value.get("content")
+    inner = inner[0] if all_texts(inner) and len(inner) == 1 else inner
+    if isinstance(inner, str) and inner[:1] == " " and not inner[1:2].isspace():
+        inner = inner[1:]  # between the prompt and a completion of it
+    calls = listed(one_of(value, "tool_calls", "toolCalls"))
+    if calls and isinstance(inner, str | None):
+        thoughts = {name: value[name] for name in THOUGHT_KEYS if isinstance(value.get(name), str)}
+        text = content if inner is None else inner
+        return read_turn({"role": "assistant", "content": text, "tool_calls": calls, **thoughts}), ()
+    if isinstance(inner, str) or (inner is not None and is_response(inner)):
         messages, changed = read_answer(inner)
-        return [*messages[:-1], _with_thoughts(messages[-1], thoughts)], changed
-    content = value.get("content")
+        if isinstance(value.get("thinking"), str) and not messages[-1].reasoning:
+            messages[-1] = replace(messages[-1], reasoning=value["thinking"])
+        return messages, changed
     if isinstance(content, dict) and "parts" in content:
         return read_turn({"role": "assistant", **content}), ()
     if isinstance(content, list | str):
         return read_turn({"role": "assistant", "content": content}), ()
     raise RowRefused("unknown-layout", f"the response has only {', '.join(str(key)[:30] for key in list(value)[:6])}")
-
-
-def _inner_answer(value: Mapping[str, Any]) -> Any:
-    inner = parsed(one_of(value, *_ANSWERED))
-    inner = inner[0] if _is_only_text(inner) else inner
-    if isinstance(inner, str) and inner[:1] == " " and not inner[1:2].isspace():
-        return inner[1:]  # between the prompt and a completion of it
-    return inner
-
-
-def _turn_with_calls(value: Mapping[str, Any], text: str | None) -> dict[str, Any]:
-    calls = one_of(value, "tool_calls", "toolCalls")
-    thoughts = {name: value[name] for name in THOUGHT_KEYS if isinstance(value.get(name), str)}
-    content = value.get("content") if text is None else text
-    return {"role": "assistant", "content": content, "tool_calls": calls, **thoughts}
-
-
-def _with_thoughts(message: Message, thoughts: str | None) -> Message:
-    return message if thoughts is None or message.reasoning else replace(message, reasoning=thoughts)
 
 
 def _text_answer(text: str) -> Message:
@@ -294,9 +249,7 @@ def _unwrapped(value: Any) -> Any:
         inner = next((body for key in _WRAPPERS if _is_body(body := parsed(value.get(key)))), None)
         if inner is None or any(key in value for key in ("choices", "messages", "role", "candidates", "type")):
             return value
-        status = value.get("status_code")
-        if isinstance(status, int) and status >= 400:
-            raise RowRefused("failed", f"the call failed with status {status}")
+        _refuse_status(value.get("status_code"))
         value = inner
     return value
 
@@ -305,19 +258,21 @@ def _is_body(value: Any) -> bool:
     return isinstance(value, dict | list) or (isinstance(value, str) and starts_events(value))
 
 
-def _refuse_failure(value: Mapping[str, Any]) -> None:
-    """Raise RowRefused for a call that failed, and for an answer that breaks off."""
-    status = one_of(value, "status_code", "statusCode")
+def _refuse_status(status: Any) -> None:
     if isinstance(status, int) and status >= 400:
         raise RowRefused("failed", f"the call failed with status {status}")
+
+
+def _refuse_failure(value: Mapping[str, Any]) -> None:
+    """Raise RowRefused for a call that failed, and for an answer that breaks off."""
+    _refuse_status(one_of(value, "status_code", "statusCode"))
     if value.get("error"):
         raise RowRefused("failed", f"the call failed: {str(one_of(value['error'], 'message') or value['error'])[:80]}")
     if (blocked := one_of(value.get("promptFeedback"), "blockReason")) is not None:
         raise RowRefused("failed", f"the request was blocked: {str(blocked)[:40]}")
     refuse_guarded(value)
-    details = value.get("incomplete_details")
     if value.get("status") == "incomplete":
-        _refuse_cut(one_of(details, "reason") or "max_output_tokens")
+        _refuse_cut(one_of(value.get("incomplete_details"), "reason") or "max_output_tokens")
     if value.get("status") in ("failed", "cancelled"):
         raise RowRefused("failed", f"the call is {value['status']}")
     refuse_cut_row(value)
@@ -335,37 +290,36 @@ def refuse_cut_row(row: Mapping[str, Any]) -> None:
 def _refuse_cut(reason: Any) -> None:
     """Raise RowRefused where an answer ended by its length or was stopped."""
     word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
-    if word in CUT_OFF:
+    if word in _CUT_OFF:
         raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")
-    if word in STOPPED:
+    if word in _STOPPED:
         raise RowRefused("failed", f"the answer was stopped: {reason}")
 
 
-def _choices(choices: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
+def _choices(choices: list[Any]) -> Answer:
     """Return the first choice; others answer the same question."""
     choice = choices[0]
     if not isinstance(choice, dict):
         raise RowRefused("wrong-type", "choices: a list of objects")
     ended = one_of(choice, "finish_reason", "finishReason")
     _refuse_cut(one_of(ended, "reason") or ended)
-    changed = ("other-answers",) if len(choices) > 1 else ()
     said = one_of(choice, "message", "content", "text", "data")
     said = one_of(said, "text") if isinstance(said, dict) and "role" not in said and "text" in said else said
-    if isinstance(said, str):
-        return [_text_answer(said)], changed
-    if not isinstance(said, dict):
+    if not isinstance(said, str | dict):
         raise RowRefused("no-answer", "the choice holds no message")
-    return read_turn({"role": "assistant", **said}), changed
+    messages = [_text_answer(said)] if isinstance(said, str) else read_turn({"role": "assistant", **said})
+    return messages, ("other-answers",) if len(choices) > 1 else ()
 
 
-def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
+def _generations(generations: list[Any]) -> Answer:
     """Read Cohere's answers, or LangChain's LLMResult: a list of prompts, each with a list of answers."""
     several = generations[0] if isinstance(generations[0], list) else generations
     if not several or not isinstance(several[0], dict):
         raise RowRefused("no-answer", "generations is empty")
     first = several[0]
-    for told in objects([first, one_of(first, "generation_info", "generationInfo") or {}]) or []:  # Cohere, LangChain
-        refuse_cut_row(told)
+    for told in (first, one_of(first, "generation_info", "generationInfo")):  # Cohere, LangChain
+        if isinstance(told, dict):
+            refuse_cut_row(told)
     changed = ("other-answers",) if len(several) > 1 else ()
     if isinstance(first.get("message"), dict):
         return read_turn(first["message"]), changed
@@ -374,14 +328,10 @@ def _generations(generations: list[Any]) -> tuple[list[Message], tuple[str, ...]
     raise RowRefused("no-answer", "the generation holds no message")
 
 
-# Where an API keeps its answers, and how each is read.
-_SEVERAL = (("choices", _choices), ("candidates", _choices), ("completions", _choices), ("generations", _generations))
-
-
-def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
-    items = objects(_flat(value))
+def _listed(value: list[Any]) -> Answer:
     if len(value) == 1 and isinstance(value[0], str):
         return [_text_answer(value[0])], ()
+    items = objects(_flat(value))
     if items is None:
         raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
     if isinstance(items[0].get("generated_text"), str):
@@ -390,15 +340,8 @@ def _listed(value: list[Any]) -> tuple[list[Message], tuple[str, ...]]:
         return [Message("assistant", "", tool_calls=tuple(read_call(item) for item in items))], ()
     if "message" in items[0] and "index" in items[0]:
         return _choices(list(items))
-    if any(one_of(item, "finish_reason") for item in items):  # OpenTelemetry puts it into the message
-        _refuse_cut(next(reason for item in items if (reason := one_of(item, "finish_reason"))))
+    _refuse_cut(next((reason for item in items if (reason := one_of(item, "finish_reason"))), None))  # OpenTelemetry
     return read_messages(items, None), ()
-
-
-# Items of OpenAI's Responses: tools that the provider ran itself, of which a log does not hold what they found, and
-# turns that say nothing. A search of the web is no such tool: its answer says what was found.
-
-HIDDEN_CALLS = ("file_search_call", "code_interpreter_call")
 
 
 def is_of_answer(item: dict[str, Any]) -> bool:
@@ -430,7 +373,7 @@ def unlearn_what_rests_on_hidden_calls(items: list[Any]) -> list[Any]:
     return [item for item in items if item.get("type") not in HIDDEN_CALLS]
 
 
-def without_silent_turns(items: list[Any]) -> list[Any]:
+def _without_silent_turns(items: list[Any]) -> list[Any]:
     """Return items without those that a program logs as the user's between a call and its result, empty."""
     kept: list[Any] = []
     for item, following in zip(items, [*items[1:], None], strict=False):

@@ -46,14 +46,23 @@ def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str
     times = {key: nodes[key]["message"].get("create_time") for key in spoken}
     if all(isinstance(time, int | float) for time in times.values()):
         spoken.sort(key=times.__getitem__)
-    below = {key: [other] for key, other in itertools.pairwise(spoken)}
     above = {other: key for key, other in itertools.pairwise(spoken)}
+    below = {key: [other] for other, key in above.items()}
     return {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
 
 
 def done(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
     ordered, changed = in_order(messages)
     return Conversation(name, ordered, changed=(("other-branches",) if left_out else ()) + cut + changed)
+
+
+class NotLearned(Exception):
+    """A turn that is read and not learned, and why."""
+
+    def __init__(self, refused: RowRefused, *messages: Message):
+        self.refused = refused
+        unlearned = [replace(message, weight=0) if message.role == "assistant" else message for message in messages]
+        self.messages = unlearned or [Message("assistant", "", 0)]
 
 
 def said_in_chat(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
@@ -71,41 +80,23 @@ def said_in_chat(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> 
             return noted.messages
 
     read_so_far, cut = before_media(list(turns), read_or_note)
-    found, ends = _with_whole_answers_unlearned(itertools.chain.from_iterable(read_so_far))
-    answers = [message.weight for message in found if message.role == "assistant"]
-    if not any(answers) and (why or answers):
-        raise (*why, RowRefused(NOT_HELD, "the result of a call is not held"))[0]
-    return found, ("ends-before-media",) if ends else cut
-
-
-def _with_whole_answers_unlearned(messages: Iterable[Message]) -> tuple[list[Message], bool]:
-    """Return (`messages` without weight in each answer of which a part has none or a call has no result,
-    whether they end before one of which nothing else is there). Of such an answer the words are kept, since
-    which calls have their results nobody can tell.
-    """
-    found: list[Message] = []
-    for asks, turn in itertools.groupby(messages, lambda message: message.role in ("user", "system")):
+    messages: list[Message] = []
+    asks = ("user", "system")
+    for asked, turn in itertools.groupby(itertools.chain.from_iterable(read_so_far), lambda one: one.role in asks):
         answer = list(turn)
-        if not asks and not (all(message.weight for message in answer) and _has_results(answer)):
-            words = [message for message in answer if message.role == "assistant" and message.content.strip()]
-            answer = [replace(message, weight=0, tool_calls=()) for message in words]
+        has_results = sum(len(one.tool_calls) for one in answer) == sum(one.role == "tool" for one in answer)
+        if not asked and not (has_results and all(one.weight for one in answer)):
+            # Which calls have their results nobody can tell: the words of such an answer are kept, and not learned.
+            words = [one for one in answer if one.role == "assistant" and one.content.strip()]
+            answer = [replace(one, weight=0, tool_calls=()) for one in words]
             if not answer:
-                return found, True
-        found += answer
-    return found, False
-
-
-def _has_results(answer: list[Message]) -> bool:
-    return sum(len(message.tool_calls) for message in answer) == sum(message.role == "tool" for message in answer)
-
-
-class NotLearned(Exception):
-    """A turn that is read and not learned, and why."""
-
-    def __init__(self, refused: RowRefused, *messages: Message):
-        self.refused = refused
-        unlearned = [replace(message, weight=0) if message.role == "assistant" else message for message in messages]
-        self.messages = unlearned or [Message("assistant", "", 0)]
+                cut = ("ends-before-media",)
+                break
+        messages += answer
+    weights = [message.weight for message in messages if message.role == "assistant"]
+    if not any(weights) and (why or weights):
+        raise (*why, RowRefused(NOT_HELD, "the result of a call is not held"))[0]
+    return messages, cut
 
 
 _PARENTS = (
@@ -123,7 +114,7 @@ def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
     None where nobody can tell.
     """
     everything = list(range(len(messages)))
-    plain = [{plain_name(key): value for key, value in message.items()} for message in messages]
+    plain = _plain(messages)
     own = next((name for name in _IDS if all(_is_id(one.get(name)) for one in plain)), None)
     above = next((name for name in _PARENTS if any(_is_id(one.get(name)) for one in plain)), None)
     if own is None or above is None:
@@ -132,8 +123,14 @@ def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
     parents = [places.get(str(one.get(above))) for one in plain]
     if len(places) < len(plain) or 2 * sum(parent is not None for parent in parents) < len(plain):
         return everything  # ids of something else, or a few messages that quote others
+    names = [None if parent is None else str(parent) for parent in parents]
     last = _last(plain, parents)
-    return None if last is None else _path_to(last, parents)
+    path = way_to(str(last), {str(place): name for place, name in enumerate(names)})
+    return [int(place) for place in path] or None  # a circle
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{plain_name(key): value for key, value in message.items()} for message in messages]
 
 
 def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether each message but the first names one of these as its parent."""
-    plain = [{plain_name(key): value for key, value in message.items()} for message in messages]
+    plain = _plain(messages)
     for own in _IDS:
         known = {str(one[own]) for one in plain if _is_id(one.get(own))}
         if len(known) == len(plain) and any(
@@ -164,17 +161,5 @@ def _last(plain: Sequence[Mapping[str, Any]], parents: Sequence[int | None]) -> 
         times = [as_time(one[name]) or 0.0 for one in plain]
         if all(parent is None or times[parent] <= times[place] for place, parent in enumerate(parents)):
             return max(range(len(plain)), key=lambda place: (times[place], place))
-    if all(parent is None or parent < place for place, parent in enumerate(parents)):
-        return len(plain) - 1
-    return None
-
-
-def _path_to(leaf: int, parents: Sequence[int | None]) -> list[int] | None:
-    path: list[int] = []
-    place: int | None = leaf
-    while place is not None:
-        if len(path) > len(parents):
-            return None  # a circle
-        path.append(place)
-        place = parents[place]
-    return path[::-1]
+    in_list = all(parent is None or parent < place for place, parent in enumerate(parents))
+    return len(plain) - 1 if in_list else None

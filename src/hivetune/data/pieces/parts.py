@@ -13,14 +13,10 @@ _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text",
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
 _CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall", "toolRequest")
 _RESULTS = (
-    "tool_result",
-    "tool-result",
-    "tool_call_response",
-    "function_call_output",
-    "toolResult",
-    "functionResponse",
-    "toolResponse",
+    *("tool_result", "tool-result", "tool_call_response", "function_call_output", "toolResult", "functionResponse"),
+    *("toolResponse", "tool-return", "retry-prompt", "custom_tool_call_output"),
 )
+# Keys below which Gemini, Bedrock and Goose put what a part is.
 _INNER = (
     *("functionCall", "functionResponse", "toolUse", "toolCall", "toolResult", "tool_call", "function_call"),
     "function_response",
@@ -31,6 +27,14 @@ _SILENT = (
     *("web_search", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
 )
 _SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with, which the provider ran
+_FILES = ("inlineData", "inline_data", "fileData", "file_data")
+# The only key that tells the kind of a part: Gemini and Bedrock name no types; Gemini's names in Python.
+_KINDS = {key: key for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint")}
+_KINDS |= {"function_call": "functionCall", "function_response": "functionResponse"}
+_SIDES = (
+    *(("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a")),
+    *(("user", "agent"), ("user", "bot")),
+)
 DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(.*?)</details>\s*", re.S)
 
 
@@ -56,52 +60,46 @@ def read_content(content: Any) -> Said:
     """Return a string, a part or a list of parts. Raise RowRefused: wrong-type, unsupported-content, bad-tool-call."""
     if isinstance(content, str):
         return Said([content])
-    found = Said()
-    if content is None:
-        return found
     if isinstance(content, dict) and ("type" in content or "text" in content):
         content = [content]
-    if not isinstance(content, list):
+    if content is not None and not isinstance(content, list):
         raise RowRefused("wrong-type", "content: a string, or a list of parts")
-    if content and all(isinstance(part, str) for part in content):
+    if all_texts(content):
         return Said(["\n".join(content)])  # a text as its lines
-    if any(isinstance(part, str) for part in content):  # a text in pieces, some of them bold or links
-        content = [part["text"] if _is_piece(part) else part for part in content]
-    for part in content:
+    said = Said()
+    pieces = any(isinstance(part, str) for part in content or ())  # of one text, some of them bold or links
+    for part in content or ():
+        if pieces and isinstance(one_of(part, "text"), str) and _kind(part) not in _THOUGHTS:
+            part = part["text"]
         if isinstance(part, str):
-            found.texts.append(part)
+            said.texts.append(part)
         else:
-            _add(found, part)
-    return found
+            _add(said, part)
+    return said
 
 
-def _is_piece(part: Any) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("text"), str) and _kind(part) not in _THOUGHTS
-
-
-def _add(found: Said, part: Any) -> None:
+def _add(said: Said, part: Any) -> None:
     if not isinstance(part, dict):
         raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
     kind = _kind(part)
     if kind in _TEXTS:
-        found.texts.append(_text(part, "text", "refusal", "content", "value"))
+        said.texts.append(_text(part, "text", "refusal", "content", "value"))
     elif kind in _THOUGHTS or str(kind).endswith("ReasoningContent"):  # the last: .NET's
-        found.thoughts += _thoughts(part)
+        said.thoughts += _thoughts(part)
     elif kind in _CALLS:
         inner = _inner(part)
         if kind == "tool_use" and "name" in part and one_of(part, "input", "arguments", "args", "parameters") is None:
-            raise RowRefused(
-                "bad-tool-call", f"the log does not hold the input of the call of {str(part['name'])[:40]}"
-            )
-        found.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
+            why = f"the log does not hold the input of the call of {str(part['name'])[:40]}"
+            raise RowRefused("bad-tool-call", why)
+        said.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
     elif kind == "custom_tool_call":
-        found.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
-    elif kind in _RESULTS or kind == "custom_tool_call_output":
-        found.results.append(_result(_inner(part)))
-    elif _is_invocation(part):
-        _add_invocation(found, part)
+        said.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
+    elif kind in _RESULTS:
+        said.results.append(_result(_inner(part)))
+    elif kind == "tool-invocation" or (str(kind).startswith("tool-") and "state" in part):
+        _add_invocation(said, part)
     elif kind not in _SILENT:
-        found.texts += _texts_within(kind, part)
+        said.texts += _texts_within(kind, part)
 
 
 def parts_in(text: str) -> list[Any] | None:
@@ -115,46 +113,39 @@ def parts_in(text: str) -> list[Any] | None:
 
 def has_results(content: Any) -> bool:
     """Return whether a list of parts holds what tools gave back."""
-    return isinstance(content, list) and any(isinstance(part, dict) and _kind(part) in _RESULTS for part in content)
+    return any(isinstance(part, dict) and _kind(part) in _RESULTS for part in listed(content))
 
 
 def are_calls(content: Any) -> bool:
     """Return whether all parts of a content are calls as OpenAI's `tool_calls` hold them."""
-    return (
-        isinstance(content, list) and bool(content) and all(isinstance(one, dict) and is_call(one) for one in content)
-    )
+    return bool(listed(content)) and all(isinstance(one, dict) and _is_call(one) for one in content)
 
 
-def is_call(part: Mapping[str, Any]) -> bool:
+def _is_call(part: Mapping[str, Any]) -> bool:
     return part.get("type") == "function" and isinstance(part.get("function"), dict)
 
 
-_KINDS = {key: key for key in ("text", "functionCall", "functionResponse", "toolUse", "toolResult", "cachePoint")}
-_KINDS |= {"function_call": "functionCall", "function_response": "functionResponse"}  # Gemini's names in Python
-
-
 def _kind(part: Mapping[str, Any]) -> Any:
-    """Return the type of a part, or the only key that tells it: Gemini and Bedrock name no types."""
+    """Return the type of a part, or the key that tells it."""
     if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
         return "thought"
-    if is_call(part):
+    if _is_call(part):
         return "tool_call"
     if "type" in part:
         searched = part["type"] == "server_tool_use" and str(part.get("name")).startswith(_SEARCHES)
         return "web_search" if searched else part["type"]
+    if "part_kind" in part:  # Pydantic AI
+        return part["part_kind"]
     if "reasoningContent" in part:
         return "reasoning"
-    part = {
-        key: value for key, value in part.items() if value is not None
-    }  # Python writes all the kinds that it is not
-    for key, kind in _KINDS.items():
-        if key in part:
-            return kind
-    if "name" in part and any(key in part for key in ("arguments", "args")):
+    told = [key for key, value in part.items() if value is not None]  # Python writes all the kinds that it is not
+    if known := next((kind for key, kind in _KINDS.items() if key in told), None):
+        return known
+    if "name" in told and ("arguments" in told or "args" in told):
         return "tool_call"  # frameworks that give each kind a class and write its fields alone
-    if "call_id" in part or "tool_call_id" in part:
+    if "call_id" in told or "tool_call_id" in told:
         return "tool_result"
-    return next(iter(part), None)
+    return next(iter(told), None)
 
 
 def _text(part: Mapping[str, Any], *names: str) -> str:
@@ -188,21 +179,17 @@ def _thoughts(part: Mapping[str, Any]) -> list[str]:
     value = one_of(part, "thinking", "reasoning", "text", "content", "summary", "value")
     if isinstance(value, list):
         return [text for item in value if isinstance(text := one_of(item, "text"), str)]
-    if isinstance(value, dict):
-        value = value.get("text")
+    value = value.get("text") if isinstance(value, dict) else value
     return [value] if isinstance(value, str) else []
 
 
 def _inner(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part itself, or what Gemini, Bedrock and Goose put below a key that names its kind."""
-    for key in _INNER:
-        inner = part.get(key)
-        if isinstance(inner, dict) and "status" in inner and "id" in part:  # Goose's calls and results
-            value = inner.get("value", inner.get("error"))
-            return {"id": part["id"], **(value if isinstance(value, dict) else {"content": value})}
-        if isinstance(inner, dict):
-            return inner
-    return part
+    """Return the part itself, or what stands below a key that names its kind."""
+    inner = next((part[key] for key in _INNER if isinstance(part.get(key), dict)), part)
+    if inner is not part and "status" in inner and "id" in part:  # Goose's calls and results
+        value = inner.get("value", inner.get("error"))
+        return {"id": part["id"], **(value if isinstance(value, dict) else {"content": value})}
+    return inner
 
 
 def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
@@ -222,47 +209,27 @@ def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     return text, call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
 
 
-_FILES = ("inlineData", "inline_data", "fileData", "file_data")
-
-
-def _is_invocation(part: Mapping[str, Any]) -> bool:
-    kind = part.get("type")
-    return kind == "tool-invocation" or (isinstance(kind, str) and kind.startswith("tool-") and "state" in part)
-
-
-def _add_invocation(found: Said, part: Mapping[str, Any]) -> None:
+def _add_invocation(said: Said, part: Mapping[str, Any]) -> None:
     """Add a call of the AI SDK, which holds its result in one part."""
     inner = part.get("toolInvocation")
     call = dict(inner) if isinstance(inner, dict) else dict(part)
     call.setdefault("toolName", str(part.get("type", "")).removeprefix("tool-"))
-    found.calls.append(read_call({key: call.get(key) for key in ("toolName", "toolCallId", "args", "input")}))
+    said.calls.append(read_call({key: call.get(key) for key in ("toolName", "toolCallId", "args", "input")}))
     result = one_of(call, "result", "output", "errorText")
     if result is None:
         raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
     call_id = call.get("toolCallId")
-    found.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
-
-
-_SIDES = (
-    *(("input", "output"), ("user", "assistant"), ("question", "answer"), ("human", "assistant"), ("q", "a")),
-    *(("user", "agent"), ("user", "bot")),
-)
+    said.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
 
 
 def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the question and the answer of a turn that holds both."""
+    """Return the question and the answer of a turn that holds both, each a text or its lines."""
     for names in _SIDES:
-        question, answer = (_lines(turn.get(name)) for name in names)
-        if question is not None and answer is not None:
+        values = [turn.get(name) for name in names]
+        question, answer = ("\n".join(value) if all_texts(value) else value for value in values)
+        if isinstance(question, str) and isinstance(answer, str):
             return question, answer
     return None
-
-
-def _lines(value: Any) -> str | None:
-    """Return a text, or its lines as a list."""
-    if all_texts(value):
-        return "\n".join(value)
-    return value if isinstance(value, str) else None
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
@@ -274,37 +241,21 @@ def split_thoughts(text: str) -> tuple[str, str]:
     return "\n".join(lines).strip(), found.string[found.end() :]
 
 
-def kernel_turn(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a turn of Semantic Kernel with its role and parts under the names of others; any other turn as it is."""
-    items = objects(one_of(turn, "items", "Items"))
-    if items is None or turn.get("content"):
-        return turn
-    role = one_of(turn, "role", "Role")
-    return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
-
-
 def plain_parts(content: Any) -> Any:
-    """Return a content whose parts are Semantic Kernel's as the parts that are known here; any other content as it
-    is.
-    """
-    if isinstance(content, list) and any(
-        isinstance(one, dict) and ("$type" in one or "content_type" in one) for one in content
-    ):
-        return [_kernel_part(one) if isinstance(one, dict) else one for one in content]
-    return content
+    """Return a content whose parts are Semantic Kernel's, in .NET or in Python, as the parts that are known here."""
+    if not any(isinstance(one, dict) and ("$type" in one or "content_type" in one) for one in listed(content)):
+        return content
+    return [_kernel_part(one) if isinstance(one, dict) else one for one in content]
 
 
 def _kernel_part(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a turn of Semantic Kernel, in .NET or in Python."""
-    said = {key[:1].lower() + key[1:]: value for key, value in item.items()}
-    kind = str(one_of(said, "$type", "content_type")).removesuffix("Content").lower().replace("_", "")
-    name = "-".join(part for part in (one_of(said, "pluginName", "plugin_name"), one_of(said, *_KERNEL_NAMES)) if part)
+    part = {key[:1].lower() + key[1:]: value for key, value in item.items()}
+    kind = str(one_of(part, "$type", "content_type")).removesuffix("Content").lower().replace("_", "")
+    names = one_of(part, "pluginName", "plugin_name"), one_of(part, "functionName", "function_name", "name")
+    name = "-".join(filter(None, names))
     if kind == "functioncall":
-        return {"type": "tool_use", "id": said.get("id"), "name": name, "input": parsed(said.get("arguments"))}
+        return {"type": "tool_use", "id": part.get("id"), "name": name, "input": parsed(part.get("arguments"))}
     if kind == "functionresult":
-        result = said.get("result")
-        return {"type": "tool_result", "tool_use_id": one_of(said, "callId", "id"), "content": result, "name": name}
-    return {**said, "type": kind}
-
-
-_KERNEL_NAMES = ("functionName", "function_name", "name")
+        ids = {"tool_use_id": one_of(part, "callId", "id"), "name": name}
+        return {"type": "tool_result", "content": part.get("result"), **ids}
+    return {**part, "type": kind}

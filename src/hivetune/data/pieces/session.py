@@ -8,9 +8,7 @@ from hivetune.data.pieces.turns import in_order, read_messages, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
-_AGENTS = ("claude-code", "codex", "pi", "antigravity")
-
-
+_AGENTS = ("claude-code", "codex", "pi", "antigravity")  # programs that may hide what was thought
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 # Answers beside a list of messages, of which nothing else in the row can be the answer.
 TEXT_ANSWERS = (
@@ -21,7 +19,37 @@ ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns
 _MAX_NAMED = 5
 
 
-def with_roles(turns: list[Any], assistant: Any) -> list[Any]:
+def spoken(name: str, turns: list[tuple[str, Any]], assistant: Any) -> Conversation:
+    """Return the conversation of people: `turns` are (speaker, text), `assistant` is who answers."""
+    said = [{"speaker": speaker, "content": text} for speaker, text in turns]
+    return read_session({"hivetune_session": name, "messages": said, ASSISTANT: assistant})
+
+
+def read_session(row: Row) -> Conversation:
+    """Return the conversation that the format of a file put together from many lines. Raise RowRefused."""
+    turns, system = _with_roles(row["messages"], row.get(ASSISTANT)), row.get("system")
+    cut: tuple[str, ...] = ()
+    try:
+        read = read_messages(turns, system)
+    except RowRefused as refused:
+        if refused.reason not in NO_TEXT:
+            raise
+        held, cut = before_media(turns, read_turn)  # up to the first turn that holds an image or a file
+        read = read_messages(turns[: len(held)], system)
+    name = str(row["hivetune_session"])
+    answered = [message for message in read if not is_lone_thought(message, silent=name in _AGENTS)]
+    asked = next((i for i, message in enumerate(answered) if message.role == "user"), None)
+    if asked is None:
+        raise RowRefused("no-question")
+    # Results in front of the first question are left out: their calls stand elsewhere.
+    begun = [message for i, message in enumerate(answered) if i >= asked or message.role != "tool"]
+    messages, told = _with_results(begun)
+    ordered, more = in_order(_system_first(messages))
+    lone = () if len(answered) == len(read) else ("lone-thought",)
+    return Conversation(name, ordered, changed=(*row.get("left_out", ()), *cut, *lone, *told, *more))
+
+
+def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The
     name of a speaker stays in front of what they say where several ask. Raise RowRefused: who-answers.
     """
@@ -33,28 +61,15 @@ def with_roles(turns: list[Any], assistant: Any) -> list[Any]:
         raise RowRefused(
             "who-answers", f"{named}: say who answers, as in --columns assistant={speakers.most_common(1)[0][0]}"
         )
-    several = len(speakers) > 2
-    return [_with_role(turn, assistant, several=several) if "speaker" in turn else turn for turn in turns]
-
-
-def _with_role(turn: dict[str, Any], assistant: Any, *, several: bool) -> dict[str, Any]:
-    rest = {key: value for key, value in turn.items() if key != "speaker"}
-    if turn["speaker"] == assistant:
-        return {"role": "assistant", **rest}
-    named = several and isinstance(rest.get("content"), str)
-    return {"role": "user", **rest, **({"content": f"{turn['speaker']}: {rest['content']}"} if named else {})}
-
-
-def read_session(row: Row) -> Conversation:
-    """Return the conversation that the format of a file put together from many lines. Raise RowRefused."""
-    read, cut = _read_to_media(with_roles(row["messages"], row.get(ASSISTANT)), row.get("system"))
-    silent = str(row["hivetune_session"]) in _AGENTS
-    answered = [message for message in read if not is_lone_thought(message, silent=silent)]
-    messages, told = _with_results(_from_question(answered))
-    ordered, more = in_order(system_first(messages))
-    lone = () if len(answered) == len(read) else ("lone-thought",)
-    changed = (*row.get("left_out", ()), *cut, *lone, *told, *more)
-    return Conversation(str(row["hivetune_session"]), ordered, changed=changed)
+    found: list[Any] = []
+    for turn in turns:
+        if "speaker" in turn:
+            speaker, rest = turn["speaker"], {key: value for key, value in turn.items() if key != "speaker"}
+            if speaker != assistant and len(speakers) > 2 and isinstance(rest.get("content"), str):
+                rest["content"] = f"{speaker}: {rest['content']}"
+            turn = {"role": "assistant" if speaker == assistant else "user", **rest}
+        found.append(turn)
+    return found
 
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
@@ -63,27 +78,6 @@ def is_lone_thought(message: Message, *, silent: bool) -> bool:
     """
     said = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not said and (silent or bool(message.reasoning))
-
-
-def _from_question(messages: list[Message]) -> list[Message]:
-    """Return the messages without results in front of the first question, whose calls stand elsewhere. Raise
-    RowRefused: no-question.
-    """
-    asked = next((i for i, message in enumerate(messages) if message.role == "user"), None)
-    if asked is None:
-        raise RowRefused("no-question")
-    return [message for i, message in enumerate(messages) if i >= asked or message.role != "tool"]
-
-
-def _read_to_media(turns: list[Any], system: Any) -> tuple[list[Message], tuple[str, ...]]:
-    """Return (messages, reasons of severity warn) of a session, up to the first turn that holds an image or a file."""
-    try:
-        return read_messages(turns, system), ()
-    except RowRefused as refused:
-        if refused.reason not in NO_TEXT:
-            raise
-    held, cut = before_media(turns, read_turn)
-    return read_messages(turns[: len(held)], system), cut
 
 
 def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
@@ -105,7 +99,7 @@ def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ..
     return found, tuple(dict.fromkeys(told))
 
 
-def system_first(messages: list[Message]) -> list[Message]:
+def _system_first(messages: list[Message]) -> list[Message]:
     """Return what a system says between two questions, of a program that asks in several turns, in front of them."""
     ordered: list[Message] = []
     for i, message in enumerate(messages):
@@ -122,5 +116,5 @@ def ordered_conversation(
     name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
 ) -> Conversation:
     """Return the conversation of the format `name`. `used`: the columns that it was read from."""
-    ordered, more = in_order(system_first(messages))
+    ordered, more = in_order(_system_first(messages))
     return Conversation(name, ordered, tools, changed=(*changed, *more), explained=used)

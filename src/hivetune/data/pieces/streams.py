@@ -10,13 +10,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.pieces.parts import read_content
-from hivetune.data.pieces.said import listed, objects, one_of, parsed
+from hivetune.data.pieces.said import all_texts, listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
 StreamPieces = Sequence[Mapping[str, Any]]
 Response = dict[str, Any]
+_Joiner = Callable[[StreamPieces], Response | None]  # None: the last piece is missing
 _EVENT_HEADS = ("data:", "event:", ": ", "id:")
 _EVENT_MARK = "data:"
+_EVENT_LINE = re.compile(r"(?:data|event|id|retry)?:")
+_BEGINNINGS = (*_EVENT_HEADS, "retry:", "{")
+# Where pieces of unknown APIs say of themselves what they are.
+_KINDS = ("event_type", "event", "type", "object", "kind")
+_FINISHED = ("done", "is_finished", "finished", "is_final")
+_PIECE = re.compile(r"delta|chunk|token|(?:start|end|stop|done|ping|finish)$", re.I)
 DATA_KEY = "__data__"  # of an object that stands beside the name of its class
 _OF_GEMINI = ("candidates", "usageMetadata", "promptFeedback", "usage_metadata", "prompt_feedback")
 _OF_BEDROCK = frozenset(
@@ -33,15 +40,12 @@ def starts_events(text: str) -> bool:
 
 def pieces_in(value: Any) -> StreamPieces | None:
     """Return the pieces of one answer, from a list of them or from the text that was sent; None for any other value."""
-    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):
+    if all_texts(value):
         value = "\n".join(value)  # a recorder keeps the lines of what was sent
-    items = _sent(value) if isinstance(value, str) else _bare(objects(value))
+    items = _sent(value) if isinstance(value, str) else objects(value)
+    if items and all(DATA_KEY in item for item in items):  # Llama Stack keeps each with the name of its class
+        items = objects([item[DATA_KEY] for item in items])
     return items if items and _joiner(items) is not None else None
-
-
-def _bare(items: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return pieces that a program keeps each with the name of its class, as Llama Stack does, without it."""
-    return objects([item[DATA_KEY] for item in items]) if items and all(DATA_KEY in item for item in items) else items
 
 
 def whole_response(pieces: StreamPieces) -> Response:
@@ -118,26 +122,20 @@ def _tells_kinds(items: StreamPieces) -> bool:
     return all(isinstance(kind, str) for kind in kinds) and any(_PIECE.search(kind) for kind in kinds)
 
 
-_BEGINNINGS = (*_EVENT_HEADS, "retry:", "{")
-_EVENT_LINE = re.compile(r"(?:data|event|id|retry)?:")
-_KINDS = ("event_type", "event", "type", "object", "kind")
-_FINISHED = ("done", "is_finished", "finished", "is_final")
-_PIECE = re.compile(r"delta|chunk|token|(?:start|end|stop|done|ping|finish)$", re.I)
-
-
-def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | None:
-    """Return what puts these pieces together; None: they are none. It gives None where the end is missing."""
+def _joiner(items: StreamPieces) -> _Joiner | None:
+    """Return what puts these pieces together; None: they are none."""
+    kinds = [item.get("type") for item in items]
     if any(map(_is_chunk, items)):
         return _openai
     if all(item.get("object") == "text_completion" for item in items):
         return _openai_text
-    if all(isinstance(item.get("type"), str) for item in items):
-        return _events_of([item["type"] for item in items])
+    if all(isinstance(kind, str) for kind in kinds):
+        return _joiner_of_events({str(kind) for kind in kinds})
     if all(isinstance(item.get("event_type"), str) and "is_finished" in item for item in items):
         return _cohere_text
     if all(isinstance(item.get("done"), bool) for item in items):
         return _ollama
-    if _is_of_cody(items):
+    if items[-1] == {} and len(items) > 1 and all(isinstance(item.get("deltaText"), str) for item in items[:-1]):
         return _cody
     if any("candidates" in item for item in items) and all(one_of(item, *_OF_GEMINI) is not None for item in items):
         return _gemini
@@ -147,16 +145,17 @@ def _joiner(items: StreamPieces) -> Callable[[StreamPieces], Response | None] | 
         return _bedrock_text
     if all(map(_is_mistral, items)):
         return _mistral
-    return _llama if all(map(_is_llama, items)) else None
+    is_llama = all(isinstance(item.get("content"), str) and isinstance(item.get("stop"), bool) for item in items)
+    return _llama if is_llama else None
 
 
-def _events_of(kinds: Sequence[str]) -> Callable[[StreamPieces], Response | None] | None:
+def _joiner_of_events(kinds: set[str]) -> _Joiner | None:
     if "message_start" in kinds:
         return _anthropic
     if "message-start" in kinds:
         return _cohere
     if "completion" in kinds:
-        return _anthropic_text if {"completion", "ping"}.issuperset(kinds) else None
+        return _anthropic_text if kinds <= {"completion", "ping"} else None
     is_responses = all(kind.startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
     return _responses if is_responses else None
 
@@ -172,16 +171,48 @@ def _is_mistral(item: Mapping[str, Any]) -> bool:
     return texts is not None and all(isinstance(one.get("text"), str) and "stop_reason" in one for one in texts)
 
 
+def _text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise RowRefused("unsupported-content", "a piece of a stream that is no text")
+    return value or ""
+
+
+def _joined(texts: Iterable[Any]) -> str:
+    return "".join(map(_text, texts))
+
+
+def _completion(texts: Iterable[Any], end: Any) -> Response | None:
+    """Return the response of an API that completes a text."""
+    return None if end is None else {"completion": _joined(texts), "stop_reason": end}
+
+
 def _mistral(pieces: StreamPieces) -> Response | None:
     """Join Mistral's texts on Bedrock."""
-    texts = [text for piece in pieces for text in (objects(piece.get("outputs")) or [])[:1]]
-    end = texts[-1]["stop_reason"]
-    text = "".join(one["text"] for one in texts).lstrip(" ")
-    return None if end is None else {"outputs": [{"text": text, "stop_reason": end}]}
+    texts = [piece["outputs"][0] for piece in pieces]
+    return _completion([_joined(one["text"] for one in texts).lstrip(" ")], texts[-1]["stop_reason"])
 
 
-def _is_llama(item: Mapping[str, Any]) -> bool:
-    return isinstance(item.get("content"), str) and isinstance(item.get("stop"), bool)
+def _anthropic_text(pieces: StreamPieces) -> Response | None:
+    """Join text completions, the API before messages."""
+    return _completion((piece.get("completion") for piece in pieces), one_of(pieces[-1], "stop_reason"))
+
+
+def _cody(pieces: StreamPieces) -> Response | None:
+    """Join what Sourcegraph sends to Cody; the last event is empty."""
+    end = next((piece["stopReason"] for piece in reversed(pieces[:-1]) if piece.get("stopReason")), "stop")
+    return _completion((piece["deltaText"] for piece in pieces[:-1]), end)
+
+
+def _bedrock_text(pieces: StreamPieces) -> Response | None:
+    """Join text that a model of Bedrock sent in its own form."""
+    name = next(name for name in _TEXTS_OF_BEDROCK if name in pieces[0])
+    return _completion((piece[name] for piece in pieces), one_of(pieces[-1], "stop_reason", "completionReason"))
+
+
+def _llama(pieces: StreamPieces) -> Response | None:
+    """Join llama.cpp's own completions."""
+    last = pieces[-1]
+    return {**last, "content": _joined(piece["content"] for piece in pieces)} if last["stop"] else None
 
 
 def _openai(pieces: StreamPieces) -> Response | None:
@@ -200,29 +231,21 @@ def _openai(pieces: StreamPieces) -> Response | None:
         _add_calls(calls, objects(one_of(delta, "tool_calls")) or [])
         if isinstance(one_of(delta, "function_call"), dict):
             _add_calls(calls, [{"index": 0, "function": delta["function_call"]}])
-    if end is None:
-        return None
     message: Response = {"role": "assistant", **{name: text or None for name, text in said.items()}}
     if calls:
         message["tool_calls"] = list(calls.values())
-    return {"choices": [{"message": message, "finish_reason": end}]}
+    return None if end is None else {"choices": [{"message": message, "finish_reason": end}]}
 
 
 def _openai_text(pieces: StreamPieces) -> Response | None:
-    choices = list(_first_choices(pieces))
+    choices = _first_choices(pieces)
     end = next((choice["finish_reason"] for choice in reversed(choices) if choice.get("finish_reason")), None)
-    text = "".join(_text(choice.get("text")) for choice in choices)
+    text = _joined(choice.get("text") for choice in choices)
     return None if end is None else {"choices": [{"text": text, "finish_reason": end}]}
 
 
-def _first_choices(pieces: StreamPieces) -> Iterable[dict[str, Any]]:
-    return (choice for piece in pieces for choice in objects(piece.get("choices")) or [] if not choice.get("index"))
-
-
-def _text(value: Any) -> str:
-    if value is not None and not isinstance(value, str):
-        raise RowRefused("unsupported-content", "a piece of a stream that is no text")
-    return value or ""
+def _first_choices(pieces: StreamPieces) -> list[dict[str, Any]]:
+    return [choice for piece in pieces for choice in objects(piece.get("choices")) or [] if not choice.get("index")]
 
 
 def _add_calls(calls: dict[Any, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
@@ -258,54 +281,32 @@ def _anthropic(pieces: StreamPieces) -> Response | None:
     return None if end is None else {"type": "message", "role": "assistant", "content": content, "stop_reason": end}
 
 
-def _anthropic_text(pieces: StreamPieces) -> Response | None:
-    """Return text completions, the API before messages."""
-    end = one_of(pieces[-1], "stop_reason")
-    text = "".join(_text(piece.get("completion")) for piece in pieces)
-    return None if end is None else {"type": "completion", "completion": text, "stop_reason": end}
-
-
-def _is_of_cody(items: StreamPieces) -> bool:
-    return items[-1] == {} and len(items) > 1 and all(isinstance(item.get("deltaText"), str) for item in items[:-1])
-
-
-def _cody(pieces: StreamPieces) -> Response | None:
-    """Return what Sourcegraph sends to Cody; the last event is empty."""
-    end = next((piece["stopReason"] for piece in reversed(pieces[:-1]) if piece.get("stopReason")), "stop")
-    return {"completion": "".join(piece["deltaText"] for piece in pieces[:-1]), "stop_reason": end}
-
-
 def _cohere_text(pieces: StreamPieces) -> Response | None:
     """Return the first version of Cohere's API: the last event holds the response whole."""
-    found = one_of(pieces[-1], "response")
-    return {"finish_reason": pieces[-1].get("finish_reason"), **found} if isinstance(found, dict) else None
+    whole = one_of(pieces[-1], "response")
+    return {"finish_reason": pieces[-1].get("finish_reason"), **whole} if isinstance(whole, dict) else None
 
 
 def _cohere(pieces: StreamPieces) -> Response | None:
-    said: dict[str, Any] = {"role": "assistant"}
+    deltas = [(piece.get("index"), one_of(piece.get("delta"), "message")) for piece in pieces]
+    text = _joined(one_of(one_of(delta, "content"), "text") for _, delta in deltas)
+    plan = _joined(one_of(delta, "tool_plan") for _, delta in deltas)
+    said: dict[str, Any] = {"role": "assistant", "content": text}
     calls: dict[Any, dict[str, Any]] = {}
-    end = None
-    for piece in pieces:
-        delta = one_of(piece.get("delta"), "message")
-        end = one_of(piece.get("delta"), "finish_reason") or end
-        for name, text in (
-            ("content", one_of(one_of(delta, "content"), "text")),
-            ("tool_plan", one_of(delta, "tool_plan")),
-        ):
-            said[name] = said.get(name, "") + _text(text)
+    for place, delta in deltas:
         if isinstance(call := one_of(delta, "tool_calls"), dict):
-            _add_calls(calls, [{"index": piece.get("index"), **call}])
-    plan = said.pop("tool_plan", "")
+            _add_calls(calls, [{"index": place, **call}])
     if calls:
-        said["tool_calls"], said["content"] = list(calls.values()), said["content"] or plan
-    return None if end is None else {"message": said, "finish_reason": end}
+        said |= {"tool_calls": list(calls.values()), "content": text or plan}
+    ends = [end for piece in pieces if (end := one_of(piece.get("delta"), "finish_reason"))]
+    return {"message": said, "finish_reason": ends[-1]} if ends else None
 
 
 def _responses(pieces: StreamPieces) -> Response | None:
-    """Return the last event holds the response whole."""
+    """Return the response that the last event holds whole."""
     ends = ("response.completed", "response.incomplete", "response.failed")
-    found = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
-    return found if isinstance(found, dict) else None
+    whole = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
+    return whole if isinstance(whole, dict) else None
 
 
 def _ollama(pieces: StreamPieces) -> Response | None:
@@ -313,19 +314,14 @@ def _ollama(pieces: StreamPieces) -> Response | None:
     if not last.get("done"):
         return None
     if "message" not in pieces[0]:
-        thoughts = "".join(_text(piece.get("thinking")) for piece in pieces)
-        return {
-            **last,
-            "response": "".join(_text(piece.get("response")) for piece in pieces),
-            "thinking": thoughts or None,
-        }
+        said = {name: _joined(piece.get(name) for piece in pieces) for name in ("response", "thinking")}
+        return {**last, "response": said["response"], "thinking": said["thinking"] or None}
     messages = [piece["message"] for piece in pieces if isinstance(piece.get("message"), dict)]
-    said: dict[str, Any] = {"role": "assistant"}
-    for name in ("content", "thinking"):
-        said[name] = "".join(_text(message.get(name)) for message in messages) or None
-    if calls := [call for message in messages for call in listed(message.get("tool_calls"))]:
-        said["tool_calls"] = calls
-    return {**last, "message": said}
+    message: dict[str, Any] = {"role": "assistant"}
+    message |= {name: _joined(one.get(name) for one in messages) or None for name in ("content", "thinking")}
+    if calls := [call for one in messages for call in listed(one.get("tool_calls"))]:
+        message["tool_calls"] = calls
+    return {**last, "message": message}
 
 
 def _gemini(pieces: StreamPieces) -> Response | None:
@@ -352,40 +348,19 @@ def _bedrock(pieces: StreamPieces) -> Response | None:
         end = one_of(piece.get("messageStop"), "stopReason") or end
         begun, step = piece.get("contentBlockStart"), piece.get("contentBlockDelta")
         if isinstance(call := one_of(one_of(begun, "start"), "toolUse"), dict):
-            blocks[one_of(begun, "contentBlockIndex")] = {"toolUse": {**call}}
-        if step is not None:
-            _add_to_block(blocks.setdefault(one_of(step, "contentBlockIndex"), {}), one_of(step, "delta") or {})
+            blocks[one_of(begun, "contentBlockIndex")] = {"toolUse": {"input": "", **call}}
+        if step is None:
+            continue
+        block, delta = blocks.setdefault(one_of(step, "contentBlockIndex"), {}), one_of(step, "delta") or {}
+        if isinstance(delta.get("text"), str):
+            block["text"] = block.get("text", "") + delta["text"]
+        if isinstance(thought := one_of(delta.get("reasoningContent"), "text"), str):
+            known = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})
+            known["reasoningText"]["text"] += thought
+        if isinstance(arguments := one_of(delta.get("toolUse"), "input"), str) and "toolUse" in block:
+            block["toolUse"]["input"] += arguments
     for block in blocks.values():
         if "toolUse" in block:
-            block["toolUse"]["input"] = parsed(block["toolUse"].get("input") or "{}")
-    content = list(blocks.values())
-    return (
-        None if end is None else {"output": {"message": {"role": "assistant", "content": content}}, "stopReason": end}
-    )
-
-
-def _add_to_block(block: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    if isinstance(delta.get("text"), str):
-        block["text"] = block.get("text", "") + delta["text"]
-    thought = one_of(delta.get("reasoningContent"), "text")
-    if isinstance(thought, str):
-        known = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})
-        known["reasoningText"]["text"] += thought
-    arguments = one_of(delta.get("toolUse"), "input")
-    if isinstance(arguments, str) and "toolUse" in block:
-        block["toolUse"]["input"] = block["toolUse"].get("input", "") + arguments
-
-
-def _bedrock_text(pieces: StreamPieces) -> Response | None:
-    """Return text that a model of Bedrock sent in its own form."""
-    end = one_of(pieces[-1], "stop_reason", "completionReason")
-    name = next(name for name in _TEXTS_OF_BEDROCK if name in pieces[0])
-    text = "".join(piece[name] for piece in pieces)
-    return None if end is None else {"generation": text, "stop_reason": end}
-
-
-def _llama(pieces: StreamPieces) -> Response | None:
-    """Join llama.cpp's own completions."""
-    last = pieces[-1]
-    text = "".join(piece["content"] for piece in pieces)
-    return {**last, "content": text} if last["stop"] else None
+            block["toolUse"]["input"] = parsed(block["toolUse"]["input"] or "{}")
+    message = {"role": "assistant", "content": list(blocks.values())}
+    return None if end is None else {"output": {"message": message}, "stopReason": end}

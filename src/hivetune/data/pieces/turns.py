@@ -10,7 +10,6 @@ from hivetune.data.pieces.parts import (
     Said,
     are_calls,
     has_results,
-    kernel_turn,
     parts_in,
     plain_parts,
     question_and_answer,
@@ -20,54 +19,34 @@ from hivetune.data.pieces.said import NOT_HELD, no_role, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
-ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "prompt": "user",
-    "assistant": "assistant",
-    "ai": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "chatbot": "assistant",
-    "response": "assistant",
-    "tool_call": "assistant",
-    "tool_calls": "assistant",
-    "function_call": "assistant",
-    "tool": "tool",
-    "ipython": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "environment": "tool",
-    "tool_result": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
-}
 CALL_ROLES = ("function_call", "tool_call", "tool_calls")
+_NAMES_OF_ROLES: dict[Role, tuple[str, ...]] = {
+    "system": ("system", "developer"),
+    "user": ("user", "human", "prompter", "prompt"),
+    "assistant": ("assistant", "ai", "gpt", "chatgpt", "model", "bot", "chatbot", "response", *CALL_ROLES),
+    "tool": (
+        *("tool", "ipython", "function", "observation", "environment"),
+        *("tool_result", "tool_response", "function_response"),
+    ),
+}
+ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
 ROLE_KEYS = ("role", "from", "sender", "speaker", "author", "type")
-CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message", "utterance", "say")
+_CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message", "utterance", "say")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
-MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
+_MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
 # Items of OpenAI's Responses that are no messages, but stand among them.
-ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-_WEB_SEARCH = "web_search_call"  # of the provider
+_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
 _RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
-_ENDED = "exit"  # the role of mini-swe-agent's note on how its run ended
-BETWEEN = "\n\n"  # turns of one role that become one
-CURSOR = {1: "user", 2: "assistant"}
-LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+_BETWEEN = "\n\n"  # turns of one role that become one
+_CURSOR = {1: "user", 2: "assistant"}
+_LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
+_ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
     """Return every turn of a list, behind `system` unless the list has its own. Raise RowRefused."""
     if not isinstance(turns, list):
         raise RowRefused("wrong-type", "messages: a list of objects")
-    if not turns:
-        raise RowRefused("no-messages")
     messages: list[Message] = []
     after_item = False
     called: set[str] = set()
@@ -76,16 +55,14 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
-        read, item = read_turn(turn), isinstance(turn, dict) and is_item(turn)
+        read, item = read_turn(turn), is_item(turn)
         if len(read) > 1:
             read = _answered_last(read, turns[end : end + 1])
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
-        for message in read:
-            if message.tool_calls:
-                called.update(call["function"]["name"] for call in message.tool_calls)
+        called.update(call["function"]["name"] for message in read for call in message.tool_calls)
     if not messages:
         raise RowRefused("no-messages")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
@@ -95,10 +72,9 @@ def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Messag
     """Return a turn whose calls hold their results: its text came when they were done, unless the turn behind goes
     on.
     """
-    if not read[0].tool_calls or not read[0].content:
-        return read
     name = next((one_of(turn, *ROLE_KEYS[:3]) for turn in following), None)
-    if isinstance(name, str) and ROLES.get(name.strip().lower()) in ("assistant", "tool"):
+    goes_on = isinstance(name, str) and ROLES.get(name.strip().lower()) in ("assistant", "tool")
+    if goes_on or not read[0].tool_calls or not read[0].content:
         return read
     return [replace(read[0], content=""), *read[1:], Message("assistant", read[0].content)]
 
@@ -115,12 +91,11 @@ def read_system(value: Any) -> list[Message]:
         return []
     if isinstance(value, dict) and "parts" in value:
         value = value["parts"]
-    text = value.removeprefix("SYSTEM: ") if isinstance(value, str) else "\n\n".join(_texts(value))
+    if isinstance(value, list | dict):
+        text = "\n\n".join(read_content(value).texts)
+    else:
+        text = text_of(value, "system").removeprefix("SYSTEM: ")
     return [Message("system", text)] if text else []
-
-
-def _texts(value: Any) -> list[str]:
-    return read_content(value).texts if isinstance(value, list | dict) else [text_of(value, "system")]
 
 
 def read_turn(turn: Any) -> list[Message]:
@@ -134,39 +109,47 @@ def read_turn(turn: Any) -> list[Message]:
     if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
         return _plain_turn(known, content)
     if is_item(turn):
-        return _of_item(turn)
+        if _is_silent(turn):
+            return []
+        if turn["type"] not in _ITEMS:
+            why = f"{turn['type']}: a tool that the provider ran itself; its result is not logged"
+            raise RowRefused(NOT_HELD, why)
+        return _messages_of("assistant", read_content([turn]), turn)
     turn = _unwrapped(turn)
-    both = _pair(turn) if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) else None
-    return _any_turn(turn) if both is None else both
-
-
-def _of_item(turn: Mapping[str, Any]) -> list[Message]:
-    if _is_silent(turn):
-        return []
-    if turn["type"] not in ITEMS:
-        raise RowRefused(NOT_HELD, f"{turn['type']}: a tool that the provider ran itself; its result is not logged")
-    return _messages_of("assistant", read_content([turn]), turn)
+    if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) and (both := question_and_answer(turn)):
+        asker = ROLES.get(turn.get("role", "user"), "user")  # a tool, or a system that nothing answers
+        return [Message(asker, both[0]), *([Message("assistant", both[1])] if both[1] or asker == "user" else [])]
+    return _any_turn(turn)
 
 
 def _is_silent(turn: Any) -> bool:
-    """Return whether a turn is no message, but a note on how a run ended, or a search of the web, whose answer says
-    enough.
+    """Return whether a turn is no message, but mini-swe-agent's note on how a run ended, or a search of the web, whose
+    answer says enough.
     """
-    return isinstance(turn, dict) and (turn.get("role") == _ENDED or turn.get("type") == _WEB_SEARCH)
+    return isinstance(turn, dict) and (turn.get("role") == "exit" or turn.get("type") == "web_search_call")
 
 
 def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
-    if turn.get("kind") in ("request", "response") and has_part_kinds(turn.get("parts")):  # Pydantic AI
+    if turn.get("kind") in ("request", "response") and _has_part_kinds(turn.get("parts")):
         return _of_part_kinds(turn, turn["parts"])
-    name, role = _role(turn)
-    _refuse_media(turn)
-    content = plain_parts(one_of(turn, *CONTENT_KEYS))
+    said = one_of(turn, *ROLE_KEYS)
+    said = said.get("role") if isinstance(said, dict) else said
+    name = said.strip().lower() if isinstance(said, str) else ""
+    if name not in ROLES:
+        raise no_role(str(said)[:40])
+    role = ROLES[name]
+    if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
+        raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
+    content = plain_parts(one_of(turn, *_CONTENT_KEYS))
     if isinstance(content, str) and (parts := parts_in(content)) is not None:
         content = parts
-    if has_part_kinds(content):
+    if _has_part_kinds(content):
         return _of_part_kinds(turn, content)
     if name in CALL_ROLES and "tool_calls" not in turn:
-        turn, content = _with_calls(turn, parsed(content), name), None
+        called = parsed(content)
+        if not isinstance(called, dict | list):
+            raise RowRefused("bad-tool-call", f"{name}: not JSON")
+        turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
     if role == "assistant" and isinstance(content, str | list) and turn.get("isThought") is True:  # AI Studio
         return [Message(role, "", reasoning=read_content(content).text)]
     if role == "tool" and are_calls(content):  # Koog
@@ -177,49 +160,34 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     return _messages_of(role, read_content(content), turn)
 
 
-def has_part_kinds(content: Any) -> bool:
+def _has_part_kinds(content: Any) -> bool:
     """Return whether a content holds parts as Pydantic AI names them."""
     return isinstance(content, list) and bool(content) and all(one_of(part, "part_kind") for part in content)
 
 
-def _with_calls(turn: Mapping[str, Any], called: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(called, dict | list):
-        raise RowRefused("bad-tool-call", f"{name}: not JSON")
-    return {**turn, "tool_calls": called if isinstance(called, list) else [called]}
-
-
 def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Return a request or a response of Pydantic AI: a request may hold a system prompt, a question and results."""
-    found: list[Message] = []
-    said, calls, thoughts = [], [], []
+    messages: list[Message] = []
+    answer: list[Mapping[str, Any]] = []
     for part in parts:
-        kind, content = part["part_kind"], part.get("content")
-        if kind == "system-prompt":
-            found += read_system(content)
-        elif kind == "user-prompt":
-            found += [*read_system(turn.get("instructions")), Message("user", read_content(content).text)]
-        elif kind in ("tool-return", "retry-prompt"):
-            found.append(_result_message(result_text(content), part.get("tool_call_id"), part.get("tool_name")))
-        elif kind == "text":
-            said.append(text_of(content, "content"))
-        elif kind == "tool-call":
-            calls.append(read_call(part))
-        elif kind == "thinking":
-            thoughts.append(text_of(content, "content"))
+        if part["part_kind"] == "system-prompt":
+            messages += read_system(part.get("content"))
+        elif part["part_kind"] == "user-prompt":
+            asked = Message("user", read_content(part.get("content")).text)
+            messages += [*read_system(turn.get("instructions")), asked]
+        elif has_results([part]):
+            messages += _messages_of("tool", read_content([part]), {})
         else:
-            raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
-    if not said and not calls and not thoughts:
-        return found
-    reasoning = "\n".join(thoughts) or None
-    return [*found, Message("assistant", "".join(said), tool_calls=tuple(calls), reasoning=reasoning)]
+            answer.append(part)
+    return [*messages, *(_messages_of("assistant", read_content(answer), {}) if answer else [])]
 
 
-def is_item(turn: Mapping[str, Any]) -> bool:
+def is_item(turn: Any) -> bool:
     """Return whether a turn of OpenAI's Responses is no message: a call, a result, thoughts, or what the provider
     ran.
     """
-    kind = turn.get("type")
-    return "role" not in turn and (kind in ITEMS or (isinstance(kind, str) and kind.endswith("_call")))
+    kind = turn.get("type") if isinstance(turn, dict) and "role" not in turn else None
+    return isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
 
 
 def _plain_turn(role: Role, text: str) -> list[Message]:
@@ -238,31 +206,23 @@ def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Messag
     own_calls, own_results = _own_calls(turn)
     text, calls, reasoning = said.text, [*said.calls, *own_calls], None
     if role == "assistant":
-        text, more = _spoken(text, turn)
+        if text == "" and isinstance(turn.get("refusal"), str):
+            text = turn["refusal"]
+        if more := calls_as_text(text):
+            text = ""
+        else:
+            text, more = calls_in_text(text)
         calls += more
-        reasoning = _reasoning(said, turn)
+        thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
+        reasoning = next((one for one in thoughts if one.strip() and one.strip() not in said.text), None)
     elif calls:
         raise RowRefused("role-order", f"a tool call in a turn of {role}")
     answers = [_result_message(*result) for result in (*said.results, *own_results)]
     if answers and not text and not calls and not reasoning:
         return answers
-    name = turn["name"] if isinstance(turn.get("name"), str) and turn.get("type") not in ITEMS else None
+    name = turn["name"] if isinstance(turn.get("name"), str) and turn.get("type") not in _ITEMS else None
     own = Message(role, text, weight=_weight(turn), name=name, tool_calls=tuple(calls), reasoning=reasoning)
     return [own, *answers] if role == "assistant" else [*answers, own]
-
-
-def _spoken(text: str, turn: Mapping[str, Any]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """Return (what an answer says, the calls that its text holds)."""
-    if text == "" and isinstance(turn.get("refusal"), str):
-        text = turn["refusal"]
-    calls = calls_as_text(text)
-    return ("", calls) if calls else calls_in_text(text)
-
-
-def _reasoning(said: Said, turn: Mapping[str, Any]) -> str | None:
-    """Return what was thought before an answer: in its parts, or in a field of the turn."""
-    thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
-    return next((thought for thought in thoughts if thought.strip() and thought.strip() not in said.text), None)
 
 
 def _result_message(text: str, call_id: Any, name: Any) -> Message:
@@ -279,18 +239,15 @@ def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[t
         return _own_calls(turn["additional_kwargs"])
     if not isinstance(calls, list):
         return [], []
-    calls = [call for call in calls if call != {}]
-    read = [read_call(call) for call in calls]
-    results = [one_of(call, *_RESULTS) for call in calls]
-    if all(result is None for result in results):
+    held = [(read_call(call), one_of(call, *_RESULTS)) for call in calls if call != {}]
+    read = [call for call, _ in held]
+    if all(result is None for _, result in held):
         return read, []
-    missing = next((call["function"]["name"] for call, r in zip(read, results, strict=True) if r is None), None)
+    missing = next((call["function"]["name"] for call, result in held if result is None), None)
     if missing is not None:
         raise RowRefused("bad-tool-call", f"the call of {missing[:40]} has no result, others of its turn have one")
-    return read, [
-        (result_text(result), call.get("id"), None if "id" in call else call["function"]["name"])
-        for call, result in zip(read, results, strict=True)
-    ]
+    names = (None if "id" in call else call["function"]["name"] for call in read)
+    return read, [(result_text(result), call.get("id"), next(names)) for call, result in held]
 
 
 def _weight(turn: Mapping[str, Any]) -> float:
@@ -304,63 +261,26 @@ def _weight(turn: Mapping[str, Any]) -> float:
 
 
 def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message of LangChain's two forms, and of records that keep it below `message`."""
+    """Return the message of LangChain's two forms, of Cursor and of Semantic Kernel under the usual names, and of
+    records that keep it below `message`.
+    """
+    kind = turn.get("type")
     if isinstance(turn.get("kwargs"), dict) and isinstance(turn.get("id"), list) and turn["id"]:
         kind = str(turn["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
-        return {**turn["kwargs"], "role": LANGCHAIN.get(kind, kind)}
-    if isinstance(turn.get("type"), str) and turn["type"] in LANGCHAIN and "role" not in turn:
+        return {**turn["kwargs"], "role": _LANGCHAIN.get(kind, kind)}
+    if isinstance(kind, str) and kind in _LANGCHAIN and "role" not in turn:
         inner = turn["data"] if isinstance(turn.get("data"), dict) else turn
-        return {**inner, "role": LANGCHAIN[turn["type"]]}
-    if "bubbleId" in turn and turn.get("type") in CURSOR:
-        return {**turn, "role": CURSOR[turn["type"]], "content": turn.get("text")}
+        return {**inner, "role": _LANGCHAIN[kind]}
+    if "bubbleId" in turn and kind in _CURSOR:
+        return {**turn, "role": _CURSOR[kind], "content": turn.get("text")}
     inner = turn.get("message")
     if isinstance(inner, dict) and "role" in inner:
         return inner
-    return kernel_turn(turn)
-
-
-def _pair(turn: Mapping[str, Any]) -> list[Message] | None:
-    """Return a turn that holds both sides: {"input": .., "output": ..} and the like."""
-    question, answer = question_and_answer(turn) or (None, "")
-    if question is None:
-        return None
-    role = ROLES.get(turn.get("role", "user"), "user")  # who asks: a tool, or a system that nothing answers
-    said = [Message("assistant", answer)] if answer or role == "user" else []
-    return [Message(role, question), *said]
-
-
-def _role(turn: Mapping[str, Any]) -> tuple[str, Role]:
-    said: Any = one_of(turn, *ROLE_KEYS)
-    if isinstance(said, dict):
-        said = said.get("role")
-    name = said.strip().lower() if isinstance(said, str) else ""
-    if name not in ROLES:
-        raise no_role(str(said)[:40])
-    return name, ROLES[name]
-
-
-def _refuse_media(turn: Mapping[str, Any]) -> None:
-    for key in MEDIA_KEYS:
-        if turn.get(key):
-            raise RowRefused("unsupported-content", f"a message with {key}: only text can be learned")
-
-
-_ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
-
-
-def _observed(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a
-    call.
-    """
-    if not any(message.role == "tool" for message in messages):
-        return list(messages)
-    pairs = zip([None, *messages], messages, strict=False)
-    return [replace(one, role="user") if one.role == "tool" and _acted(before) else one for before, one in pairs]
-
-
-def _acted(message: Message | None) -> bool:
-    answers = message is not None and message.role == "assistant" and not message.tool_calls
-    return answers and message is not None and _ACTED.search(message.content) is not None
+    items = objects(one_of(turn, "items", "Items"))
+    if items is None or turn.get("content"):
+        return turn
+    role = one_of(turn, "role", "Role")
+    return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
 
 
 def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
@@ -368,14 +288,11 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
     question to its last answer. Raise RowRefused: no-answer, role-order when nobody asks anything,
     earlier-turns-missing.
     """
-    answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
-    if not answers:
+    last = next((i for i in reversed(range(len(messages))) if messages[i].role == "assistant"), None)
+    if last is None:
         raise RowRefused("no-answer")
-    changed = []
-    last = answers[-1] + 1
-    kept = _observed(messages[:last])
-    if last < len(messages):
-        changed.append("trailing-turns")
+    changed = ["trailing-turns"] if last + 1 < len(messages) else []
+    kept = _observed(messages[: last + 1])
     start = next(i for i, message in enumerate(kept) if message.role != "system")
     if kept[start].role == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
@@ -385,20 +302,28 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
             raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
         kept = kept[:start] + kept[asked:]
         changed.append("leading-answer")
-    merged = _merged(kept)
+    merged = kept[:1]
+    for message in kept[1:]:
+        if _belongs(merged[-1], message):
+            merged[-1] = _joined(merged[-1], message)
+        else:
+            merged.append(message)
     if len(merged) < len(kept):
         changed.append("merged-turns")
     return tuple(merged), tuple(changed)
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    merged = [messages[0]]
-    for message in messages[1:]:
-        if _belongs(merged[-1], message):
-            merged[-1] = _joined(merged[-1], message)
-        else:
-            merged.append(message)
-    return merged
+def _observed(messages: Sequence[Message]) -> list[Message]:
+    """Return messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a
+    call.
+    """
+    read: list[Message] = []
+    for place, message in enumerate(messages):
+        before = messages[place - 1] if place and message.role == "tool" else None
+        acted = before is not None and before.role == "assistant" and not before.tool_calls
+        acted = acted and before is not None and _ACTED.search(before.content) is not None
+        read.append(replace(message, role="user") if acted else message)
+    return read
 
 
 def _belongs(one: Message, other: Message) -> bool:
@@ -417,8 +342,7 @@ def _joined(one: Message, other: Message) -> Message:
     thoughts = [text for text in (one.reasoning, other.reasoning) if text]
     return replace(
         one,
-        weight=min(one.weight, other.weight),
-        content=BETWEEN.join(texts),
+        content=_BETWEEN.join(texts),
         tool_calls=(*one.tool_calls, *other.tool_calls),
-        reasoning=BETWEEN.join(thoughts) or None,
+        reasoning=_BETWEEN.join(thoughts) or None,
     )
