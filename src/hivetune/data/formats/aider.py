@@ -4,15 +4,16 @@ program says, all others what the model says.
 https://aider.chat/docs/faq.html (`.aider.chat.history.md`)
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, conversation
 
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
+_LAST = "# aider chat started at - -"  # ends the last session
 _ASKED = "#### "
 _NOTE = re.compile(r"> |>\Z")  # and not `>>>>>>> REPLACE`, which ends an edit
 _END = "  "  # behind what Aider itself writes, a question or a note, and not behind a heading or quotation of the model
@@ -33,19 +34,14 @@ def recognise(head: Head) -> bool:
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each session in which somebody asked something."""
     place, time, held = 1, "", list[str]()
-    for number, line in lines:
-        if started := _STARTED.match(line):
-            yield from _row(place, time, held)
-            place, time, held = number, started.group(1), []
-        else:
+    for number, line in itertools.chain(lines, [(0, _LAST)]):
+        if (started := _STARTED.match(line)) is None:
             held.append(line)
-    yield from _row(place, time, held)
-
-
-def _row(place: int, time: str, lines: Sequence[str]) -> Iterator[PlacedRow]:
-    turns, some_left = _turns(lines)
-    if any(turn["role"] == "user" for turn in turns):
-        yield place, conversation("aider", turns, ["program-notes"] if some_left else [], timestamp=time)
+            continue
+        turns, some_left = _turns(held)
+        if any(turn["role"] == "user" for turn in turns):
+            yield place, conversation("aider", turns, ["program-notes"] if some_left else [], timestamp=time)
+        place, time, held = number, started.group(1), []
 
 
 def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
@@ -69,8 +65,8 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
             else:
                 turns.append({"role": now, "content": text})
         kind = now
-    said = [_without_thoughts({**turn, "content": _words(turn)}) for turn in turns]
-    kept = [turn for turn, after in zip_longest(said, said[1:]) if turn["content"] and turn != after]
+    said = [_question(turn) if turn["role"] == "user" else _answer(turn) for turn in turns]
+    kept = [turn for turn, after in itertools.zip_longest(said, said[1:]) if turn["content"] and turn != after]
     return kept, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in kept]
 
 
@@ -100,31 +96,24 @@ def _end_of_note(lines: Sequence[str], at: int) -> int:
     return at + 1
 
 
-def _without_thoughts(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer apart from what was thought before it, which Aider writes between marks."""
-    found = _THOUGHTS.match(turn["content"]) if turn["role"] == "assistant" else None
-    if found is None:
-        return turn
-    thoughts = (found["tagged"] or found["titled"] or "").strip()
-    return {**turn, "content": turn["content"][found.end() :].strip(), "reasoning_content": thoughts}
+def _question(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return what the user asks the model, without the command in front of it; nothing of other commands."""
+    text = str(turn["content"])
+    if command := _COMMAND.match(text):
+        text = text[command.end() :] if command.group(1) in _ASKS else ""
+    return {**turn, "content": text.strip()}
 
 
-def _words(turn: dict[str, Any]) -> str:
-    """Return the text of a turn without a command of Aider; of an answer without the notes at its end."""
-    if turn["role"] == "user":
-        return _without_command(str(turn["content"])).strip()
+def _answer(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without the notes at its end, and apart from what was thought before it."""
     lines = str(turn["content"]).split("\n")
     while lines and (_NOTE.match(lines[-1]) or not lines[-1].strip()):
         lines.pop()
-    return "\n".join(lines).strip()
-
-
-def _without_command(text: str) -> str:
-    """Return what a command asks the model; other texts as they are."""
-    command = _COMMAND.match(text)
-    if command is None:
-        return text
-    return text[command.end() :] if command.group(1) in _ASKS else ""
+    text = "\n".join(lines).strip()
+    if (found := _THOUGHTS.match(text)) is None:
+        return {**turn, "content": text}
+    thoughts = (found["tagged"] or found["titled"] or "").strip()
+    return {**turn, "content": text[found.end() :].strip(), "reasoning_content": thoughts}
 
 
 FORMAT = Format("aider", recognise, rows, "file")

@@ -39,30 +39,26 @@ def rows(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
         raise RowRefused("no-messages")
-    ids = [str(turn.get("uuid")) for turn in turns]
     path = turns
-    by_id = dict(zip(ids, turns, strict=True))
+    by_id = {str(turn.get("uuid")): turn for turn in turns}
     if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
         leaf = str(row.get("current_leaf_message_uuid"))
-        kept = branch({i: by_id[i].get("parent_message_uuid") for i in by_id}, leaf if leaf in by_id else ids[-1])
-        path = [by_id[one] for one in kept]
-    kinds = _kinds(turns)
+        parents = {name: turn.get("parent_message_uuid") for name, turn in by_id.items()}
+        path = [by_id[name] for name in branch(parents, leaf if leaf in by_id else list(by_id)[-1])]
+    # What each artifact is, told when it was created and not when it is written again.
+    parts = [part for turn in turns for part in listed(turn.get("content")) if one_of(part, "name") == "artifacts"]
+    made = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
+    kinds = {str(one.get("id")): one["type"] for one in reversed(made) if isinstance(one.get("type"), str)}
     messages, cut = said_in_chat(path, lambda turn: _turn(turn, kinds))
     return done("claude", messages, len(turns) - len(path), cut)
 
 
-def _kinds(turns: list[dict[str, Any]]) -> dict[str, str]:
-    """Return what each artifact is, told when it was created and not when it is written again."""
-    parts = [part for turn in turns for part in listed(turn.get("content")) if one_of(part, "name") == "artifacts"]
-    made = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
-    return {str(one.get("id")): one["type"] for one in reversed(made) if isinstance(one.get("type"), str)}
-
-
 def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
-    texts = [one_of(item, "extracted_content") for item in listed(turn.get("attachments"))]
-    held = {one_of(item, "file_name") for item in listed(turn.get("attachments"))}
+    attached, answers = listed(turn.get("attachments")), turn.get("sender") == "assistant"
+    texts = [one_of(item, "extracted_content") for item in attached]
+    held = {one_of(item, "file_name") for item in attached}
     files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
-    if turn.get("sender") != "assistant" and any(one_of(file, "file_name") not in held for file in files):
+    if not answers and any(one_of(file, "file_name") not in held for file in files):
         raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     if not all(isinstance(text, str) for text in texts):
         raise RowRefused(NOT_HELD, "an attachment without its text")
@@ -70,12 +66,10 @@ def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
     if isinstance(content, list):
         content = _apart([part for part in content if one_of(part, "type") not in _SILENT and not _is_search(part)])
     parts = objects(content) or []
-    if turn.get("sender") == "assistant" and any(part.get("type") in _TOOLS for part in parts):
+    if answers and any(part.get("type") in _TOOLS for part in parts):
         said = _worked(parts, kinds)
     else:
         said = read_turn({"role": turn.get("sender"), "content": content})
-    if not texts:
-        return said
     return [*(Message("user", str(text)) for text in texts), *said]
 
 

@@ -36,47 +36,47 @@ def _turns(request: Any) -> list[Message]:
     if any(one_of(variable, "kind") == "image" for variable in variables):
         raise RowRefused(NOT_HELD, "a question about an image that the export does not hold")
     parts = [part for part in listed(one_of(request, "response")) if isinstance(part, dict)]
-    shown = [part for part in parts if part.get("kind") in _WORDS]
+    shown = [(part, _text(part)) for part in parts if part.get("kind") in _WORDS]
     asked = Message("user", text_of(one_of(one_of(request, "message"), "text"), "message.text"))
     thoughts = "\n".join(_text(part) for part in parts if part.get("kind") == "thinking")
-    said = (asked, Message("assistant", "".join(map(_text, shown)).strip(), reasoning=thoughts or None))
+    answer = Message("assistant", "".join(text for _, text in shown).strip(), reasoning=thoughts or None)
     used_tools = any(part.get("kind") in _TOOLS for part in parts)
-    if not said[1].content and not used_tools:
+    if not answer.content and not used_tools:
         return []  # stopped before a word of an answer: mostly asked once more
     result = one_of(request, "result")
-    stopped = one_of(request, "isCanceled") or one_of(one_of(request, "modelState"), "value") in _STOPPED
-    if stopped or one_of(result, "errorDetails") or not said[1].content:
-        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
     metadata = one_of(result, "metadata")
+    stopped = one_of(request, "isCanceled") or one_of(one_of(request, "modelState"), "value") in _STOPPED
+    if stopped or one_of(result, "errorDetails") or not answer.content:
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), asked, answer)
     if rounds := objects(one_of(metadata, "toolCallRounds")):
-        return [asked, *_worked(rounds, one_of(metadata, "toolCallResults"), said)]
+        try:
+            return [asked, *_worked(rounds, one_of(metadata, "toolCallResults"))]
+        except RowRefused as refused:
+            raise NotLearned(refused, asked, answer) from refused
     if used_tools:
-        raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), *said)
-    if any(part.get("kind") == _REFERENCE and not _text(part) for part in shown):  # the sentence has a hole
-        raise NotLearned(RowRefused(NOT_HELD, "a name in an answer is not held"), *said)
-    return list(said)
+        raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), asked, answer)
+    if any(part.get("kind") == _REFERENCE and not text for part, text in shown):  # the sentence has a hole
+        raise NotLearned(RowRefused(NOT_HELD, "a name in an answer is not held"), asked, answer)
+    return [asked, answer]
 
 
-def _worked(rounds: list[dict[str, Any]], results: Any, said: tuple[Message, ...]) -> list[Message]:
-    """Return the rounds of an agent with the results of its calls. Raise NotLearned: one is missing, or it did not
+def _worked(rounds: list[dict[str, Any]], results: Any) -> list[Message]:
+    """Return the rounds of an agent with the results of its calls. Raise RowRefused: one is missing, or it did not
     end.
     """
-    found: list[Message] = []
-    try:
-        for one in rounds:
-            calls = listed(one.get("toolCalls"))
-            thought = one_of(one.get("thinking"), "text")
-            turn = {"role": "assistant", "content": one.get("response") or "", "tool_calls": calls}
-            found += read_turn({**turn, "reasoning_content": thought if isinstance(thought, str) else ""})
-            for call in calls:
-                called = str(one_of(call, "id"))
-                content = _result(one_of(one_of(results, called), "content"))
-                found.append(Message("tool", content, tool_call_id=called))
-    except RowRefused as refused:
-        raise NotLearned(refused, *said) from refused
-    if found[-1].role != "assistant" or not found[-1].content.strip():
-        raise NotLearned(RowRefused("cut-off-answer", "an agent was stopped before its end"), *said)
-    return found
+    messages: list[Message] = []
+    for one in rounds:
+        calls = listed(one.get("toolCalls"))
+        thought = one_of(one.get("thinking"), "text")
+        turn = {"role": "assistant", "content": one.get("response") or "", "tool_calls": calls}
+        messages += read_turn({**turn, "reasoning_content": thought if isinstance(thought, str) else ""})
+        for call in calls:
+            called = str(one_of(call, "id"))
+            content = _result(one_of(one_of(results, called), "content"))
+            messages.append(Message("tool", content, tool_call_id=called))
+    if messages[-1].role != "assistant" or not messages[-1].content.strip():
+        raise RowRefused("cut-off-answer", "an agent was stopped before its end")
+    return messages
 
 
 def _result(parts: Any) -> str:

@@ -26,44 +26,47 @@ CASSETTE_HEAD = re.compile(
     rf"(?:{_HAR_HEAD}|(?!entries))((?:http_)?interactions|entries):[ \t]*\n( *)- "
 )
 HTTPRR_HEAD = "httprr trace v1\n"  # how a recording of Go's httprr begins
-NOCK_KEY = "rawHeaders"  # of each call that nock records
-METHOD_KEY = "method"  # of a request
-RECORDED_KEYS = ("interactions", "http_interactions", "entries")
+_NOCK_KEY = "rawHeaders"  # of each call that nock records
+_RECORDED_KEYS = ("interactions", "http_interactions", "entries")
+_BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
+_TEXTS = frozenset(("string", "text", "base64_string", "encoding", "textJSON"))  # the last: Polly's, as an object
+_MAX_BODY_BYTES = 16 << 20  # unpacked
+_PAGE = re.compile(r"\s*<(?:!doctype|html|head|\?xml)\b", re.I)
+_IN_BASE64 = "base64:"  # what a proxy of tests writes in front of bytes
+_EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
+_HEX = re.compile(r"(?:[0-9a-f]{2}){8,}")  # how nock keeps what is no text, or came packed
+_FRAME_BYTES = 16  # of Bedrock's stream, without its heads and what it says
+_FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)
 
 
 def recognise(record: Row) -> bool:
-    return _is_of_nock(record) or _is_call(record) or _listed(record) is not None
+    return bool(_calls(record))
 
 
 def rows(record: Row) -> Iterator[Row]:
     """Yield the calls of a recording."""
-    if _is_of_nock(record):
-        asked = {"uri": record.get("path"), "body": record["body"]}
-        yield _row({"request": asked, "response": {"status": record.get("status"), "body": _of_nock(record)}})
-    elif _is_call(record):
-        yield _row(record)
-    else:
-        yield from map(_row, _listed(record) or [])
+    return map(_row, _calls(record))
 
 
-def _is_of_nock(record: Row) -> bool:
-    return isinstance(record.get("scope"), str) and {NOCK_KEY, "path", "body", "response"} <= record.keys()
-
-
-def _listed(record: Row) -> list[dict[str, Any]] | None:
-    """Return the calls of a recording that lists them."""
-    holder = record["log"] if isinstance(record.get("log"), dict) else record
-    calls = next((found for key in RECORDED_KEYS if (found := objects(holder.get(key)))), None)
-    if calls is None or not all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response")):
-        return None
-    return calls
-
-
-def _is_call(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is one call over HTTP, as proxies of tests keep each in a file of its own."""
+def _calls(record: Row) -> list[dict[str, Any]]:
+    """Return the calls of a recording: of nock, one alone (proxies of tests keep each in a file of its own) or a
+    list.
+    """
+    if isinstance(record.get("scope"), str) and {_NOCK_KEY, "path", "body", "response"} <= record.keys():
+        body: Any = record["response"]
+        pieces = body if isinstance(body, list) else [body]
+        if all(isinstance(piece, str) and _HEX.fullmatch(piece) for piece in pieces):
+            body = text_of_bytes(bytes.fromhex("".join(pieces)))
+        response = {"status": record.get("status"), "body": body}
+        return [{"request": {"uri": record["path"], "body": record["body"]}, "response": response}]
     asked, answered = record.get("request"), record.get("response")
-    heads = isinstance(asked, dict) and isinstance(answered, dict) and "headers" in answered and "status" in answered
-    return heads and isinstance(one_of(asked, METHOD_KEY), str) and isinstance(one_of(asked, "url", "uri"), str)
+    heads = isinstance(asked, dict) and isinstance(answered, dict) and {"headers", "status"} <= answered.keys()
+    if heads and isinstance(one_of(asked, "method"), str) and isinstance(one_of(asked, "url", "uri"), str):
+        return [dict(record)]
+    holder = record["log"] if isinstance(record.get("log"), dict) else record
+    calls = next((found for key in _RECORDED_KEYS if (found := objects(holder.get(key)))), None) or []
+    are_calls = all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response"))
+    return calls if are_calls else []
 
 
 def _row(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def _row(call: Mapping[str, Any]) -> dict[str, Any]:
     status = one_of(status, "code") if isinstance(status, dict) else status
     if isinstance(status, int) and status >= 400:
         answered = {"error": {"message": f"status {status}"}}
-    elif _is_unknown_stream(answered):
+    elif isinstance(answered, str) and (is_events(answered) or json_lines(answered)) and pieces_in(answered) is None:
         answered = {"error": {"message": "what came are the pieces of a stream, of an API that is not known"}}
     return {**about, "request": asked, "response": answered}
 
@@ -89,13 +92,6 @@ def _may_answer(body: Any) -> bool:
     if isinstance(as_json, str):
         return bool(as_json) and not _PAGE.match(as_json)
     return bool(body) and (not isinstance(as_json, dict) or says_answer(as_json))
-
-
-_PAGE = re.compile(r"\s*<(?:!doctype|html|head|\?xml)\b", re.I)
-
-
-def _is_unknown_stream(body: Any) -> bool:
-    return isinstance(body, str) and bool(is_events(body) or json_lines(body)) and pieces_in(body) is None
 
 
 def _body(side: Mapping[str, Any]) -> Any:
@@ -113,25 +109,6 @@ def _body(side: Mapping[str, Any]) -> Any:
         return _decoded(body["base64_string"])
     text = one_of(body, "string", "text", "data", "textJSON")
     return _decoded(text) if body.get("encoding") == "base64" and isinstance(text, str) else text
-
-
-_IN_BASE64 = "base64:"  # what such a proxy writes in front of bytes
-_EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
-
-
-def _of_nock(record: Mapping[str, Any]) -> Any:
-    """Return the body of a response as nock keeps it: what is no text, or came packed, as hexadecimal numbers."""
-    body = record["response"]
-    pieces = body if isinstance(body, list) else [body]
-    if not all(isinstance(piece, str) and _HEX.fullmatch(piece) for piece in pieces):
-        return body
-    return text_of_bytes(bytes.fromhex("".join(pieces)))
-
-
-_HEX = re.compile(r"(?:[0-9a-f]{2}){8,}")
-_BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
-_TEXTS = frozenset(("string", "text", "base64_string", "encoding", "textJSON"))  # the last: Polly's, as an object
-_MAX_BODY_BYTES = 16 << 20  # unpacked
 
 
 def _decoded(text: str) -> str | None:
@@ -171,8 +148,4 @@ def _events_of_amazon(data: bytes) -> str:
     return "\n".join(lines)
 
 
-_FRAME_BYTES = 16  # without its heads and what it says
-_FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)
-
-
-FORMAT = Format("http-recording", recognise, rows, "batch", frozenset((*RECORDED_KEYS, "log", "request", NOCK_KEY)))
+FORMAT = Format("http-recording", recognise, rows, "batch", frozenset((*_RECORDED_KEYS, "log", "request", _NOCK_KEY)))

@@ -15,7 +15,7 @@ from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.pieces.said import Row, listed, objects, one_of
 from hivetune.data.reasons import RowRefused
 
-ATTACHED = "attachment://"  # a long text that Inspect keeps once, below its hash
+_ATTACHED = "attachment://"  # a long text that Inspect keeps once, below its hash
 _CUT = {"max_tokens": "length", "model_length": "length", "content_filter": "content_filter"}
 _RIGHT, _WRONG = ("C", 1, True), ("I", "N", 0, False)
 
@@ -25,10 +25,10 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    return map(inspect_row, record["samples"])
+    return map(_row, record["samples"])
 
 
-def inspect_row(sample: Mapping[str, Any]) -> dict[str, Any]:
+def _row(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample of Inspect: its conversation, and whether all scores call it right."""
     attached = sample.get("attachments")
     turns = _with_attached(sample.get("messages"), attached if isinstance(attached, dict) else {})
@@ -37,7 +37,9 @@ def inspect_row(sample: Mapping[str, Any]) -> dict[str, Any]:
     scores = [score for score in scores if isinstance(score, str | int | float)]
     wrong, right = any(score in _WRONG for score in scores), bool(scores) and all(score in _RIGHT for score in scores)
     success = False if wrong or sample.get("error") or sample.get("limit") else True if right else None
-    row = {"id": f"{sample.get('id')}-{sample.get('epoch', 1)}", "success": success, "tools": _tools(sample)}
+    events = objects(sample.get("events")) or []  # the tools of the first call are those of the sample
+    tools = next((event["tools"] for event in events if event.get("event") == "model" and event.get("tools")), None)
+    row = {"id": f"{sample.get('id')}-{sample.get('epoch', 1)}", "success": success, "tools": tools}
     choice = next(iter(listed(one_of(sample.get("output"), "choices"))), None)
     ended = _CUT.get(str(one_of(choice, "stop_reason")))
     if ended is not None and isinstance(turns, list) and turns:
@@ -46,8 +48,8 @@ def inspect_row(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_attached(value: Any, attached: Mapping[str, Any]) -> Any:
-    if isinstance(value, str) and value.startswith(ATTACHED):
-        return attached.get(value.removeprefix(ATTACHED), value)
+    if isinstance(value, str) and value.startswith(_ATTACHED):
+        return attached.get(value.removeprefix(_ATTACHED), value)
     if isinstance(value, list):
         return [_with_attached(item, attached) for item in value]
     if isinstance(value, dict):
@@ -55,15 +57,10 @@ def _with_attached(value: Any, attached: Mapping[str, Any]) -> Any:
     return value
 
 
-def _tools(sample: Mapping[str, Any]) -> list[Any] | None:
-    """Return the tools that the model was given in its first call."""
-    events = objects(sample.get("events")) or []
-    return next((event["tools"] for event in events if event.get("event") == "model" and event.get("tools")), None)
-
-
 _BEGUN = ("header.json", "_journal/start.json")
 _MAX_TIMES = 300  # that a sample may unpack to, beyond it the archive was made to fill memory
 _ALWAYS_BYTES = 64 << 20
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError)
 
 
 def is_eval_file(path: str) -> bool:
@@ -89,17 +86,9 @@ def _sample(archive: zipfile.ZipFile, name: str) -> str | RowRefused:
         return RowRefused("broken-file", f"{name} unpacks to more than {_MAX_TIMES} times its size; unpack it yourself")
     try:
         sample = json.loads(archive.read(name))
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        OSError,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-        RecursionError,
-    ) as e:
-        return RowRefused("broken-file", " ".join(f"{name} can't be read: {e}".split()))
-    text = json.dumps(inspect_row(sample) if isinstance(sample, dict) else sample)
+    except (*_UNREADABLE, ValueError, RecursionError) as error:
+        return RowRefused("broken-file", " ".join(f"{name} can't be read: {error}".split()))
+    text = json.dumps(_row(sample) if isinstance(sample, dict) else sample)
     if len(text) > MAX_ROW_CHARS // 2:
         return RowRefused("line-too-large", f"the sample has {len(text):,} characters")
     return text

@@ -12,6 +12,8 @@ from hivetune.data.pieces.turns import read_system, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
+_STOPS = ("userStopped", "maxPredictedTokensReached", "contextLengthReached", "modelUnloaded", "failed")
+
 
 def recognise(row: Row) -> bool:
     turns = objects(row.get("messages"))
@@ -20,27 +22,29 @@ def recognise(row: Row) -> bool:
 
 def rows(row: Row) -> Conversation:
     chosen: list[Any] = []
+    others = 0
     for turn in row["messages"]:
         versions = objects(one_of(turn, "versions"))
         if versions is None:
             raise RowRefused("wrong-type", "messages: each one an object with versions")
         number = turn.get("currentlySelected")
         chosen.append(versions[number if isinstance(number, int) and 0 <= number < len(versions) else -1])
-    said, cut = said_in_chat(chosen, _lm_studio_turn)
-    others = sum(len(turn["versions"]) - 1 for turn in row["messages"])
-    system = row.get("system_prompt") or _lm_studio_setting(row, "llm.prediction.systemPrompt")
-    return done("lm-studio", [*read_system(system), *said], others, cut)
+        others += len(versions) - 1
+    said, cut = said_in_chat(chosen, _turn)
+    settings = listed(one_of(row.get("per_chat_prediction_config"), "fields"))  # of one chat
+    prompts = (one_of(one, "value") for one in settings if one_of(one, "key") == "llm.prediction.systemPrompt")
+    return done("lm-studio", [*read_system(row.get("system_prompt") or next(prompts, None)), *said], others, cut)
 
 
-def _lm_studio_turn(version: Any) -> list[Message]:
+def _turn(version: Any) -> list[Message]:
     steps = objects(version.get("steps"))
     if steps is None:
         return read_turn({"role": version.get("role"), "content": version.get("content")})
     messages: list[Message] = []
     for step in (step for step in steps if step.get("type") == "contentBlock"):
-        thinks = one_of(step.get("style"), "type") == "thinking"
-        content = [_lm_studio_part(part) for part in listed(step.get("content"))]
+        content = [_part(part) for part in listed(step.get("content"))]
         said = read_turn({"role": step.get("roleOverride") or version.get("role", "assistant"), "content": content})
+        thinks = one_of(step.get("style"), "type") == "thinking"
         messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
     ends = [one_of(one_of(step.get("genInfo"), "stats"), "stopReason") for step in steps]
     if stopped := [end for end in ends if end in _STOPS]:
@@ -48,16 +52,7 @@ def _lm_studio_turn(version: Any) -> list[Message]:
     return messages
 
 
-_STOPS = ("userStopped", "maxPredictedTokensReached", "contextLengthReached", "modelUnloaded", "failed")
-
-
-def _lm_studio_setting(row: Row, key: str) -> Any:
-    """Return a setting of one chat."""
-    settings = listed(one_of(row.get("per_chat_prediction_config"), "fields"))
-    return next((one_of(setting, "value") for setting in settings if one_of(setting, "key") == key), None)
-
-
-def _lm_studio_part(part: Any) -> Any:
+def _part(part: Any) -> Any:
     """Return a part of a step; calls and results of tools under the names that others give them."""
     kind, call_id = one_of(part, "type"), str(one_of(part, "callId", "toolCallRequestId"))
     if kind == "toolCallRequest":

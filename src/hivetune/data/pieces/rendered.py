@@ -6,15 +6,12 @@ from dataclasses import replace
 from hivetune.data.pieces.said import Conversation
 
 # BlueLM and Baize: `[|Human|]:`; InternLM and MOSS: `<|User|>:`.
+_ZEPHYR = r"<\|(system|user|human|prompter|assistant|ai|bot)\|>"
 _PIPED = r"[\[<]\|(Human|User|AI|Assistant|Bot|System)\|[\]>]"
 _MARKS = {
     "chatml": re.compile(r"<\|im_start\|>(\w+)\n(.*?)(<\|im_end\|>|\Z)", re.S),
     "llama3": re.compile(r"<\|start_header_id\|>(\w+)<\|end_header_id\|>\s*(.*?)(<\|eot_id\|>|\Z)", re.S),
-    "zephyr": re.compile(
-        r"<\|(system|user|human|prompter|assistant|ai|bot)\|>(.*?)()"
-        r"(?=<\|(?:system|user|human|prompter|assistant|ai|bot)\|>|\Z)",
-        re.S,
-    ),
+    "zephyr": re.compile(rf"{_ZEPHYR}(.*?)()(?={_ZEPHYR.replace('(', '(?:')}|\Z)", re.S),
     "piped": re.compile(rf"{_PIPED} ?[:\uff1a]? ?(.*?)((?:<eo[ahm]>\s*)?)(?={_PIPED.replace('(', '(?:')}|\Z)", re.S),
     "telechat": re.compile(r"<_(user|bot)>(.*?)()(?=<_(?:user|bot)>|\Z)", re.S),
     "gemma": re.compile(r"<start_of_turn>(\w+)\n(.*?)(<end_of_turn>|\Z)", re.S),
@@ -33,9 +30,7 @@ _ANY = re.compile(
 )
 _NO_THOUGHTS = re.compile(r"\A\s*(?:<think>\s*(?:</think>\s*)?)?\Z")
 _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")
-_SPEAKERS = {"human": "user", "user": "user", "system": "system"} | dict.fromkeys(
-    ("assistant", "gpt", "bot"), "assistant"
-)
+_SPEAKERS = {"human": "user", "user": "user", "system": "system"}  # all others answer
 _NAMES = r"(Human|HUMAN|User|USER|Assistant|ASSISTANT|GPT|System|SYSTEM) ?: ?"
 _LINE = r"(?:\A|\n)[ \t]*"
 _SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
@@ -47,7 +42,7 @@ _NEXT_ROUND = re.compile(r"(?=\[Round \d+\]\s*问[:：])")
 _NEXT_TURN = re.compile(r"^[^\S\n]*### ?(?:Human|User|Assistant|Instruction|Input) ?:|\[\|(?:Human|User)\|\]", re.M)
 _INSTRUCTION = re.compile(r"^### ?Instruction:", re.M)
 _RESPONSE = re.compile(r"^### ?(?:Response|Output|Answer):", re.M)
-HEADER_CHARS = 40  # in which a header begins
+_HEADER_CHARS = 40  # in which a header begins
 _QUESTION_HEADER = re.compile(r"\A(?:\s{0,20}### ?(?:Instruction|Human|User|Question) ?:){1,4}\s*")
 _ANSWER_BEGINS = re.compile(r"### ?(?:Response|Assistant|Answer|Output) ?:?\s*\Z")
 _ANSWER_HEADER = re.compile(
@@ -94,16 +89,18 @@ def _turns_of_llama_2(prompt: str) -> list[dict[str, str]] | None:
 def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: bool) -> list[dict[str, str]] | None:
     """Return the turns of a prompt of the template `kind`, whose pieces were found."""
     before = prompt[: found[0].start()]
-    told = _words_in_front(before) if kind in _WITH_WORDS else []
+    told = _MARK_IN_FRONT.sub("", before).strip() if kind in _WITH_WORDS else ""  # a system prompt that stands bare
     if not _FRAME.match(_MARKS[kind].sub("", prompt[len(before) :] if told else prompt)):
         return None
-    ends = [_end_of_words(m.group(2)) if kind == "zephyr" else len(m.group(2)) for m in found]
-    said = [m.group(2)[:end] for m, end in zip(found, ends, strict=True)]
-    said = [text.lstrip() if kind == "zephyr" else text.strip("\n") for text in said]
-    turns = [{"role": m.group(1).lower(), "content": text} for m, text in zip(found, said, strict=True)]
-    turns = [*told, *({**turn, "role": _RESERVED.get(turn["role"], turn["role"])} for turn in turns)]
-    is_ended = found[-1].group(3) or found[-1].group(2)[ends[-1] :].strip()
-    is_open = not is_ended and turns[-1]["role"] in _ANSWER
+    turns = [{"role": "system", "content": told}] if told else []
+    rest = ""
+    for match in found:
+        role, text, rest = match.group(1).lower(), match.group(2), match.group(3)
+        if kind == "zephyr":
+            end = _end_of_words(text)
+            text, rest = text[:end].lstrip(), text[end:].strip()
+        turns.append({"role": _RESERVED.get(role, role), "content": text if kind == "zephyr" else text.strip("\n")})
+    is_open = not rest and turns[-1]["role"] in _ANSWER
     if is_open and not whole and not _NO_THOUGHTS.match(turns[-1]["content"]):
         return None  # the answer's beginning was given
     return _clean(turns[:-1] if is_open and not whole else turns)
@@ -119,10 +116,10 @@ def _end_of_words(text: str) -> int:
     return end
 
 
-def _words_in_front(text: str) -> list[dict[str, str]]:
-    """Return the system prompt that stands bare in front of the turns."""
-    bare = _MARK_IN_FRONT.sub("", text).strip()
-    return [{"role": "system", "content": bare}] if bare else []
+def _take_turns(roles: list[str], sides: tuple[str, str] = ("user", "assistant")) -> bool:
+    """Return whether two sides speak in turn, behind a system prompt or without one."""
+    spoken = roles[1:] if roles[0] == "system" else roles
+    return all(role == sides[i % 2] for i, role in enumerate(spoken))
 
 
 def spoken_turns(text: str) -> list[dict[str, str]] | None:
@@ -138,14 +135,13 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
     lead = first.group(1)
     border = r"<s>\s*" if lead.startswith("<s>") else r"### ?" if lead else _LINE
     pieces = re.split(border + _NAMES, text.lstrip())[1:]
-    roles = [_SPEAKERS[name.lower()] for name in pieces[::2]]
+    roles = [_SPEAKERS.get(name.lower(), "assistant") for name in pieces[::2]]
     if not {"user", "assistant"} <= set(roles):
         return None
     said = [without_end(piece.strip(), "").strip() for piece in pieces[1::2]]
-    spoken = roles[1:] if roles[0] == "system" else roles
-    begins = spoken[0] == "assistant" and (roles[0] == "system" or bool(lead))  # the answer's question stands elsewhere
-    sides = ("assistant", "user") if begins else ("user", "assistant")
-    in_turn = all(role == sides[i % 2] for i, role in enumerate(spoken))  # who plays a part may speak first
+    # Who plays a part may speak first: the question of the first answer stands elsewhere.
+    plays = (roles[0] == "assistant" and bool(lead)) or roles[:2] == ["system", "assistant"]
+    in_turn = _take_turns(roles, ("assistant", "user") if plays else ("user", "assistant"))
     if not in_turn or any(_ANY.search(piece) for piece in said):
         return []
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
@@ -166,15 +162,14 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
         turns = asked_turns(mark + rest)
         return turns and [{"role": "system", "content": before.strip()}, *turns]
     pieces = _INLINE.split(prompt)[1:]
-    roles = [_SPEAKERS[name.lower()] for name in pieces[::2]]
+    roles = [_SPEAKERS.get(name.lower(), "assistant") for name in pieces[::2]]
     said = [piece.strip() for piece in pieces[1::2]]
     if not {"user", "assistant"} <= set(roles):
         return None
     if roles[-1] == "assistant" and not said[-1]:
         roles, said = roles[:-1], said[:-1]
-    spoken = roles[1:] if roles[0] == "system" else roles
-    in_turn = len(spoken) % 2 == 1 and all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
-    return [{"role": r, "content": t} for r, t in zip(roles, said, strict=True)] if in_turn else []
+    turns = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    return turns if roles[-1] == "user" and _take_turns(roles) else []
 
 
 def _rounds_in_chinese(prompt: str) -> list[dict[str, str]] | None:
@@ -194,7 +189,7 @@ def goes_on(answer: str) -> bool:
 
 def without_header(text: str, *, answer: bool) -> str:
     """Return a question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
-    head = text[:HEADER_CHARS]
+    head = text[:_HEADER_CHARS]
     if not answer and "###" in head and _QUESTION_HEADER.match(text) and (begun := _ANSWER_BEGINS.search(text)):
         text = text[: begun.start()].rstrip()
     return (_ANSWER_HEADER if answer else _QUESTION_HEADER).sub("", text) if "###" in head or "[|" in head else text
@@ -204,21 +199,24 @@ def without_end(answer: str, question: str) -> str:
     """Return an answer without the mark at its end that told another model to stop. It stays where the question has it
     too, or where it closes a tag: then it is what was answered.
     """
-    found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
-    if found is None or found.group(1) in question or (found.group(1) == "</s>" and "<s>" in answer):
+    mark = _end_mark(answer)
+    if mark is None or mark in question or (mark == "</s>" and "<s>" in answer):
         return answer
-    return answer[: found.start()].rstrip()
+    return answer.rstrip().removesuffix(mark).rstrip()
+
+
+def _end_mark(answer: str) -> str | None:
+    found = _END.search(answer, max(0, len(answer) - _HEADER_CHARS)) if answer.rstrip().endswith(">") else None
+    return found.group(1) if found else None
 
 
 def without_ends(said: Conversation) -> Conversation:
     """Return a conversation without the mark at the end of its answer, and of other turns that end so. It stays where a
     text has it elsewhere too.
     """
-    answer = said.messages[-1].content
-    found = _END.search(answer, max(0, len(answer) - HEADER_CHARS)) if answer.rstrip().endswith(">") else None
-    if found is None:
+    mark = _end_mark(said.messages[-1].content)
+    if mark is None:
         return said
-    mark = found.group(1)
     texts = [message.content.rstrip() for message in said.messages]
     bare = [text.removesuffix(mark).rstrip() if text.endswith(mark) else text for text in texts]
     if any(mark in text or (mark == "</s>" and "<s>" in text) for text in bare):

@@ -14,6 +14,8 @@ from hivetune.data.pieces.said import names, parsed
 from hivetune.data.pieces.turns import ROLES
 from hivetune.records import Role
 
+Turns = list[dict[str, Any]]
+
 _SPEAKER = re.compile(
     r"^[ \t]*[\[(<*#]{0,3} ?([^\W\d][\w .-]{0,24}?)[\])>*]{0,3}[ \t]?[:\uff1a][\])>*]{0,3}[ \t]*", re.M
 )
@@ -28,7 +30,7 @@ _SPEAK = ("user", "assistant", "system")
 _MIN_SPOKEN = 2
 
 
-def turns_in_text(text: str) -> list[dict[str, Any]] | None:
+def turns_in_text(text: str) -> Turns | None:
     """Return the turns of a text that begins with a speaker, or has a question and its answer below headers; None for
     any other text.
     """
@@ -36,10 +38,10 @@ def turns_in_text(text: str) -> list[dict[str, Any]] | None:
     if rounds or (END in text and GAVE_BACK in text):
         return rounds  # what a function gave back is nobody's words
     rendered = turns_of(text, whole=True) if is_marked(text) else None
-    return rendered or _spoken_lines(text) or headed_turns(text)
+    return rendered or _spoken_lines(text) or _headed_turns(text)
 
 
-def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
+def _spoken_lines(text: str) -> Turns | None:
     """Return the turns of a text that begins with a speaker; None for any other text, and where a line may be
     somebody's words and no speaker: two sides have to take turns, unless every line names its speaker.
     """
@@ -47,7 +49,8 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
         return _weighted(text)
     if _END_OF_UTTERANCE.search(text):
         said = [said for piece in _END_OF_UTTERANCE.split(text) if (said := piece.strip())]
-        return _in_turn(said) if len(said) >= _MIN_SPOKEN else None
+        turns = [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(said)]
+        return turns if len(said) >= _MIN_SPOKEN else None  # who begins is the one who asks
     lines = [(match, role_of(match.group(1))) for match in _SPEAKER.finditer(text)]
     found = [(match, role) for match, role in lines if role in _SPEAK]
     others = Counter(match.group(1) for match, role in lines if role not in _SPEAK)
@@ -57,62 +60,43 @@ def _spoken_lines(text: str) -> list[dict[str, Any]] | None:
         return spoken_turns(text) or None
     ends = [match.start() for match, _ in found[1:]] + [len(text)]
     said = [without_end(text[m.end() : end].strip(), "").strip() for (m, _), end in zip(found, ends, strict=True)]
-    roles: list[Role] = [role for _, role in found if role is not None]
+    roles = [role for _, role in found]
+    talk = roles[1:] if roles[0] == "system" else roles
     each_line_speaks = sum(bool(line.strip()) for line in text.splitlines()) == len(found)
-    if not all(said) or not _take_turns(roles, each_line_speaks):
+    in_turn = each_line_speaks or all(first != second for first, second in pairwise(talk))
+    if not all(said) or set(talk) != {"user", "assistant"} or not in_turn:
         return None
     return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
 
 
-def turns_behind_system(text: str) -> list[dict[str, Any]] | None:
+def turns_behind_system(text: str) -> Turns | None:
     """Return the turns of a text that begins with a system prompt: one paragraph, or words to a model."""
-    turns = turns_behind_words(text)
-    told = turns[0]["content"] if turns else ""
-    is_system = "\n\n" not in told or _TO_A_MODEL.match(told)
-    return turns if turns and turns[-1]["role"] == "assistant" and turns[-1]["content"] and is_system else None
-
-
-def turns_behind_words(text: str) -> list[dict[str, Any]] | None:
-    """Return the turns of a conversation in one text that begins with words to both sides: they are its system
-    prompt.
-    """
     first = _ROLE_LINE.search(text)
-    turns = spoken_turns(text[first.start() :]) if first is not None and text[: first.start()].strip() else None
-    return [{"role": "system", "content": text[: first.start()].strip()}, *turns] if first and turns else None
+    told = text[: first.start()].strip() if first is not None else ""
+    turns = spoken_turns(text[first.start() :]) if first is not None and told else None
+    if not turns or turns[-1]["role"] != "assistant" or not turns[-1]["content"]:
+        return None
+    return [{"role": "system", "content": told}, *turns] if "\n\n" not in told or _TO_A_MODEL.match(told) else None
 
 
-def _weighted(text: str) -> list[dict[str, Any]] | None:
+def _weighted(text: str) -> Turns | None:
     """Return the turns of a text in which each has its weight; who gave the last one answers, and of turns in a row the
     last one's weight counts. None for any other text.
     """
     pieces = [piece for piece in _END_OF_WEIGHTED.split(text) if piece.strip()]
-    marks = [_WEIGHTED.match(piece) for piece in pieces]
-    found = [mark for mark in marks if mark is not None]
-    if len(found) < len(pieces) or len(pieces) < _MIN_SPOKEN or len({mark.group(2) is None for mark in found}) > 1:
+    marks = [mark for piece in pieces if (mark := _WEIGHTED.match(piece)) is not None]
+    if len(marks) < len(pieces) or len(pieces) < _MIN_SPOKEN or len({mark.group(2) is None for mark in marks}) > 1:
         return None
-    sides = [mark.group(2) or str((len(found) - i) % 2) for i, mark in enumerate(found)]
-    turns: list[dict[str, Any]] = []
-    for side, piece, mark in zip(sides, pieces, found, strict=True):
-        said = piece[mark.end() :].strip()
-        turn: dict[str, Any] = {"role": "user", "content": said}
+    sides = [mark.group(2) or str((len(marks) - i) % 2) for i, mark in enumerate(marks)]
+    turns: Turns = []
+    for side, piece, mark in zip(sides, pieces, marks, strict=True):
+        turn: dict[str, Any] = {"role": "user", "content": piece[mark.end() :].strip()}
         if side == sides[-1]:
-            turn = {"role": "assistant", "content": said, "weight": int(mark.group(1))}
+            turn |= {"role": "assistant", "weight": int(mark.group(1))}
         if turns and turns[-1]["role"] == turn["role"]:  # a template has no place for two answers
-            turn["content"] = f"{turns.pop()['content']}\n\n{said}"
+            turn["content"] = f"{turns.pop()['content']}\n\n{turn['content']}"
         turns.append(turn)
     return turns
-
-
-def _in_turn(said: Sequence[str]) -> list[dict[str, str]]:
-    """Return the turns of two people who speak in turn: who begins is the one who asks."""
-    return [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(said)]
-
-
-def _take_turns(roles: Sequence[Role], each_line_speaks: bool) -> bool:
-    spoken = roles[1:] if roles[0] == "system" else roles
-    if set(spoken) != {"user", "assistant"}:
-        return False
-    return each_line_speaks or all(first != second for first, second in pairwise(spoken))
 
 
 # One question and its answer that a template wrote into one text, each below a header (`### Instruction:` and
@@ -121,7 +105,6 @@ def _take_turns(roles: Sequence[Role], each_line_speaks: bool) -> bool:
 # What was thought may stand between the two, or take the place of the answer.
 
 _Side = Literal["user", "assistant", "system", "thoughts"]
-
 _Header = tuple[re.Match[str], _Side]
 
 _NAME = r"([^\W\d_]+(?: [^\W\d_]+){0,2})"
@@ -138,7 +121,7 @@ _THOUGHT = names("thought thoughts reasoning rationale explanation analysis just
 _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
 
 
-def headed_turns(text: str) -> list[dict[str, Any]] | None:
+def _headed_turns(text: str) -> Turns | None:
     """Return the turns of a text in which one question and one answer stand below their headers; None for any other
     text.
     """
@@ -156,14 +139,17 @@ def headed_turns(text: str) -> list[dict[str, Any]] | None:
     before = text[: found[0][0].start()].strip()
     if before and (not marked or before.startswith("#")):
         return None  # a document that has a question in it
-    ends = [match.start() for match, _ in found[1:]] + [len(text)]
-    begins = [_begin(match, kind, marked) for match, kind in found]
-    said = [(kind, text[i:end].strip()) for (_, kind), i, end in zip(found, begins, ends, strict=True)]
-    told = [] if _TO_EVERY_MODEL.fullmatch(before) else [before]
-    return _turns([*(("system", piece) for piece in told), *said])
+    said: list[tuple[_Side, str]] = [] if _TO_EVERY_MODEL.fullmatch(before) else [("system", before)]
+    for (match, kind), end in zip(found, [match.start() for match, _ in found[1:]] + [len(text)], strict=True):
+        # `table:` in front of what a question is about is one of its words, and `Reasoning:` of an answer.
+        name = match.group(1)
+        given = not marked and (name.lower() == "table" or part_of(name) == "given")
+        is_word = given or (kind == "assistant" and _thinks(name))
+        said.append((kind, text[match.start() if is_word else match.end() : end].strip()))
+    return _turns(said)
 
 
-def _in_tags(text: str) -> list[dict[str, Any]] | None:
+def _in_tags(text: str) -> Turns | None:
     """Return the turns of a text that is nothing but tags with a question and its answer in them."""
     named: list[tuple[str, _Side]] = []
     said: list[tuple[_Side, str]] = []
@@ -179,41 +165,31 @@ def _in_tags(text: str) -> list[dict[str, Any]] | None:
     return _turns(said) if _are_one_pair(named) else None
 
 
-def _turns(said: Sequence[tuple[_Side, str]]) -> list[dict[str, Any]] | None:
-    system = _joined([piece for kind, piece in said if kind == "system"])
-    asked = _joined([piece for kind, piece in said if kind == "user"])
-    answer = without_end(_END.sub("", said[-1][1]).rstrip(), asked).strip()
-    turns = [("system", system)] if system else []
-    turns += [("user", asked), ("assistant", answer)]
+def _turns(said: Sequence[tuple[_Side, str]]) -> Turns | None:
+    parts = {side: "\n".join(piece for kind, piece in said if kind == side and piece) for side, _ in said}
+    answer = without_end(_END.sub("", said[-1][1]).rstrip(), parts["user"]).strip()
+    turns = [("system", parts["system"])] if parts.get("system") else []
+    turns += [("user", parts["user"]), ("assistant", answer)]
     if any(not piece or is_marked(piece) for _, piece in turns):
         return None
-    thoughts = _joined([piece for kind, piece in said if kind == "thoughts"])
     told = [{"role": role, "content": piece} for role, piece in turns]
-    return [*told[:-1], {**told[-1], "reasoning_content": thoughts}] if thoughts else told
+    if parts.get("thoughts"):
+        told[-1]["reasoning_content"] = parts["thoughts"]
+    return told
 
 
 def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
     """Return the headers of a question and its answer, with the only one of thoughts between the two; where an answer
     has no header of its own, or thinks several times, it begins with the first of those behind the question.
     """
-    others = [header for header in headers if header[1] != "thoughts"]
-    thought = [i for i, (_, kind) in enumerate(headers) if kind == "thoughts"]
-    asked = [i for i, (_, kind) in enumerate(headers) if kind == "user"]
-    answered = [i for i, (_, kind) in enumerate(headers) if kind == "assistant"]
+    thought, asked, answered = (
+        [i for i, (_, kind) in enumerate(headers) if kind == side] for side in ("thoughts", "user", "assistant")
+    )
     if not thought or not asked or thought[0] < asked[-1] or (answered and answered[0] < thought[0]):
-        return others
+        return [header for header in headers if header[1] != "thoughts"]
     if len(thought) == len(answered) == 1:
         return list(headers)
     return [*headers[: thought[0]], (headers[thought[0]][0], "assistant")]
-
-
-def _begin(match: re.Match[str], kind: _Side, marked: bool) -> int:
-    """Return where the words below a header begin: `table:` in front of what a question is about is one of them, and
-    `Reasoning:` at the beginning of an answer.
-    """
-    name = match.group(1)
-    given = not marked and (name.lower() == "table" or part_of(name) == "given")
-    return match.start() if given or (kind == "assistant" and _thinks(name)) else match.end()
 
 
 def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
@@ -221,10 +197,6 @@ def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
     kinds = [kind for _, kind in headers]
     alike = len({name.lower() for name, _ in headers}) < len(headers)
     return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and not alike
-
-
-def _joined(pieces: Sequence[str]) -> str:
-    return "\n".join(piece for piece in pieces if piece)
 
 
 def _thinks(name: str) -> bool:
@@ -245,7 +217,13 @@ def _kind(name: str, marked: bool) -> _Side | None:
 
 # Who speaks and what stands below a header, by the exact names of columns.toml.
 
-Part = Literal["asked", "answered", "system", "thoughts", "given", "unknown"]
+_PARTS = {
+    "asked": frozenset(("q", *ASKED)),
+    "answered": frozenset((*ANSWERED, *TRUE_ANSWERS)),
+    "system": frozenset(SYSTEM),
+    "thoughts": frozenset(THOUGHTS),
+    "given": CONTENT.union(CONTEXT),
+}
 
 
 @lru_cache(8192)
@@ -257,18 +235,10 @@ def role_of(name: str) -> Role | None:
 
 
 @lru_cache(4096)
-def part_of(name: str) -> Part:
+def part_of(name: str) -> str:
     """Return what stands under a name: `Question 3`, `Final Answer`."""
     plain = plain_name(name.rstrip("0123456789 ")).removeprefix("final_")
-    if plain in ("q", *ASKED):
-        return "asked"
-    if plain in ANSWERED or plain in TRUE_ANSWERS:
-        return "answered"
-    if plain in SYSTEM:
-        return "system"
-    if plain in THOUGHTS:
-        return "thoughts"
-    return "given" if plain in CONTEXT or plain in CONTENT else "unknown"
+    return next((part for part, known in _PARTS.items() if plain in known), "unknown")
 
 
 # A conversation as one text in which a mark ends each answer, and functions are called (Glaive's sets of calls).
@@ -276,25 +246,21 @@ def part_of(name: str) -> Part:
 END = "<|endoftext|>"
 GAVE_BACK = "FUNCTION RESPONSE: "
 _ROUND = re.compile(r"\s*(USER|FUNCTION RESPONSE): (.*?)\sASSISTANT: ?(.*)", re.S)
-_ROLES = {"USER": "user", "FUNCTION RESPONSE": "tool"}
 _PARTY = re.compile(r"^(?:USER|ASSISTANT|FUNCTION RESPONSE): ", re.M)
 _CALL = re.compile(r"\s*\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*(?:'(.*)'|(\{.*\}))\s*\}", re.S)
 
 
-def ended_rounds(text: str) -> list[dict[str, Any]] | None:
+def ended_rounds(text: str) -> Turns | None:
     """Return the turns of such a text; None for any other, and where somebody's words look like a speaker."""
-    turns: list[dict[str, Any]] = []
-    for piece in text.split(END):
-        if not piece.strip():
-            continue
-        found = _ROUND.match(piece)
-        if found is None:
+    turns: Turns = []
+    for piece in filter(str.strip, text.split(END)):
+        if (found := _ROUND.match(piece)) is None:
             return None
         asked, said = found.group(2).rstrip(), found.group(3).rstrip()
         answer = _answer(said)
         if answer is None or _PARTY.search(asked) or _PARTY.search(said):
             return None
-        turns += [{"role": _ROLES[found.group(1)], "content": asked}, answer]
+        turns += [{"role": "user" if found.group(1) == "USER" else "tool", "content": asked}, answer]
     return turns if turns and turns[0]["role"] == "user" else None
 
 
