@@ -7,10 +7,10 @@ has at least three characters that no word begins with and a minimal length foll
 import base64
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hivetune.data.checks.redact.rules import Check, Rule, Tried
+from hivetune.data.checks.redact.rules import Check, Rule
 from hivetune.data.checks.redact.values import (
     CODE_SIGNS,
     HEX,
@@ -35,6 +35,10 @@ NOT_SECRET_NAME = re.compile(
 )
 
 
+URL_BEGINS = re.compile(r"\d{1,5}/|[^/]{0,90}//")  # a port and path, or another address: no password
+PLAIN_KEY = re.compile(r"(?:^|[^a-z_-])(?:key|sid|sig|auth|signature)[\"'`\\]{0,4}\s{0,3}[=:>]")
+
+
 def _name_before(text: str, start: int) -> str:
     """Return the text before a value, as far back as its name may begin, in lower case."""
     return text[max(0, start - 60) : start].lower()
@@ -46,14 +50,7 @@ def _generated(text: str, start: int, end: int) -> bool:
     name = re.split(r"[;,&{(\n]", _name_before(text, start))[-1]
     if NOT_SECRET_NAME.search(name[-48:]):
         return False
-    plain_key = (
-        re.search(
-            r"(?:^|[^a-z_-])(?:key|sid|sig|auth|signature)[\"'`\\]{0,4}\s{0,3}[=:>]",
-            name,
-        )
-        is not None
-    )
-    if plain_key:
+    if PLAIN_KEY.search(name):
         return len(value) >= 20 and looks_random(value) and ":" not in value and not value.startswith("sha")
     return looks_random(value) and not value.startswith(("sha256", "sha512", "sha1-", "http", "arn:"))
 
@@ -74,96 +71,67 @@ def _password(text: str, start: int, end: int) -> bool:
     return looks_chosen(value)
 
 
-def _said(text: str, start: int, end: int) -> bool:
+def _of_value(check: Callable[[str], bool]) -> Check:
+    """Return a check that looks only at the value."""
+    return lambda text, start, end: check(text[start:end])
+
+
+def _is_word_of_sentence(value: str) -> bool:
     """Return whether a word of a sentence may be a password: digits and letters, or one long word."""
-    value = text[start:end].rstrip(".?)")
-    letters_alone = value.isalpha() and value.islower() and len(value) >= MIN_LETTERS_ALONE
-    return (looks_chosen(value) and has_digit_and_letter(value)) or letters_alone
+    word = value.rstrip(".?)")
+    letters_alone = word.isalpha() and word.islower() and len(word) >= MIN_LETTERS_ALONE
+    return (looks_chosen(word) and has_digit_and_letter(word)) or letters_alone
 
 
-def _said_mixed(text: str, start: int, end: int) -> bool:
+def _is_mixed_word(value: str) -> bool:
     """Return whether a word some words after "password" may be one: mixed, and not a word with a number."""
-    value = text[start:end].rstrip(".?)")
-    signed = value[-1:] in "!@#$%^&*" and not value.islower() and value[:-1].isalnum()
-    mixed = has_digit_and_letter(value) and not re.fullmatch(r"[a-z]+\d{1,4}", value)
-    return looks_chosen(value) and (mixed or signed)
+    word = value.rstrip(".?)")
+    signed = word[-1:] in "!@#$%^&*" and not word.islower() and word[:-1].isalnum()
+    mixed = has_digit_and_letter(word) and not re.fullmatch(r"[a-z]+\d{1,4}", word)
+    return looks_chosen(word) and (mixed or signed)
 
 
-def _quoted(text: str, start: int, end: int) -> bool:
-    return not is_placeholder(text[start:end]) and not CODE_SIGNS.search(text[start:end])
-
-
-def _strong(text: str, start: int, end: int) -> bool:
+def _is_strong(value: str) -> bool:
     """Return whether a value without a sign before it can't be an ordinary word."""
-    value = text[start:end]
     if len(value) >= 16 and looks_random(value):
         return True
     return looks_chosen(value) and has_digit_and_letter(value) and (any(c.isupper() for c in value) or "!" in value)
 
 
-def _has_digit(text: str, start: int, end: int) -> bool:
-    return any(c.isdigit() for c in text[start:end])
-
-
-def _opaque(text: str, start: int, end: int) -> bool:
-    return looks_random(text[start:end])
-
-
-def _behind(*words: str, check: Check | None = None) -> Check:
-    """Return a check that one of `words` stands in the 160 characters before and that `check` holds."""
-
-    def holds(text: str, start: int, end: int) -> bool:
-        front = text[max(0, start - 160) : start].lower()
-        return any(word in front for word in words) and (check is None or check(text, start, end))
-
-    return holds
-
-
-def _aws_secret(text: str, start: int, end: int) -> bool:
+def _is_aws_secret(value: str) -> bool:
     """Return whether 40 characters of base64 are as AWS makes them: both cases and digits, so no hash."""
-    value = text[start:end]
     mixed = any(c.islower() for c in value) and any(c.isupper() for c in value) and any(c.isdigit() for c in value)
     return mixed and entropy_bits(value) >= 4 and not is_placeholder(value)
 
 
-def _url_password(text: str, start: int, end: int) -> bool:
-    value = text[start:end]
-    return not is_placeholder(value) and re.match(r"\d{1,5}/|[^/]{0,90}//", value) is None
-
-
-def _command_password(text: str, start: int, end: int) -> bool:
-    value = text[start:end]
-    return not is_placeholder(value) and len(value) >= 4
-
-
-def _hex_or_random(text: str, start: int, end: int) -> bool:
-    value = text[start:end]
+def _is_hex_or_random(value: str) -> bool:
     return len(value) >= 32 and (HEX.fullmatch(value) is not None or entropy_bits(value) >= 4) and looks_random(value)
-
-
-def _code_of(*words: str) -> Check:
-    """Return a check that one of `words` stands before the word "code"."""
-
-    def holds(text: str, start: int, end: int) -> bool:
-        return any(word in text[max(0, start - 40) : start].lower() for word in words)
-
-    return holds
 
 
 _CHECKS: Mapping[str, Check] = {
     "generated": _generated,
     "password": _password,
-    "said": _said,
-    "said_mixed": _said_mixed,
-    "quoted": _quoted,
-    "strong": _strong,
-    "has_digit": _has_digit,
-    "opaque": _opaque,
-    "aws_secret": _aws_secret,
-    "url_password": _url_password,
-    "command_password": _command_password,
-    "hex_or_random": _hex_or_random,
+    "said": _of_value(_is_word_of_sentence),
+    "said_mixed": _of_value(_is_mixed_word),
+    "quoted": _of_value(lambda value: not is_placeholder(value) and not CODE_SIGNS.search(value)),
+    "strong": _of_value(_is_strong),
+    "has_digit": _of_value(lambda value: any(map(str.isdigit, value))),
+    "opaque": _of_value(looks_random),
+    "aws_secret": _of_value(_is_aws_secret),
+    "url_password": _of_value(lambda value: not is_placeholder(value) and URL_BEGINS.match(value) is None),
+    "command_password": _of_value(lambda value: not is_placeholder(value) and len(value) >= 4),
+    "hex_or_random": _of_value(_is_hex_or_random),
 }
+
+
+def _behind(words: Sequence[str], chars: int, check: Check | None) -> Check:
+    """Return a check that one of `words` stands in the characters before and that `check` holds."""
+
+    def holds(text: str, start: int, end: int) -> bool:
+        front = text[max(0, start - chars) : start].lower()
+        return any(word in front for word in words) and (check is None or check(text, start, end))
+
+    return holds
 
 
 def _keyed_rules(path: Path) -> Iterator[Rule]:
@@ -175,9 +143,9 @@ def _keyed_rules(path: Path) -> Iterator[Rule]:
     for rule in document["rules"]:
         check = _CHECKS[rule["check"]] if "check" in rule else None
         if "near" in rule:
-            check = _behind(*rule["near"], check=check)
+            check = _behind(rule["near"], 160, check)
         elif "before_code" in rule:
-            check = _code_of(*rule["before_code"])
+            check = _behind(rule["before_code"], 40, None)
         yield Rule(
             name=rule["id"],
             title=rule["description"],
@@ -228,17 +196,15 @@ def _rules_from(path: Path) -> Iterator[Rule]:
     for rule in tomllib.loads(path.read_text(encoding="utf-8"))["rules"]:
         group = rule.get("secretGroup", 0)
         pattern = re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII)
-        shown, markers = f"[SECRET:{rule['id']}]", tuple(rule["keywords"])
-        tried: Tried = "anywhere" if group else "at-marker"
         yield Rule(
-            rule["id"],
-            rule["description"],
-            shown,
-            pattern,
-            markers,
-            "long-word",
-            tried,
-            group,
+            name=rule["id"],
+            title=rule["description"],
+            placeholder=f"[SECRET:{rule['id']}]",
+            pattern=pattern,
+            markers=tuple(rule["keywords"]),
+            gate="long-word",
+            tried="anywhere" if group else "at-marker",
+            group=group,
             holds=_is_real,
         )
 
@@ -274,15 +240,7 @@ def _is_generated(text: str, start: int, end: int) -> bool:
 
 def _block(title: str, marker: str, pattern: str) -> Rule:
     shown = "[SECRET:private-key]"
-    return Rule(
-        "private-key",
-        title,
-        shown,
-        re.compile(pattern),
-        (marker,),
-        tried="at-marker",
-        holds=_has_key,
-    )
+    return Rule("private-key", title, shown, re.compile(pattern), (marker,), tried="at-marker", holds=_has_key)
 
 
 SECRET_RULES: tuple[Rule, ...] = (
@@ -306,23 +264,8 @@ def _is_encoded(text: str, start: int, end: int) -> bool:
 
 
 # General rules come last, because the more specific rules name their finds better.
+_TOKEN, _ENCODED = re.compile(NAMED_TOKEN, re.ASCII), re.compile(ENCODED, re.ASCII)
 LAST_RULES: tuple[Rule, ...] = (
-    Rule(
-        "token",
-        "access token",
-        "[SECRET:token]",
-        re.compile(NAMED_TOKEN, re.ASCII),
-        gate="mixed-word",
-        group=1,
-        holds=_is_generated,
-    ),
-    Rule(
-        "encoded",
-        "encoded secret",
-        "[SECRET:encoded]",
-        re.compile(ENCODED, re.ASCII),
-        gate="long-word",
-        group=1,
-        holds=_is_encoded,
-    ),
+    Rule("token", "access token", "[SECRET:token]", _TOKEN, gate="mixed-word", group=1, holds=_is_generated),
+    Rule("encoded", "encoded secret", "[SECRET:encoded]", _ENCODED, gate="long-word", group=1, holds=_is_encoded),
 )
