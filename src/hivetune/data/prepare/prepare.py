@@ -74,7 +74,13 @@ def check(
     `progress` counts lines; when all are read, its total is None. Raise UsageError for missing sources, but not for bad
     rows: call `Report.refuse` for that.
     """
-    with _work_room() as work:
+    hint = "set TMPDIR to a folder with more room"
+    with contextlib.ExitStack() as stack:
+        try:
+            work = stack.enter_context(scratch_folder())
+        except OSError as error:
+            raise DoesNotFit(f"no temporary folder can be made: {error}", hint=hint) from None
+        stack.enter_context(told_when_full(work, hint))
         inputs = _inputs(data, work, progress)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
         decisions, report = _examine(inputs, job, data, learn, work, progress, kept_out())
@@ -93,11 +99,16 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     """
     root = home() / "snapshots"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # rows are private
-    _remove_left_over(root)
-    with _spill_room(root) as spill:
+    for left_over in root.glob(f"{INPUT_PREFIX}*"):  # by a preparation that was killed
+        owner = left_over.name.removeprefix(INPUT_PREFIX).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left_over, ignore_errors=True)
+    hint = "make room, or set HIVETUNE_HOME to another disk"
+    spill = tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root)
+    with told_when_full(root, hint), spill as unpacked:
         data = config.data
-        inputs = _inputs(data, spill, progress)
-        job = make_job(config.data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
+        inputs = _inputs(data, Path(unpacked), progress)
+        job = make_job(data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
         frozen = kept_out(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)
         folder = out or root / key[:16]
@@ -106,13 +117,22 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
             return found
         work = root / f".work-{key[:16]}"
         with _work_folder(work):
-            _check_room(root, inputs)
+            wanted = DISK_PER_INPUT_BYTE * sum(c.end - c.start for c in inputs.chunks if c.kind != "store")
+            free = shutil.disk_usage(root).free
+            if free < wanted:
+                raise DoesNotFit(
+                    f"preparing takes about {wanted / 1e9:.1f} GB below {root}, {free / 1e9:.1f} GB are free", hint=hint
+                )
             decisions, report = _examine(inputs, job, data, config.learn, work, progress, frozen)
             report.refuse(data.max_rejected)
             with told_when_full(folder.parent, "make room, or give another folder"):
                 _publish(folder, key, decisions, report, model_folder)
     snapshot = open_snapshot(folder)
-    _register(snapshot)
+    with contextlib.closing(open_database()) as database:  # so that `data forget` finds it
+        database.execute(
+            "INSERT OR REPLACE INTO snapshots (hash, path, created) VALUES (?, ?, ?)",
+            (snapshot.hash, str(snapshot.folder.resolve()), round(time.time(), 3)),
+        )
     return snapshot
 
 
@@ -124,28 +144,6 @@ def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
 
     inputs = plan_inputs(data.path, spill, workers=num_workers(), encoding=data.encoding, progress=report)
     return place_rows(inputs, data.columns, report)
-
-
-@contextlib.contextmanager
-def _work_room() -> Iterator[Path]:
-    """Yield a temporary folder. Raise DoesNotFit if there is none, or if its disk is full."""
-    with contextlib.ExitStack() as held:
-        try:
-            folder = held.enter_context(scratch_folder())
-        except OSError as error:
-            raise DoesNotFit(
-                f"no temporary folder can be made: {error}", hint="set TMPDIR to a folder with room"
-            ) from None
-        with told_when_full(folder, "set TMPDIR to a folder with more room"):
-            yield folder
-
-
-@contextlib.contextmanager
-def _spill_room(root: Path) -> Iterator[Path]:
-    """Yield a folder below `root` for unpacked input. Raise DoesNotFit if the disk is full."""
-    spill = tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root)
-    with told_when_full(root, "make room, or set HIVETUNE_HOME to another disk"), spill as folder:
-        yield Path(folder)
 
 
 @contextlib.contextmanager
@@ -166,6 +164,10 @@ def make_job(
     data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool, learn: LearnConfig = LEARN
 ) -> ChunkJob:
     check_columns(data.columns)
+    forgotten: frozenset[tuple[str, str]] = frozenset()
+    if database_path().exists():
+        with contextlib.closing(open_database(database_path())) as database:
+            forgotten = load_forgotten(database)
     settings = {field.name for field in fields(ChunkJob)} & DataConfig.model_fields.keys()
     return ChunkJob(
         **{name: getattr(data, name) for name in settings},
@@ -173,17 +175,8 @@ def make_job(
         max_length=max_length,
         model_folder=str(model_folder) if model_folder else None,
         keep_raw=keep_raw,
-        forgotten=_forgotten(),
+        forgotten=tuple(sorted(forgotten)),
     )
-
-
-def _forgotten() -> tuple[tuple[str, str], ...]:
-    """Return what `data forget` keeps out, sorted; nothing without a store."""
-    path = database_path()
-    if not path.exists():
-        return ()
-    with contextlib.closing(open_database(path)) as database:
-        return tuple(sorted(load_forgotten(database)))
 
 
 def _examine(
@@ -264,24 +257,6 @@ def _work_folder(work: Path) -> Iterator[None]:
         shutil.rmtree(work)
 
 
-def _remove_left_over(root: Path) -> None:
-    """Remove the unpacked input of preparations that were killed."""
-    for folder in root.glob(f"{INPUT_PREFIX}*"):
-        owner = folder.name.removeprefix(INPUT_PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_room(folder: Path, inputs: Inputs) -> None:
-    wanted = DISK_PER_INPUT_BYTE * sum(chunk.end - chunk.start for chunk in inputs.chunks if chunk.kind != "store")
-    free = shutil.disk_usage(folder).free
-    if free < wanted:
-        raise DoesNotFit(
-            f"preparing takes about {wanted / 1e9:.1f} GB below {folder}, {free / 1e9:.1f} GB are free",
-            hint="make room, or set HIVETUNE_HOME to another disk",
-        )
-
-
 def _publish(folder: Path, key: str, decisions: Decisions, report: Report, model_folder: Path) -> None:
     """Write the snapshot into a temporary folder and rename it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -303,15 +278,6 @@ def _publish(folder: Path, key: str, decisions: Decisions, report: Report, model
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _register(snapshot: Snapshot) -> None:
-    """Record the snapshot in the database, so that `data forget` finds it."""
-    with contextlib.closing(open_database()) as database:
-        database.execute(
-            "INSERT OR REPLACE INTO snapshots (hash, path, created) VALUES (?, ?, ?)",
-            (snapshot.hash, str(snapshot.folder.resolve()), round(time.time(), 3)),
-        )
 
 
 def read_report(folder: Path) -> dict[str, Any]:

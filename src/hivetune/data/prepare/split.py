@@ -7,7 +7,7 @@ average. With `data.split: time` the newest groups are held out. docs/decisions/
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import groupby
@@ -68,7 +68,7 @@ def tie_hashes(example: Example) -> tuple[int, int, int, int]:
     )
 
 
-def text_hashes(messages: Sequence[Message]) -> array:  # type: ignore[type-arg]
+def text_hashes(messages: Sequence[Message]) -> "array[int]":
     """Return 64-bit hashes of the last answer and of the paragraphs that are read, if they are long."""
     answer = " ".join(messages[-1].content.split()).casefold()
     found = [f"answer:{answer}"] if messages[-1].role == "assistant" and len(answer) >= LONG_ANSWER_CHARS else []
@@ -105,13 +105,13 @@ class Ties:
     `texts` has hashes of long texts; `text_rows` has the row of each at the same place, ascending.
     """
 
-    read: array  # type: ignore[type-arg]
-    question: array  # type: ignore[type-arg]
-    session: array  # type: ignore[type-arg]
-    user: array  # type: ignore[type-arg]
-    time: array  # type: ignore[type-arg]
-    text_rows: array = field(default_factory=lambda: array("I"))  # type: ignore[type-arg]
-    texts: array = field(default_factory=lambda: array("Q"))  # type: ignore[type-arg]
+    read: "array[int]"
+    question: "array[int]"
+    session: "array[int]"
+    user: "array[int]"
+    time: "array[float]"
+    text_rows: "array[int]" = field(default_factory=lambda: array("I"))
+    texts: "array[int]" = field(default_factory=lambda: array("Q"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Sides:
     """
 
     side: bytearray
-    group: array  # type: ignore[type-arg]
+    group: "array[int]"
     groups: int  # how many groups there are
     largest: int
     broken_up: int  # whose session or user is too large to be kept together (data.group_by: auto)
@@ -146,13 +146,21 @@ def sides(
     wanted = WANTED[data.group_by]
     limit = (data.validation + data.test) * len(rows)
     group, level_of, fits = array("I", bytes(4 * num_rows)), bytearray(num_rows), bytearray(num_rows)
-    roots, sizes = _tied(rows, alike, num_rows), array("I")
+    member = bytearray(num_rows)
+    for row in rows:
+        member[row] = 1
+    groups, sizes = _Groups(num_rows), array("I")
+    groups.join((one, other) for one, other in alike if member[one] and member[other])
     equal = {READ: ties.read, SAID: ties.question, SESSION: ties.session, USER: ties.user}
     for level in GROWTH[data.group_by]:
         if level == TEXT:
-            _join_texts(roots, rows, ties, twins, max(FEW_ROWS, int(TEXTS_SHARE * limit)))
+            groups.join(_sharing_texts(ties, member, max(FEW_ROWS, int(TEXTS_SHARE * limit))))
+            groups.join(twins)
         else:
-            _join_equal(roots, rows, equal[level])
+            first = Table()
+            named = ((row, equal[level][row]) for row in rows if equal[level][row] != NONE)
+            groups.join((one, row) for row, value in named if (one := first.put(value, row)) is not None)
+        roots = groups.closed(rows)
         if level not in wanted:
             continue
         sizes = _sizes(rows, roots)
@@ -173,11 +181,46 @@ def sides(
     return Sides(side, group, sum(map(bool, kept)), max(kept, default=0), broken_up, len(rows) - sum(fits))
 
 
+class _Groups:
+    """Sets of rows that belong together (union-find). A set is named by its first row, its root."""
+
+    def __init__(self, num_rows: int):
+        self._roots = array("I", range(num_rows))
+
+    def join(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Join the sets of the rows of each pair."""
+        roots = self._roots
+        for pair in pairs:
+            one, other = map(self._root, pair)
+            roots[max(one, other)] = min(one, other)
+
+    def closed(self, rows: Sequence[int]) -> "array[int]":
+        """Return the root of each of `rows`, by row."""
+        for row in rows:
+            self._roots[row] = self._root(row)
+        return self._roots
+
+    def _root(self, row: int) -> int:
+        roots = self._roots
+        while (above := roots[row]) != row:
+            roots[row] = row = roots[above]
+        return row
+
+
+def _sharing_texts(ties: Ties, member: bytearray, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield pairs of rows that share a long text, unless more than `max_rows` have it."""
+    places = sorted((i for i, row in enumerate(ties.text_rows) if member[row]), key=ties.texts.__getitem__)
+    for _, same in groupby(places, key=ties.texts.__getitem__):
+        first, *others = (ties.text_rows[i] for i in same)
+        if len(others) < max_rows:
+            yield from ((first, other) for other in others)
+
+
 def _hold_out_newest(
     side: bytearray,
     rows: Sequence[int],
-    time: array,  # type: ignore[type-arg]
-    group: array,  # type: ignore[type-arg]
+    time: "array[float]",
+    group: "array[int]",
     data: "DataConfig",
     num_rows: int,
 ) -> None:
@@ -200,65 +243,7 @@ def _hold_out_newest(
             side[row] = SPLITS.index("test" if taken <= counts[0] + 1e-9 else "validation")
 
 
-def _join_texts(
-    roots: array,  # type: ignore[type-arg]
-    rows: Sequence[int],
-    ties: Ties,
-    twins: Iterable[tuple[int, int]],
-    max_rows: int,
-) -> None:
-    """Join the groups of rows that share a long text, unless more than `max_rows` have it, and of twins."""
-    member = bytearray(len(ties.time))
-    for row in rows:
-        member[row] = 1
-    places = sorted((i for i, row in enumerate(ties.text_rows) if member[row]), key=ties.texts.__getitem__)
-    for _, same in groupby(places, key=ties.texts.__getitem__):
-        first, *others = (ties.text_rows[i] for i in same)
-        if len(others) < max_rows:
-            for other in others:
-                _join(roots, first, other)
-    for one, other in twins:
-        _join(roots, one, other)
-    for row in rows:
-        roots[row] = _root(roots, row)
-
-
-def _tied(rows: Sequence[int], alike: Iterable[tuple[int, int]], num_rows: int) -> array:  # type: ignore[type-arg]
-    """Return the root of each row's group, which so far holds only nearly equal rows."""
-    roots = array("I", range(num_rows))
-    member = bytearray(num_rows)
-    for row in rows:
-        member[row] = 1
-    for one, other in alike:
-        if member[one] and member[other]:
-            _join(roots, one, other)
-    return roots
-
-
-def _join_equal(roots: array, rows: Sequence[int], tie: array) -> None:  # type: ignore[type-arg]
-    """Join the groups of rows with an equal tie, and update every root."""
-    first = Table()
-    for row in rows:
-        value = tie[row]
-        if value != NONE and (other := first.put(value, row)) is not None:
-            _join(roots, other, row)
-    for row in rows:
-        roots[row] = _root(roots, row)
-
-
-def _root(roots: array, row: int) -> int:  # type: ignore[type-arg]
-    while (above := roots[row]) != row:
-        roots[row] = row = roots[above]
-    return row
-
-
-def _join(roots: array, one: int, other: int) -> None:  # type: ignore[type-arg]
-    one, other = _root(roots, one), _root(roots, other)
-    if one != other:
-        roots[max(one, other)] = min(one, other)
-
-
-def _sizes(rows: Sequence[int], roots: array) -> array:  # type: ignore[type-arg]
+def _sizes(rows: Sequence[int], roots: "array[int]") -> "array[int]":
     sizes = array("I", bytes(4 * len(roots)))
     for row in rows:
         sizes[roots[row]] += 1
@@ -268,10 +253,10 @@ def _sizes(rows: Sequence[int], roots: array) -> array:  # type: ignore[type-arg
 def _anchors(
     rows: Sequence[int],
     ties: Ties,
-    group: array,  # type: ignore[type-arg]
+    group: "array[int]",
     level_of: bytearray,
     group_by: str,
-) -> array:  # type: ignore[type-arg]
+) -> "array[int]":
     """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
     times = array("d", [float("inf")]) * len(group)
     anchors = array("Q", [SCALE - 1]) * len(group)

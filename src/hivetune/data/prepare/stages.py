@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hivetune.data.checks.placeholders import refuse_placeholder
 from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECRETS, Policy, apply_policy, holds_nothing
-from hivetune.data.checks.rules import CHECKS, Messages, check_length, check_messages, control_token_check
+from hivetune.data.checks.rules import CHECKS, check_length, check_messages, control_token_check
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
 from hivetune.data.read import RawRow, ReadRow, content_id, parse_row, read_example
@@ -67,26 +67,29 @@ class Stages:
     def __init__(self, job: ChunkJob):
         self._job = job
         self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
-        checks: list[Callable[[Messages], None]] = list(CHECKS)
         if self._renderer is None:
-            checks.insert(0, check_length)  # before the other checks read the text
+            self._checks = (check_length, *CHECKS)  # before the other checks read the text
         else:
-            checks.append(control_token_check(self._renderer.control_tokens))
-        self._checks = tuple(checks)
-        self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)
+            self._checks = (*CHECKS, control_token_check(self._renderer.control_tokens))
+        self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)  # lists, if they came as JSON
         self.few_labels: Callable[[], bool] = lambda: False
 
     def read(self, raw: RawRow) -> ExaminedRow:
         """Return the row as an Example of the right form."""
         job = self._job
+        name = raw.source.rpartition(":")[0]
+        names = name, os.path.realpath(name)
         try:
             read = _leave_parts_out(read_example(raw, job.columns, pairs="pairs" in job.learn), job)
         except RowRefused:
-            if is_forgotten_raw(self._forgotten, _source_names(raw), raw.payload):
+            if is_forgotten_raw(self._forgotten, names, raw.payload):
                 raise RowRefused("forgotten") from None
             raise
-        if self._forgotten:
-            _refuse_forgotten(raw, read.example, self._forgotten)
+        if self._forgotten:  # the store has removed such rows, but files may still hold them
+            content = row_hash(parse_row(raw.payload))
+            who = {"session": read.example.session, "user": read.example.user, "row": raw.source, "content": content}
+            if is_forgotten(self._forgotten, names, **who):
+                raise RowRefused("forgotten")
         example, shortened = self._fit_by_chars(read.example)
         check_messages(example.messages, self._checks)
         return ExaminedRow(raw, example, read.layout, read.failed_outside, [*read.changed, *shortened])
@@ -155,11 +158,10 @@ class Stages:
         """
         if self._renderer is None or self._job.on_overlong == "cut":
             return example, []
-        limit, size = self._job.max_length, num_chars(example.messages)
+        limit, size, kept = self._job.max_length, num_chars(example.messages), example.messages
         if size <= limit * SURE_CHARS or size <= limit * self._renderer.longest_token_chars:
             return example, []
         longest = limit * self._renderer.longest_token_chars
-        kept = example.messages
         while self._job.on_overlong == "cut_turns" and kept and num_chars(kept) > longest:
             kept = _without_last_turn(kept)
         if num_chars(kept) > longest or not kept:
@@ -184,7 +186,10 @@ class Stages:
             changed.append("cut-turns")
             views = detail.views
         elif length > limit and policy == "cut":
-            views = tuple(cut for view in views if any((cut := _cut(view, limit)).rendered.trained))
+            first = (
+                replace(v, rendered=Rendered(v.rendered.tokens[:limit], v.rendered.trained[:limit])) for v in views
+            )
+            views = tuple(view for view in first if any(view.rendered.trained))
             if not views:
                 raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
             changed.append("cut")
@@ -219,14 +224,14 @@ def _longest(views: Sequence[RenderedView]) -> int:
     return max(len(view.rendered.tokens) for view in views)
 
 
-def _cut(view: RenderedView, limit: int) -> RenderedView:
-    return replace(view, rendered=Rendered(view.rendered.tokens[:limit], view.rendered.trained[:limit]))
-
-
 def _apply_policies(example: Example, job: ChunkJob, outside: str) -> Example:
     """Return the row as the policies of the config allow it. Raise RowRefused."""
-    if example.lesson == "failure":
-        example = _failed(example, job, outside)
+    if example.lesson == "failure" and job.on_failed == "train":
+        example = replace(example, lesson="sft")
+    elif example.lesson == "failure" and outside:
+        raise RowRefused("failed-outside", f"the row says {outside!r}: its answer teaches nothing")
+    elif example.lesson == "failure" and not {"failures", "pairs"} & set(job.learn):
+        raise RowRefused("failed" if example.success is False else "disliked")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
     if needed is not None and needed not in job.learn:
         raise RowRefused("not-learned", f"learn does not name {needed}")
@@ -244,30 +249,6 @@ def is_vouched(example: Example) -> bool:
     """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
     liked = example.feedback is not None and example.feedback > 0
     return example.success is True or liked or example.lesson in ("correction", "pair")
-
-
-def _failed(example: Example, job: ChunkJob, outside: str) -> Example:
-    """Return a row with a bad answer, as a failure or as an ordinary row. Raise RowRefused if it is not used."""
-    if job.on_failed == "train":
-        return replace(example, lesson="sft")
-    if outside:
-        raise RowRefused("failed-outside", f"the row says {outside!r}: its answer teaches nothing")
-    if not {"failures", "pairs"} & set(job.learn):
-        raise RowRefused("failed" if example.success is False else "disliked")
-    return example
-
-
-def _refuse_forgotten(raw: RawRow, example: Example, forgotten: frozenset[tuple[str, str]]) -> None:
-    """Raise RowRefused for a row that was forgotten: the store has removed it, but files may still hold it."""
-    content = row_hash(parse_row(raw.payload))
-    who = {"session": example.session, "user": example.user, "row": raw.source, "content": content}
-    if is_forgotten(forgotten, _source_names(raw), **who):
-        raise RowRefused("forgotten")
-
-
-def _source_names(raw: RawRow) -> tuple[str, str]:
-    name = raw.source.rpartition(":")[0]
-    return name, os.path.realpath(name)
 
 
 def _leave_parts_out(read: ReadRow, job: ChunkJob) -> ReadRow:

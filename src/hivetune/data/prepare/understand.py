@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
@@ -35,6 +35,7 @@ UNREAD_SHARE = 0.5  # of the first rows; above it a mapping is suggested
 TELLING_SHARE = 0.02  # of the rows: enough equal questions with different answers to report their column
 SAMPLE_ROWS = 400  # in which equal questions are searched
 PATH_KINDS = ("question", "answer", "system", "tools", "left_out")
+KIND_OF_ROLE = {"user": "question", "assistant": "answer", "system": "system", "tool": "question"}
 
 
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
@@ -57,56 +58,39 @@ def place_rows(inputs: Inputs, columns: Mapping[str, str], progress: Progress = 
 
     `progress` counts files.
     """
-    files = list(_by_file(inputs.chunks))
-    found = {}
-    for number, (name, chunks) in enumerate(files, 1):
-        found[name] = _looked_at(list(_records(chunks, SAMPLE_ROWS)), columns)
+    files = _by_file(inputs.chunks)
+    findings: dict[str, dict[str, Any]] = {}
+    for number, (name, chunks) in enumerate(files.items(), 1):
+        findings[name] = _findings(_records(chunks, SAMPLE_ROWS), columns)
         progress(number, len(files))
-    seen = {one.name: found.get(one.name, _Seen()) for one in inputs.chunks}
-    return replace(inputs, chunks=tuple(replace(one, **seen[one.name]._asdict()) for one in inputs.chunks))
+    return replace(inputs, chunks=tuple(replace(chunk, **findings.get(chunk.name, {})) for chunk in inputs.chunks))
 
 
-class _Seen(NamedTuple):
-    """The findings of a file's first rows; the fields are those of Chunk."""
-
-    inside: str = ""
-    line: str = ""
-    telling: str = ""
-    cut_chars: int = 0
-    most_tokens: int = 0
-
-
-def _looked_at(records: Sequence[Any], columns: Mapping[str, str]) -> _Seen:
+def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of Chunk that the first rows of a file tell."""
     if maps_content(columns):
-        return _Seen(columns.get(ROWS, ""))
+        return {"inside": columns.get(ROWS, "")}
     rows = [record for record in records if isinstance(record, dict)]
-    read = [(row, _said(row)) for row in rows]
-    known = [(row, said) for row, said in read if isinstance(said, Conversation)]
+    known: list[tuple[Row, Conversation]] = []
+    unread = 0
+    for row in rows:
+        try:
+            known.append((row, read_conversation(row)))
+        except RowRefused as refused:
+            unread += refused.reason in NOT_KNOWN
+        except RecursionError:
+            continue  # the checks report it
     telling = telling_column(known)
-    lines = _suggested(records) if telling or _is_unread(read) else []
+    lines = suggest(records[:FIRST_ROWS]) if telling or unread > UNREAD_SHARE * len(rows) else []
     if telling:
-        lines.sort(key=lambda one: telling not in one.columns.get("prompt", "").split("+"))
-    answers = [said.messages[-1].content for _, said in known]
-    line = f"if it is right, read it with {lines[0].option}" if lines else ""
-    return _Seen("", line, telling, cut_length(answers[:FIRST_ROWS]), most_tokens_in(rows[:FIRST_ROWS]))
-
-
-def _said(row: Row) -> Conversation | RowRefused:
-    try:
-        return read_conversation(row)
-    except RowRefused as refused:
-        return refused
-    except RecursionError:
-        return RowRefused("too-deep")
-
-
-def _is_unread(read: Sequence[tuple[Row, Conversation | RowRefused]]) -> bool:
-    unread = sum(isinstance(said, RowRefused) and said.reason in NOT_KNOWN for _, said in read)
-    return bool(read) and unread > UNREAD_SHARE * len(read)
-
-
-def _suggested(records: Sequence[Any]) -> list[Suggestion]:
-    return suggest(records[:FIRST_ROWS])
+        lines.sort(key=lambda line: telling not in line.columns.get("prompt", "").split("+"))
+    answers = [conversation.messages[-1].content for _, conversation in known[:FIRST_ROWS]]
+    return {
+        "line": f"if it is right, read it with {lines[0].option}" if lines else "",
+        "telling": telling,
+        "cut_chars": cut_length(answers),
+        "most_tokens": most_tokens_in(rows[:FIRST_ROWS]),
+    }
 
 
 def telling_column(read: Sequence[tuple[Row, Conversation]]) -> str:
@@ -144,16 +128,16 @@ def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dic
 
     The paths are those of `question`, `answer`, `system`, `tools` and of text that is `left_out`.
     """
-    return {name: _of_file(chunks, columns) for name, chunks in _by_file(inputs.chunks)}
+    return {name: _layouts(chunks, columns) for name, chunks in _by_file(inputs.chunks).items()}
 
 
 def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Return the suggested mappings of each file that is mostly unread, the likeliest first, with examples."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, chunks in _by_file(inputs.chunks) if not maps_content(columns) else ():
-        lines = _suggested(list(_records(chunks))) if chunks[0].line else []
-        found |= {name: list(map(suggestion_document, lines))} if lines else {}
-    return found
+    if maps_content(columns):
+        return {}
+    files = _by_file(inputs.chunks).items()
+    suggested = {name: suggest(_records(chunks, FIRST_ROWS)) for name, chunks in files if chunks[0].line}
+    return {name: list(map(suggestion_document, lines)) for name, lines in suggested.items() if lines}
 
 
 def suggested_for(
@@ -178,76 +162,77 @@ def _preview(text: str) -> str:
     return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
 
-def _of_file(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[str, Any]]:
+def _layouts(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[str, Any]]:
     counts: Counter[str] = Counter()
     paths: dict[str, dict[str, Counter[str]]] = {}
-    for raw in _sample(chunks):
+    for raw in _sample(chunks, FIRST_ROWS):
         try:
             read = read_example(raw, columns)
-            traced = list(_traced(parse_row(raw.payload), read.example))
+            places = _places_of_texts(parse_row(raw.payload), read.example)
         except (RowRefused, RecursionError):
             continue  # the checks report it, or it is too large to search
         counts[read.layout] += 1
-        found = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
-        for kind, path in traced:
-            found[kind][path] += 1
-    for some in paths.values():  # text that is left out of one row only, such as a last turn, is read
-        for path in [path for path in some["left_out"] if any(path in some[kind] for kind in _KINDS.values())]:
-            del some["left_out"][path]
+        known = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
+        for kind, path in sorted(places):
+            known[kind][path] += 1
+    for known in paths.values():  # text that is left out of one row only, such as a last turn, is read
+        for path in [path for path in known["left_out"] if any(path in known[kind] for kind in KIND_OF_ROLE.values())]:
+            del known["left_out"][path]
     return [
         {
             "layout": layout,
             "rows": count,
             "rows_at": chunks[0].inside,
-            **{kind: [path for path, _ in some.most_common(MAX_PATHS)] for kind, some in paths[layout].items()},
+            **{kind: [path for path, _ in known.most_common(MAX_PATHS)] for kind, known in paths[layout].items()},
         }
         for layout, count in counts.most_common()
     ]
 
 
-_KINDS = {"user": "question", "assistant": "answer", "system": "system", "tool": "question"}
-
-
-def _traced(row: Mapping[str, Any], example: Example) -> Iterator[tuple[str, str]]:
-    """Yield (kind, path) of each text of a row: the kind of its place in the conversation, or left_out."""
+def _places_of_texts(row: Row, example: Example) -> set[tuple[str, str]]:
+    """Return (kind, path) of each text of a row: the kind of its place in the conversation, or left_out."""
     called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
     offered = set(texts_in([dict(tool) for tool in example.tools]))
-    whole = {message.content.strip(): _KINDS[message.role] for message in reversed(example.messages)}
-    seen: set[tuple[str, str]] = set()
-    unread: dict[str, str] = {}
+    whole = {message.content.strip(): KIND_OF_ROLE[message.role] for message in reversed(example.messages)}
+    places: set[tuple[str, str]] = set()
+    left_out: dict[str, str] = {}
     for path, value in _texts(row):
         if not value.strip():
             continue
         forms = (value.strip(), without_markup(value))
-        kind = next((kind for text in forms if (kind := whole.get(text))), None)
+        kind = next((whole[text] for text in forms if text in whole), None)
         kind = kind or next((kind for text in forms if (kind := _kind_within(text, example.messages))), None)
         if kind is None and value in called:
             kind = "answer"
-        if kind is None and not (looks_like_content(value) or _is_unlisted(path)):
+        # A column that is in no list of columns.toml is reported however short its values are.
+        unlisted = len(path) == 1 and column_kind(plain_name(path[0])) == "unknown"
+        if kind is None and not looks_like_content(value) and not unlisted:
             continue
         kind = kind or ("tools" if value in offered else "left_out")
         name = ".".join(path).replace(".[]", "[]")
-        seen.add((kind, name))
-        unread |= {name: value} if kind == "left_out" else {}
-    around = set(_around(unread, {kind for kind, _ in seen}, example.messages))
-    yield from sorted((seen | around) - {("left_out", name) for _, name in around})
+        places.add((kind, name))
+        if kind == "left_out":
+            left_out[name] = value
+    read = {kind for kind, _ in places}
+    for message in example.messages:  # of which template marks were removed: the text around it is no text left out
+        kind = KIND_OF_ROLE[message.role]
+        if kind not in read and looks_like_content(message.content):
+            around = [name for name, text in left_out.items() if message.content.strip() in text]
+            places.update((kind, name) for name in around)
+            places.difference_update(("left_out", name) for name in around)
+    return places
 
 
-def _is_unlisted(path: tuple[str, ...]) -> bool:
-    """Return whether a column is in no list of columns.toml; then it is reported however short its values are."""
-    return len(path) == 1 and column_kind(plain_name(path[0])) == "unknown"
-
-
-def _texts(row: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+def _texts(row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield (path, text) of every text in a row, outer ones first, also inside of JSON text.
 
     Raise RowRefused for a row with too many values.
     """
     waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), row)])
-    seen = 0
-    while waiting:
+    for seen in itertools.count(1):
+        if not waiting:
+            return
         path, value = waiting.popleft()
-        seen += 1
         if seen > MAX_NODES or len(path) > MAX_DEPTH:
             raise RowRefused("unknown-layout", "the row holds too much to look through")
         value = parsed(value) if isinstance(value, str) and is_json_text(value) else value
@@ -259,14 +244,6 @@ def _texts(row: Any) -> Iterator[tuple[tuple[str, ...], str]]:
             yield path, value
 
 
-def _around(left_out: Mapping[str, str], told: set[str], messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, path) of texts around messages whose template marks were removed."""
-    for message in messages:
-        kind = _KINDS[message.role]
-        if kind not in told and looks_like_content(message.content):
-            yield from ((kind, name) for name, text in left_out.items() if message.content.strip() in text)
-
-
 def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
     """Return the kind of the message that contains a text, or None; reasoning counts too."""
     if not looks_like_content(text):
@@ -274,7 +251,7 @@ def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
     written = json.dumps(text, ensure_ascii=False)[1:-1]  # as it is written in a tool's result that is an object
     for message in messages:
         if text in message.content or text in (message.reasoning or "") or written in message.content:
-            return _KINDS[message.role]
+            return KIND_OF_ROLE[message.role]
     return None
 
 
@@ -292,31 +269,31 @@ def shares_few_labels(chunk: Chunk, columns: Mapping[str, str]) -> bool:
     return share_few_labels(answers)
 
 
-def _by_file(chunks: Iterable[Chunk]) -> Iterator[tuple[str, list[Chunk]]]:
-    found: dict[str, list[Chunk]] = {}
+def _by_file(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
+    files: dict[str, list[Chunk]] = {}
     for chunk in chunks:
         if chunk.kind in ("lines", "numbered"):
-            found.setdefault(chunk.name, []).append(chunk)
-    yield from found.items()
+            files.setdefault(chunk.name, []).append(chunk)
+    return files
 
 
-def _records(chunks: Sequence[Chunk], most: int = FIRST_ROWS) -> Iterator[Any]:
-    for raw in _sample(chunks, most):
+def _records(chunks: Sequence[Chunk], limit: int) -> list[Any]:
+    """Return the first records of a file; None for those that are no JSON."""
+    records = []
+    for raw in _sample(chunks, limit):
         try:
-            yield json.loads(raw.payload)
+            records.append(json.loads(raw.payload))
         except (ValueError, RecursionError):
-            yield None  # broken
+            records.append(None)
+    return records
 
 
-def _sample(chunks: Sequence[Chunk], most: int = FIRST_ROWS) -> list[RawRow]:
-    """Return the first rows of a file, fewer if they are large."""
-    sample: list[RawRow] = []
-    size = 0
-    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), most):
-        if raw.problem is not None:
-            continue
-        sample.append(raw)
-        size += len(raw.payload)
-        if size > FIRST_BYTES:
-            break
-    return sample
+def _sample(chunks: Sequence[Chunk], limit: int) -> Iterator[RawRow]:
+    """Yield the first rows of a file, fewer if they are large."""
+    size_bytes = 0
+    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), limit):
+        if raw.problem is None:
+            yield raw
+            size_bytes += len(raw.payload)
+            if size_bytes > FIRST_BYTES:
+                break
