@@ -443,8 +443,8 @@ def _choose_before_loading(
         precision = "nf4" if setup.quantized else setup.dtype
         own = choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
         others = choose.compared(config.model, target)
-        found = choose.what_would_fit(own, target, work, others, memory_share=share)
-        raise choose.with_advice(error, found, own) from None
+        fitting = choose.what_would_fit(own, target, work, others, memory_share=share)
+        raise choose.with_advice(error, fitting, own) from None
 
 
 def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:

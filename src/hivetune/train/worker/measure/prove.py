@@ -50,12 +50,12 @@ class StepPart:
 
     def problem(self, dtype: torch.dtype) -> str:
         """Compute the part and return what is wrong with the answer; empty: nothing."""
-        found = self.run()
-        for number, (tensor, truth) in enumerate(zip(found, self.truth, strict=True)):
+        results = self.run()
+        for number, (tensor, truth) in enumerate(zip(results, self.truth, strict=True)):
             off = distance(tensor, truth)
             if not off <= TOLERANCE[dtype]:  # false for NaN too
-                return f"result {number + 1} of {len(found)} is {off:.2g} away from float64"
-        _spoil(found)
+                return f"result {number + 1} of {len(results)} is {off:.2g} away from float64"
+        _spoil(results)
         return ""
 
 
@@ -137,20 +137,20 @@ def check_products(proving: Proving, tokens: int) -> None:
     backend = proving.backend
     for layout, sliced, products in products_of(proving, tokens):
 
-        def wrong(layout: Transposed = layout, sliced: bool = sliced, products: Sequence[Product] = products) -> str:
-            found = wrong_products(
+        def problem(layout: Transposed = layout, sliced: bool = sliced, products: Sequence[Product] = products) -> str:
+            wrong = wrong_products(
                 products,
                 dtype=backend.dtype,
                 device=backend.device,
                 multiply=lambda a, b: backend.multiply(*_laid_out(a, b, layout, sliced=sliced)),
             )
             proving.calls += len(products)
-            if not found:
+            if not wrong:
                 return ""
-            (m, n, k), what = found[0].product, found[0].what
-            return f"m {m} n {n} k {k}: {what}; {len(found)} of {len(products)} products are wrong"
+            (m, n, k), what = wrong[0].product, wrong[0].what
+            return f"m {m} n {n} k {k}: {what}; {len(wrong)} of {len(products)} products are wrong"
 
-        proving.note(f"product ({layout}{', of a slice' if sliced else ''})", tokens, wrong)
+        proving.note(f"product ({layout}{', of a slice' if sliced else ''})", tokens, problem)
 
 
 def products_of(proving: Proving, tokens: int) -> list[tuple[Transposed, bool, list[Product]]]:
@@ -239,11 +239,11 @@ def time_step(proving: Proving) -> tuple[float, dict[str, float]]:
     return total_s, gemm
 
 
-def distance(found: Tensor, truth: Tensor) -> float:
-    """Return the largest |found - truth| / (|truth| + root mean square of the truth); not finite where one is not."""
-    found, truth = found.to("cpu", torch.float64), truth.to(torch.float64)
+def distance(result: Tensor, truth: Tensor) -> float:
+    """Return the largest |result - truth| / (|truth| + root mean square of the truth); not finite where one is not."""
+    result, truth = result.to("cpu", torch.float64), truth.to(torch.float64)
     scale = truth.abs() + truth.square().mean().sqrt().clamp_min(1e-30)
-    return float(((found - truth).abs() / scale).max())
+    return float(((result - truth).abs() / scale).max())
 
 
 def _again(proving: Proving, run: Compute) -> str:
@@ -259,10 +259,10 @@ def _again(proving: Proving, run: Compute) -> str:
     bad = torch.zeros((), dtype=torch.int64, device=first[0].device)
     until, done = time.monotonic() + REPEAT_S, 0
     while done < proving.task.calls and (time.monotonic() < until or done == 0):
-        found = run()
-        same = [((now - then).abs() <= most).all() for now, then, most in zip(found, first, allowed, strict=True)]
+        results = run()
+        same = [((now - then).abs() <= most).all() for now, then, most in zip(results, first, allowed, strict=True)]
         bad += ~torch.stack(same).all()
-        _spoil(found)
+        _spoil(results)
         done += 1
     proving.calls += done
     count = int(bad)

@@ -39,17 +39,17 @@ def main(task: MeasureRates, heartbeat: Heartbeat) -> dict[str, Any]:
 def canary_rates(device: torch.device) -> dict[str, float]:
     """Return the FLOP/s of a large GEMM for each dtype that the device multiplies natively, by the fastest library."""
     rows, inner, columns = CANARY_SHAPE[device.type]
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for name in ("float32", "bfloat16", *(("float16",) if device.type == "cuda" else ())):
         # A first small product tells a dtype that is emulated (on AVX2, bfloat16 is up to 500 times slower).
         dtype = DTYPES[name]
         small_s = min(product_seconds((128, 128, 128), dtype, device, CANARY_ROUNDS))
-        if found and 2 * 128**3 / small_s < 0.02 * max(found.values()) and device.type == "cpu":
+        if rates and 2 * 128**3 / small_s < 0.02 * max(rates.values()) and device.type == "cpu":
             continue
         # The least: a disturbance makes it slower, nothing faster.
         seconds = min(product_seconds(CANARY_SHAPE[device.type], dtype, device, CANARY_ROUNDS))
-        found[name] = 2 * rows * inner * columns / seconds
-    return found
+        rates[name] = 2 * rows * inner * columns / seconds
+    return rates
 
 
 def own_canary(architecture: Architecture, dtype: str, device: torch.device) -> float:
@@ -69,19 +69,19 @@ def other_rates(device: torch.device) -> dict[str, float]:
     """
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    found = {"bandwidth": 2 * source.numel() / best_s(lambda: target.copy_(source), device)}
+    rates = {"bandwidth": 2 * source.numel() / best_s(lambda: target.copy_(source), device)}
     one = torch.zeros(1, device=device)
 
     def launches() -> None:
         for _ in range(LAUNCHES):
             one.add_(1.0)
 
-    found["launch_s"] = best_s(launches, device) / LAUNCHES
+    rates["launch_s"] = best_s(launches, device) / LAUNCHES
     if device.type == "cuda":
         host = torch.empty(source.shape, dtype=torch.uint8, pin_memory=True)
-        found["to_device"] = host.numel() / best_s(lambda: target.copy_(host, non_blocking=True), device)
-        found["from_device"] = host.numel() / best_s(lambda: host.copy_(source, non_blocking=True), device)
-    return found
+        rates["to_device"] = host.numel() / best_s(lambda: target.copy_(host, non_blocking=True), device)
+        rates["from_device"] = host.numel() / best_s(lambda: host.copy_(source, non_blocking=True), device)
+    return rates
 
 
 def best_s(work: Callable[[], object], device: torch.device, rounds: int = 5) -> float:

@@ -116,15 +116,15 @@ class LoraExperts(nn.Module):
 
     def _adapters(self, dtype: torch.dtype) -> dict[str, list[tuple[Tensor, Tensor]]]:
         """Return by parameter A [R, I] and scale * B [O, R] of each expert, at once: one gradient comes back."""
-        found = {}
+        adapters = {}
         for place, name in enumerate(self.names):
             a, b = self.halves[2 * place], self.halves[2 * place + 1]
             experts = self.base.num_experts
             missing = -(len(a) // experts) % self.switch.rank_multiple
             a_ERI = F.pad(a.view(experts, -1, a.shape[1]), (0, 0, 0, missing)).to(dtype)
             b_EOR = F.pad((b * self.switch.scale).view(len(b), -1, experts).permute(2, 0, 1), (0, missing)).to(dtype)
-            found[name] = list(zip(a_ERI.unbind(0), b_EOR.unbind(0), strict=True))
-        return found
+            adapters[name] = list(zip(a_ERI.unbind(0), b_EOR.unbind(0), strict=True))
+        return adapters
 
 
 class LoraLinear(nn.Module):
@@ -361,7 +361,7 @@ def load_module(
         _cut_layers(config, first_layers)
     # SDPA ignores Gemma 2's soft cap on attention scores in silence.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    module, found = AutoModelForCausalLM.from_pretrained(
+    module, loading = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
         output_loading_info=True,
@@ -376,12 +376,12 @@ def load_module(
     )
     if first_layers is not None:
         layer_of = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-        found["unexpected_keys"] = [
+        loading["unexpected_keys"] = [
             key
-            for key in found["unexpected_keys"]
+            for key in loading["unexpected_keys"]
             if not ((match := layer_of.search(key)) and int(match[1]) >= first_layers)
         ]
-    refuse_invented(found, folder.name)
+    refuse_invented(loading, folder.name)
     # Not train(): that would switch on the base model's own dropout.
     module.eval().requires_grad_(False)
     if method == "qlora":

@@ -91,9 +91,9 @@ def preference_loss(about: JudgedDocuments, nll_B: Tensor, beta: float) -> tuple
 
 def units(documents: Sequence[Document]) -> list[list[int]]:
     """Return numbers of documents that one micro-batch must hold: a good answer with the bad ones compared with it."""
-    found: dict[int, list[int]] = {}
+    numbers_by_row: dict[int, list[int]] = {}
     rows = {document.row for document in documents}
     for number, document in enumerate(documents):
         better = document.bad.better if document.bad is not None else None
-        found.setdefault(better if better is not None and better in rows else document.row, []).append(number)
-    return list(found.values())
+        numbers_by_row.setdefault(better if better is not None and better in rows else document.row, []).append(number)
+    return list(numbers_by_row.values())

@@ -71,10 +71,10 @@ def libraries(dtype: torch.dtype, device: torch.device) -> dict[str, Multiply]:
 
     Our own kernel is no library: where it is chosen, and there are no kernels, torch takes its place.
     """
-    found: dict[str, Multiply] = {"torch": mm}
+    by_name: dict[str, Multiply] = {"torch": mm}
     if dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available():
-        found["onednn"] = by_onednn
-    return found
+        by_name["onednn"] = by_onednn
+    return by_name
 
 
 def timed(work: Callable[[], object], device: torch.device, rounds: int) -> list[float]:

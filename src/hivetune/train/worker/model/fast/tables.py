@@ -174,16 +174,16 @@ def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentCl
     def rounded(size: int) -> int:
         return max(SIZE_STEP, _power(size)) if few else -(-size // SIZE_STEP) * SIZE_STEP
 
-    found: dict[tuple[int, int], list[int]] = {}
+    numbers_by_size: dict[tuple[int, int], list[int]] = {}
     for number, (queries, keys) in enumerate(sizes):
-        found.setdefault((rounded(queries), rounded(keys)), []).append(number)
-    if few and found:
-        most = (max(queries for queries, _ in found), max(keys for _, keys in found))
-        scores = sum(len(numbers) * queries * keys for (queries, keys), numbers in found.items())
+        numbers_by_size.setdefault((rounded(queries), rounded(keys)), []).append(number)
+    if few and numbers_by_size:
+        most = (max(queries for queries, _ in numbers_by_size), max(keys for _, keys in numbers_by_size))
+        scores = sum(len(numbers) * queries * keys for (queries, keys), numbers in numbers_by_size.items())
         if len(sizes) * most[0] * most[1] <= max(MAX_PADDED * scores, CHEAP_SCORES):
-            found = {most: list(range(len(sizes)))}
+            numbers_by_size = {most: list(range(len(sizes)))}
     classes = []
-    for (queries, keys), numbers in sorted(found.items()):
+    for (queries, keys), numbers in sorted(numbers_by_size.items()):
         places = sum(sizes[number][0] for number in numbers)
         count = few_of(len(numbers)) if few else len(numbers)
         places = min(bucketed(places), count * queries) if few else places

@@ -159,13 +159,13 @@ def kernels_for(dtype: torch.dtype) -> dict[str, Kernel]:
     """Return the kernels of a dtype by name. Raises NoKernels."""
     if dtype not in KERNEL_SUFFIXES:
         raise NoKernels(f"the kernels support float32 and bfloat16, not {dtype}")
-    loaded, found = library(), {}
+    loaded, kernels = library(), {}
     for name, kinds in SIGNATURES.items():
         symbol = f"{name}_{KERNEL_SUFFIXES[dtype]}"
         checked, bare = loaded[symbol], loaded[symbol]  # two objects for one function
         checked.argtypes, checked.restype, bare.restype = kinds, None, None
-        found[name] = Kernel(checked, bare, kinds)
-    return found
+        kernels[name] = Kernel(checked, bare, kinds)
+    return kernels
 
 
 def product_arguments(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> tuple[Any, ...]:

@@ -207,14 +207,14 @@ class NativeOps(TorchOps):
     def _arguments(self, group: Group) -> "ctypes.Array[MemberArguments]":
         if id(group) in self._members:
             return self._members[id(group)][1]
-        found = (MemberArguments * len(group.adapted))()
-        for place, member in zip(found, group.adapted, strict=True):
+        arguments = (MemberArguments * len(group.adapted))()
+        for place, member in zip(arguments, group.adapted, strict=True):
             assert member.scaled_up_RN is not None and member.d_down_RK is not None and member.d_up_NR is not None
             place.start, place.size, place.rank_at = member.start, member.size, member.rank_at
             place.rank, place.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
             place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
-        self._members[id(group)] = (group, found)
-        return found
+        self._members[id(group)] = (group, arguments)
+        return arguments
 
 
 def _rows_first(multiply: Multiply) -> Callable[[Tensor, Tensor, Tensor], None]:

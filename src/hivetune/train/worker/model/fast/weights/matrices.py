@@ -271,7 +271,6 @@ def _bind_experts(
         stack.d_up_ENR = shared[key]
         for expert, group in enumerate(stack.groups):
             (member,) = group.adapted
-            member.down_RK, member.up_NR = stack.down_ERK[expert], stack.up_NRE[..., expert]
             member.d_down_RK = group.d_downs_RK = d_down_ERK[expert]
             member.scaled_up_RN = stack.scaled_up_ERN[expert]
             member.d_up_NR = stack.d_up_ENR[expert]
