@@ -31,7 +31,7 @@ GENERAL, PLAIN_KERNELS, REPLAYED = Choices(path="general"), Choices(kernels="tor
 
 @dataclass(frozen=True)
 class Computed:
-    """What a model computed: mean nll of each row [B], and the gradient of all by PEFT name in one vector [N].
+    """The result of a model: mean nll of each row [B], and the whole gradient, ordered by PEFT name, in one vector [N].
 
     Both are float64 on the CPU.
     """

@@ -1,4 +1,4 @@
-"""Test products at a run's own shapes: does this device, in this precision, still compute right numbers?
+"""Test products at a run's own shapes: check that the device still computes right numbers in its precision.
 
 The factors are whole numbers, so small that every sum is exact in the precision under test. So the answer is known to
 the bit, whatever the order of summation. It is checked with a random vector (Freivalds, MFCS 1979) in float64, which

@@ -1,4 +1,4 @@
-"""The probe, a minute before the hours: GEMM rates and two measured steps of the run, into profile and choices.
+"""The probe before a run: it measures GEMM rates and two steps, and writes profile and choices.
 
 The formulas are in train/plan; here is only what must be measured. A probe holds for later runs with the same weights,
 the same code of the engine, the same arithmetic settings and steps of like size; another driver, card or torch has
@@ -87,7 +87,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What a probe measured. `setup` as the loaded model does it; `canary_flops_per_s`: of the own canary.
+    """The result of a probe. `setup`: as the loaded model computes it; `canary_flops_per_s`: of the own canary.
 
     `changes`: the choices under which the model computes right (agreement.py).
     """
@@ -339,13 +339,27 @@ def _measure_right(
     timed: Callable[[LoraModel], Measured],
     truth: str | None,
 ) -> Measured:
-    """Measure steps of the model that computes right.
+    """Measure steps of the model, then choose the path that computes right.
 
-    Which one that is comes afterwards, so that a second model in this process is in no measured peak. On a card steps
+    The comparison comes second, so that no measured peak contains a second model. On a card steps
     are replayed where that is right, and faster here. A model that has to be streamed is compared by as many of its
     layers as transformers can hold too, and not replayed.
     """
-    loaded = [_load(task, config, settled, first)]
+
+    def load_under(changes: Choices, config: RunConfig = config, first_layers: int | None = None) -> LoraModel:
+        choices = changes.over(settled)
+        device, dtype = start_with(choices)
+        return load_model(
+            task.model,
+            config.lora,
+            method=config.method,
+            dtype=dtype,
+            device=device,
+            choices=_with(choices, first),
+            first_layers=first_layers,
+        )
+
+    loaded = [load_under(NO_CHOICES)]
     measured = timed(loaded[0])
     layers = layers_compared(first.setup)
     if config.lora.dropout or layers:  # what is compared has none, or has fewer
@@ -355,7 +369,7 @@ def _measure_right(
         if loaded and not changes.made():
             return loaded.pop()
         loaded.clear()  # no two at the same time
-        return _load(task, plain, changes.over(settled), first, layers)
+        return load_under(changes, plain, layers)
 
     plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
     on_card = settled.graphs is None and not layers and str(settled.device).startswith("cuda")
@@ -363,11 +377,11 @@ def _measure_right(
     if layers and changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "first_layers": layers})
     if changes.graphs is not None:
-        replayed = timed(_load(task, config, changes.over(settled), first)) if changes.graphs else measured
+        replayed = timed(load_under(changes)) if changes.graphs else measured
         changes = replace(changes, graphs=WORTH_GRAPHS * replayed.step_s < measured.step_s)
         measured = replayed if changes.graphs else measured
     elif changes.made().keys() - {"agreement"}:
-        measured = timed(_load(task, config, changes.over(settled), first))
+        measured = timed(load_under(changes))
     return replace(measured, changes=changes)
 
 
@@ -397,7 +411,7 @@ def _predict(
     correction: Affine,
     rate: Rate,
 ) -> Prediction:
-    """Predict with the peak of the largest micro-batch of the steps looked at, and all row counts, validation's too."""
+    """Predict a run. The peak is that of the largest micro-batch of the first steps, with all row counts."""
     steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
     rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
     groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
@@ -464,21 +478,6 @@ def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, k
 def _with(settled: Choices, chosen: choose.Choice) -> Choices:
     """Return the choices made over the settled ones. The device stays as written: `cuda` is not a plan's `cuda:0`."""
     return replace(chosen.to_choices().over(settled), device=settled.device)
-
-
-def _load(
-    task: Probe, config: RunConfig, settled: Choices, chosen: choose.Choice, first_layers: int | None = None
-) -> LoraModel:
-    device, dtype = start_with(settled)
-    return load_model(
-        task.model,
-        config.lora,
-        method=config.method,
-        dtype=dtype,
-        device=device,
-        choices=_with(settled, chosen),
-        first_layers=first_layers,
-    )
 
 
 def _plan_of(config: RunConfig, snapshot: Snapshot) -> Plan:

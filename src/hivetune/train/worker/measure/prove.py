@@ -1,4 +1,4 @@
-"""The proof of one set of backends: does it compute right, each time, at a job's shapes, and how fast? One child a set.
+"""The proof of one set of backends at a job's shapes: right results, the same each time, and speed. One child a set.
 
 Matrix products of whole numbers must be exact (canary.py). Every other part of a step must be as near to float64 as its
 precision allows (parts.py). Each is then repeated, as some faults come once in a thousand calls. A crash or a hang ends
@@ -42,7 +42,7 @@ Transposed = Literal["nn", "nt", "tn"]
 
 @dataclass(frozen=True)
 class StepPart:
-    """A part at one number of tokens, with the right answer."""
+    """A part at one number of tokens, with its right result."""
 
     name: str
     run: Compute
@@ -79,7 +79,7 @@ class Proving:
         return Sizes(self.spec, self.task.rank, tokens)
 
     def note(self, name: str, tokens: int, work: Callable[[], str]) -> None:
-        """Make one check and journal it before it begins and when it ended, with what was wrong."""
+        """Run one check; journal its begin, and its end with the problem."""
         where = f"{name} of {tokens} tokens"
         self.journal.append("begin", part=name, tokens=tokens)
         self.heartbeat.beat(Beat.ITEM)

@@ -1,4 +1,4 @@
-"""The general path: low-rank adapters on any causal model of transformers. Correct first, with no model's name in it.
+"""The general path: low-rank adapters on any causal model of transformers. It is correct first, and names no model.
 
 Documents are padded on the right to micro-batches. A causal model's outputs never depend on what comes later, so no
 mask is needed. Logits are computed at trained positions only, in chunks that are recomputed in the backward pass.
@@ -46,7 +46,7 @@ CAPPED = "hivetune_capped"
 
 
 class Switch:
-    """What all adapters of a model share: whether they count, and whether dropout does.
+    """The state that all adapters of a model share: whether they apply, and whether dropout does.
 
     Ranks are padded with zeros to a multiple of `rank_multiple` inside the product.
     """

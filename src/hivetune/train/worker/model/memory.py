@@ -1,4 +1,4 @@
-"""The memory that operands of products lie in: what is in it before it is written, and what lies behind it.
+"""Memory for operands of products: its content before it is written, and the slack behind it.
 
 Libraries read past operands. On processors with AMX, torch 2.13 reads past each row of a bfloat16 left factor that is a
 slice and multiplies what lies there by zero: NaN beside the slice becomes NaN in the result (oneDNN issue 5717).
@@ -84,7 +84,7 @@ def mm(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 class Workspace:
-    """Buffers by name that live as long as the model: what a step writes, the next one writes over.
+    """Buffers by name that live as long as the model: each step overwrites the values of the one before.
 
     Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
     product, docs/log.md), and on a GPU fixed addresses are what graphs need.
@@ -99,7 +99,7 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[str, Tensor] = {}
         self.moves = 0
-        """How often a buffer has got another address, or its first one."""
+        """How many times a buffer has got a new address."""
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return a view of the buffer `name`, grown if need be. What is in it is undefined."""

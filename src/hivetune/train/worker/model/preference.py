@@ -1,4 +1,4 @@
-"""The loss of bad answers: bounded, by the length of the answer, and divided with all others by the plan's count.
+"""The loss of bad answers: bounded by the answer's length, and divided like all losses by the plan's count.
 
 With d = (reference - nll) / n, what a row of n trained tokens has gained per token since the reference adapter:
 
@@ -25,7 +25,7 @@ from hivetune.train.worker.model.protocol import Document
 
 
 class JudgedDocuments(NamedTuple):
-    """What the loss of a micro-batch's documents needs besides their nll, on the device.
+    """Inputs of a micro-batch's loss besides the nll of its documents, on the device.
 
     good_B: 1 for a good row, 0 for a bad one. alone_K, worse_P, better_P: numbers of documents. least_P: m.
     """

@@ -1,8 +1,8 @@
-"""What training and scoring know of a model: one small Protocol with two implementations, and the documents it takes.
+"""The interface of a model for training and scoring, and the documents that it takes.
 
-fast/ holds the step for the architectures that it knows; general.py runs any causal model of transformers; load.py
-chooses between them. Both keep every adapter weight in one flat fp32 buffer. They return sums, never means: the caller
-divides.
+It has two implementations: fast/ computes the architectures that it knows, general.py runs any causal model of
+transformers. load.py chooses between them. Both keep all adapter weights in one flat fp32 buffer. They return sums,
+never means: the caller divides.
 
 Shapes: L positions of a document, N adapter weights.
 """
@@ -17,7 +17,7 @@ from hivetune.data.snapshot import Snapshot
 
 
 class Bad(NamedTuple):
-    """What makes a document a bad answer. `weight`: lambda of the loss, capped for the step.
+    """The mark of a bad answer. `weight`: lambda of the loss, capped for the step.
 
     `better`: the row of the good answer to the same question, which is in the same step; None for a bad answer alone.
     """
@@ -40,7 +40,7 @@ class Document(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """What streaming frozen layers took: seconds that computing waited, seconds of reading or copying, and bytes."""
+    """The cost of streaming frozen layers: seconds that computing waited, seconds of reading or copying, and bytes."""
 
     waited_s: float = 0.0
     read_s: float = 0.0
@@ -56,7 +56,7 @@ class LoraModel(Protocol):
     kernels: str
     """The kernels that compute: their roundings differ."""
     product: Callable[[Tensor, Tensor], Tensor]
-    """The product of its large matrices, for tests, in torch.mm's form."""
+    """The product of its large matrices, in torch.mm's form, for the canary."""
     device: torch.device
     dtype: torch.dtype
     master_N: Tensor
@@ -66,7 +66,7 @@ class LoraModel(Protocol):
 
     @property
     def graphs(self) -> int | None:
-        """Return how many shapes of steps are replayed by now; None where none ever is."""
+        """Return how many shapes of micro-batches are replayed by now; None where none ever is."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class LoraModel(Protocol):
         ...
 
     def streamed(self) -> Streamed:
-        """Return what streaming took since the last call."""
+        """Return the cost of streaming since the last call."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
@@ -90,14 +90,14 @@ class LoraModel(Protocol):
         ...
 
     def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
-        """Do what the host can do of `backward` of these very documents before their turn, in any thread.
+        """Prepare the host's part of the next `backward` of this same list of documents, in any thread.
 
-        It may be nothing. `seed`: of torch's generator when their turn comes.
+        `seed`: the seed of torch's generator when their turn comes.
         """
         ...
 
     def repeat(self, name: str, work: Callable[[], None]) -> None:
-        """Do `work` of the device, which is the same each time on the same memory, or replay it."""
+        """Do or replay `work`, which runs the same operations on the same memory each time."""
         ...
 
     def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
@@ -108,11 +108,11 @@ class LoraModel(Protocol):
         ...
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        """Return the micro-batches of `backward` as numbers of documents: a function of contents and choices."""
+        """Return the micro-batches of `backward` as indices of documents; they follow from contents and choices."""
         ...
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
-        """Compute `backward` of these as one micro-batch, whatever the budget."""
+        """Compute `backward` of the documents as one micro-batch, whatever the budget."""
         ...
 
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
@@ -128,9 +128,9 @@ _Part = TypeVar("_Part")
 
 
 def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
-    """Return each micro-batch cut in 2 ** `halvings` parts, as far as it has documents: a recovery's answer to memory.
+    """Cut each micro-batch into 2 ** `halvings` parts, or into single documents: a rung of memory recovery.
 
-    By what a step really holds, not by the budget: half a budget that no step fills would change nothing.
+    The budget is not halved instead, because half a budget that no step fills would change nothing.
     """
     parts: list[list[_Part]] = []
     for batch in batches:

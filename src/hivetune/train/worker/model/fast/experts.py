@@ -93,7 +93,7 @@ def experts_down_gradient(
 
 
 def _route(walk: Walk, mlp: ExpertMlps, y_SD: Tensor) -> Dispatch:
-    """Route rows by a softmax over all experts in the wide dtype, of logits in the model's own, as it was trained."""
+    """Route rows by a softmax over all experts: wide, of logits in the model's own dtype, as it was trained."""
     routing = _routing(walk)
     share_SE = torch.softmax(y_SD @ mlp.router_ED.t(), 1, dtype=wide_of(walk.dtype))
     weight_SK, index_SK = torch.topk(share_SE, routing.active, 1)

@@ -53,7 +53,7 @@ class Replay:
         self.uses_before, self._max_graphs = uses_before, max_graphs
         self._uses: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, tuple[Callable[[], None], int]] = {}
-        """What replays a piece, and the moves of the workspace's buffers when it was recorded."""
+        """Name -> the function that replays a piece, and `Workspace.moves` when it was recorded."""
         self._inputs: dict[Hashable, BatchTables] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 

@@ -1,4 +1,4 @@
-"""One decoder layer forward and backward by hand: what is saved, what is recomputed, which rows are computed.
+"""One decoder layer forward and backward by hand: the values that are saved or recomputed, the rows that are computed.
 
 A layer, with RMSNorm and the four merged products of weights.py (each one carries its adapters):
 

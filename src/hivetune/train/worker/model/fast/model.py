@@ -45,7 +45,7 @@ MAX_AHEAD = 2
 
 
 class _Laid(NamedTuple):
-    """The tables of a step's documents, before its turn; `draw`: of dropout."""
+    """The tables of a step's documents, prepared ahead; `draw`: the number that dropout's masks follow from."""
 
     documents: Sequence[Document]
     draw: int | None

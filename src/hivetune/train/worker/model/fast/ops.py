@@ -1,4 +1,4 @@
-"""The work between matrix products, in plain torch: correct on any device and dtype, and what native.py must equal.
+"""The work between matrix products, in plain torch: correct on any device and dtype. native.py must equal it.
 
 Every result goes to a buffer of the caller. "Wide" is the dtype of the residual stream, of norms and of every
 reduction: fp32, or fp64 when computing in fp64. Matrices may be columns of a wider buffer (strided rows).
@@ -64,7 +64,7 @@ class TorchOps:
         self.adapt(y_TW, group, adapter=True)
 
     def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make `call`, which is torch's own and writes to a buffer that it is given."""
+        """Make `call`, a function of torch that writes to one of its arguments."""
         call(*arguments)
 
     def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:

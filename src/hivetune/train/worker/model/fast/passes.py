@@ -1,4 +1,4 @@
-"""A micro-batch through all layers, the loss and back. With the kernels in C++ a layer's calls are kept and made again.
+"""A micro-batch through all layers, the loss and back. With the C++ kernels a layer's calls are kept and repeated.
 
 The loss is computed at the positions that predict something, in chunks, and its gradient is made in the forward pass.
 So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry instead of 6 with recomputed logits), and
@@ -191,7 +191,7 @@ class Passes:
         return work() if walk.is_last(index) else self.calls.again((name, index, _kind(walk)), work)
 
     def _bring(self, walk: Walk) -> Walk:
-        """Copy what differs from one micro-batch to the next to where kept calls read it."""
+        """Copy the values that differ between micro-batches to the buffers that kept calls read."""
         if self.calls is None:
             return walk
         assert isinstance(walk.ops, NativeOps) and isinstance(walk.attention, NativeAttention)

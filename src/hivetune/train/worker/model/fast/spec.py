@@ -1,7 +1,7 @@
-"""What the fast path computes for a config.json: activation, windows, rotations, scales.
+"""The specification of a model for the fast path, from its config.json: activation, windows, rotations, scales.
 
-Sizes and differences between families come from models/. Anything that is not understood to the letter is refused with
-a reason, and the general path runs instead.
+Sizes and differences between families come from models/. A setting that is not fully
+understood is refused with a reason, and the general path runs instead.
 """
 
 import json
@@ -23,7 +23,7 @@ class NotFast(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What differs between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
+    """The settings that differ between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
 
     window: a position sees itself and the window - 1 before it; None: everything before it. experts: its MLP is that of
     `ModelSpec.routing`.

@@ -1,4 +1,4 @@
-"""What one micro-batch carries through the layers: its tables on the device, its buffers, what backward will read.
+"""The state of one micro-batch on its way through the layers: tables on the device, buffers, inputs of backward.
 
 Shapes as at the head of layer.py.
 """
@@ -29,7 +29,7 @@ class Attention(Protocol):
 
 @dataclass
 class Saved:
-    """What backward needs of one layer; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
+    """The inputs of one layer's backward pass; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
 
     x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
     rotation, with X A^T in the rank columns. out_TN, lse_TH: attention's output and the log-sum-exp of its scores, from
@@ -71,7 +71,7 @@ class Saved:
 
 @dataclass
 class SavedMlp:
-    """What backward needs of an MLP. gate_up: before the activation, with X A^T in the rank columns.
+    """The inputs of an MLP's backward pass. gate_up: before the activation, with X A^T in the rank columns.
 
     s_down: X A^T of the down projection. There is one row for each row of the stream, or, where there are experts, for
     each row and expert that it was sent to.

@@ -1,4 +1,4 @@
-"""What the host prepares of a micro-batch: every index table that the device will read, and the few shapes they have.
+"""The tables that the host prepares for a micro-batch: all indices that the device reads, in few shapes.
 
 Shapes: T tokens, R rows that predict something, E entries of the loss, H rotated pairs of a head.
 """

@@ -1,4 +1,4 @@
-"""The C++ kernels as a shared library: compiled once for this processor, kept under a hash of all that made it.
+"""The C++ kernels as a shared library: compiled once for this processor, and named by the hash of its inputs.
 
 The library ends with its own SHA-256, which the loader of programs ignores. So a file that was truncated or changed on
 the disk is compiled again, not loaded: a truncated one would end the process with SIGBUS.

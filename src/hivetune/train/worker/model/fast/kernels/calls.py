@@ -1,4 +1,4 @@
-"""The calls of the C++ kernels: their signatures, and kept calls, which are made again in one loop.
+"""Calls of the C++ kernels: their signatures, and kept calls, which are repeated in one loop.
 
 A product leaves little of Python's own code and objects in the caches: what takes 6 ms a step between kernels that do
 nothing takes 20 ms between real ones (docs/log.md). A kept call is two objects, and its numbers are converted already.
@@ -21,7 +21,7 @@ Call = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class RowCount(ctypes.c_long):
-    """An argument that counts rows: as many as there are tokens, or a multiple of that."""
+    """An argument that counts rows: the number of tokens, or a multiple of it."""
 
 
 class Kernel(NamedTuple):
@@ -39,7 +39,7 @@ class _Piece(NamedTuple):
 
 
 class Calls:
-    """The kept calls of one model. Arguments are addresses and views: whoever moves a buffer must `forget` first.
+    """The kept calls of one model. Their arguments are addresses and views: call `forget` before a buffer moves.
 
     A buffer's first rows lie at the same place however many there are. So what was kept for `rows` tokens serves all
     smaller micro-batches; the number is read when a call is made. Whatever else differs from one time to the next is no
@@ -52,7 +52,7 @@ class Calls:
         self._converted: dict[tuple[type, float], Any] = {}
         self._rows, self._counts = 1, dict[int, RowCount]()
         self.kept = 0
-        """Calls of all pieces."""
+        """The number of calls of all pieces."""
 
     def set_rows(self, rows: int) -> None:
         """Set the tokens of the micro-batch that comes next."""
@@ -94,7 +94,7 @@ class Calls:
             self._open.append((kernel.bare, tuple(map(self._convert, kernel.kinds, arguments))))
 
     def forget(self) -> None:
-        """Drop everything: a buffer is about to get another address."""
+        """Drop all kept calls, because a buffer is about to get another address."""
         self._pieces.clear()
         self._converted.clear()
         self._open, self.kept = None, 0

@@ -55,7 +55,7 @@ class LayoutArguments(ctypes.Structure):
 
 
 class NativeOps(TorchOps):
-    """The operations of ops.TorchOps, in C++. One object for one model: it holds the addresses of its adapters.
+    """The operations of ops.TorchOps, in C++. One object serves one model: it holds the addresses of its adapters.
 
     `calls`: of the model; all that is computed here goes through them. `layout`: of the micro-batch that attention is
     about; it and the scales of gradients lie where kept calls read them. `multiply`: the library of the large products,
@@ -99,7 +99,7 @@ class NativeOps(TorchOps):
         )  # fmt: skip
 
     def set_scales(self, scale: float, up_scale: float) -> None:
-        """Set what kept calls multiply gradients by from here on."""
+        """Set the factors of gradients for the kept calls that follow."""
         self._scale.value, self._up_scale.value = scale, up_scale
 
     def add_norm(
@@ -253,7 +253,7 @@ class NativeAttention:
         self.parts = min(wanted, -(-longest // PIECE_KEYS), MAX_PARTS)
 
     def lay(self) -> None:
-        """Let kept calls be about this layout from here on."""
+        """Make this the layout of the kept calls that follow."""
         ctypes.pointer(self._ops.layout)[0] = self._layout
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:

@@ -1,4 +1,4 @@
-"""A model's tensors in its safetensors files, read by position into memory that is there already.
+"""Tensors of a model's safetensors files, read by position into existing memory.
 
 Reads, not a mapping: mapped pages of a model count as the process's own memory, and a mapped file that becomes shorter
 ends the process with SIGBUS where a read gives an error.

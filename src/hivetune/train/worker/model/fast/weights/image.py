@@ -1,4 +1,4 @@
-"""The matrices of one layer as one stretch of bytes, so that a layer is read, kept and replaced as a whole.
+"""The matrices of one layer as one block of bytes, so that a layer is read, stored and replaced as a whole.
 
 A layer may be packed in four bits: NF4 as bitsandbytes makes it, packed where layers wait, unpacked where they are
 computed with. Each linear module is packed on its own, as QLoRA has it (arXiv:2305.14314): 64 values share a scale, and
@@ -27,7 +27,7 @@ BLOCK = 64
 
 
 class ImagePart(NamedTuple):
-    """A part of an image: `values` numbers of a tensor of the files from `start` on, and the byte where they go."""
+    """A part of an image: `values` numbers of a tensor in the files, from number `start`, and their byte offset."""
 
     tensor: str
     start: int
@@ -36,7 +36,7 @@ class ImagePart(NamedTuple):
 
 
 class LayerImage:
-    """The bytes of a layer in `dtype`: its matrices, one behind the other, and what of the files they are read from."""
+    """The bytes of a layer in `dtype`: its matrices, one after another, and the parts of the files that fill them."""
 
     def __init__(self, dtype: torch.dtype):
         self.dtype, self.size_bytes = dtype, 0
@@ -44,7 +44,7 @@ class LayerImage:
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     def add_matrix(self, name: str, *shape: int) -> None:
-        """Give a merged matrix the bytes behind the last one."""
+        """Place a merged matrix after the last one."""
         self._places[name] = self.size_bytes, shape
         self.size_bytes += _aligned(math.prod(shape) * self.dtype.itemsize)
 

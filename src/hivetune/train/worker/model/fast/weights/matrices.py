@@ -178,9 +178,9 @@ class Weights:
     stream: LayerStream | None = None
     """The stream of the first layers, where they do not stay on the device."""
     unpack: Sequence[Callable[[], None]] = ()
-    """Where layers are kept in four bits: what unpacks each to the one place that all have their matrices in."""
+    """Functions that unpack each layer to the one place that all share; empty unless layers are stored in four bits."""
     num_replaced: int = 0
-    """Layers, the first ones, whose matrices lie where those of others do too: `enter` brings them."""
+    """The number of first layers whose matrices share places with others: `enter` brings them."""
 
     def enter(self, layer: int, following: Sequence[int]) -> None:
         """Bring the matrices of `layer`, which are read next; then, in this order, those of `following`."""

@@ -114,7 +114,7 @@ def read_weights(
 
 @dataclass(frozen=True)
 class _Reader:
-    """What all matrices are made from, and with what."""
+    """The inputs of all matrices: files, specification, adapted modules, precision, device."""
 
     checkpoint: Checkpoint
     spec: ModelSpec

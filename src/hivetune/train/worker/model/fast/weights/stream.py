@@ -39,7 +39,7 @@ def way_to(device: torch.device, stream_from: Literal["memory", "disk"] | None) 
 
 
 class StreamDevice:
-    """The device of a stream: memory that copies go to, and what comes after what. This one is a processor.
+    """The device of a stream: memory for copies, and the order of copies and computing. This one is a processor.
 
     Its copies are made by the thread that asks for them, so nothing has to wait.
     """
@@ -75,10 +75,10 @@ class StreamDevice:
         return begin, self.now()
 
     def wait(self, stamp: Stamp) -> None:
-        """Let what the device is given to compute from here on come after `stamp`."""
+        """Make the device's work that is queued from here on wait for `stamp`."""
 
     def finish(self, stamp: Stamp) -> None:
-        """Let the host wait for `stamp`."""
+        """Block the host until `stamp`."""
 
     def seconds(self, begin: Stamp, end: Stamp) -> float:
         """Return the seconds between two stamps; waits for the later one."""
@@ -150,7 +150,7 @@ class LayerStream:
         self._way, self._device, self._images = way, device, images
         self._places, self._checkpoint = places, checkpoint
         self._coming: dict[int, tuple[int, Future[Stamp]]] = {}
-        """Of each place: the layer that is there or on its way."""
+        """Place -> the layer that is there or on its way."""
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._waits: deque[tuple[Stamp, Stamp]] = deque(maxlen=STAMPS_KEPT)
         self._copies: deque[tuple[Stamp, Stamp]] = deque(maxlen=STAMPS_KEPT)
@@ -172,7 +172,7 @@ class LayerStream:
         return len(self._images)
 
     def need(self, layer: int, following: Iterable[int]) -> None:
-        """Let what is computed from here on find the matrices of `layer` in their place; `following` come meanwhile.
+        """Make the matrices of `layer` ready for the work queued from here on, and start to bring `following`.
 
         Layers that stay on the device may be named too. Raises what reading them raised.
         """
@@ -204,7 +204,7 @@ class LayerStream:
         return streamed
 
     def _bring(self, layer: int, place: int, after: Stamp) -> Stamp:
-        """Bring the layer's bytes to the place, which is free after `after`. Return when they are there.
+        """Bring the layer's bytes to the place, which is free after `after`. Return the stamp of their arrival.
 
         It runs on a thread of its own, for one layer after the other.
         """
