@@ -67,10 +67,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Token ids, each with 1 if it is trained. Position i predicts token i + 1, so `trained[0]` is always 0."""
+    """Token ids, each with 1 if it is trained. Position i predicts token i + 1, so `trained[0]` is always 0.
+
+    They are the first `num_messages` messages of a row, of which the `answers` are trained.
+    """
 
     tokens: tuple[int, ...]
     trained: bytes
+    num_messages: int = 1
+    answers: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)

@@ -55,15 +55,15 @@ def test_what_is_trained_is_the_answer(name: str, renderers: dict[str, Renderer]
     said = [text if i % 2 else f"{text}Question{i}" for i, text in enumerate(texts)]
     messages = tuple(Message("assistant" if i % 2 else "user", text) for i, text in enumerate(said))
     try:
-        views = renderer.detail(Example("", "", messages)).views
+        views = renderer.render(Example("", "", messages))
     except RenderError as error:
         assert error.reason in SAID
         return
     assert [i for view in views for i in view.answers] == list(range(1, len(messages), 2))
     for view in views:
         prompt = renderer.prompt(messages[: view.num_messages - 1])
-        assert view.rendered.tokens[: len(prompt)] == prompt
-        trained = renderer.decode(view.rendered.tokens[len(prompt) :])
+        assert view.tokens[: len(prompt)] == prompt
+        trained = renderer.decode(view.tokens[len(prompt) :])
         answer = messages[view.num_messages - 1].content
         behind_thought = answer.partition("</think>")[2] if answer.lstrip().startswith("<think>") else answer
         assert behind_thought.strip() in trained

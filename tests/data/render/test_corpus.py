@@ -9,9 +9,9 @@ import pytest
 from data.models import FAMILIES, TEMPLATES, Family, corpus, make_model, template_of
 
 from hivetune.data.render.folder import load_renderer
-from hivetune.data.render.renderer import RenderedView, Renderer
+from hivetune.data.render.renderer import Renderer
 from hivetune.data.render.template import TEMPLATE_DATE, RenderError
-from hivetune.records import Example, Message
+from hivetune.records import Example, Message, Rendered
 
 CORPUS = {**FAMILIES, **corpus()}
 TOOL = {
@@ -114,19 +114,19 @@ def test_ids_and_masks_equal_transformers(name: str, folders: dict[str, Path]) -
     for kind, messages in CHATS.items():
         example = chat_of(kind)
         try:
-            detail = renderer.detail(example)
+            views = renderer.render(example)
         except RenderError as error:
             refused[kind] = error.reason
             continue
         shown = spoken.dialect.chat(spoken.dialect.with_ids(spoken.dialect.spoken(messages))[0])
-        trained = [i for view in detail.views for i in view.answers]
+        trained = [i for view in views for i in view.answers]
         assert trained == [i for i, m in enumerate(messages) if m.role == "assistant" and m.weight], kind
-        for view in detail.views:
+        for view in views:
             check_view(renderer, oracle, example, shown, view)
     assert refused == REFUSALS.get(name, {})
 
 
-def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[Any], view: RenderedView) -> None:
+def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[Any], view: Rendered) -> None:
     """Each trained answer stands behind the very ids that transformers makes of its prompt, and is the row's own."""
 
     def ids(messages: list[Any], for_answer: bool) -> list[int]:
@@ -134,7 +134,7 @@ def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[An
         found = oracle.apply_chat_template(messages, tools=tools, add_generation_prompt=for_answer, return_dict=False)
         return list(found)
 
-    tokens, mask = list(view.rendered.tokens), view.rendered.trained
+    tokens, mask = list(view.tokens), view.trained
     whole = ids(shown[: view.num_messages], False)
     inside = [False] * len(tokens)
     for i in view.answers:

@@ -125,12 +125,12 @@ def test_masks_equal_those_written_by_hand(
             renderers[name].render(example(DIALOGUES[kind]))
         return
     tokenizer = Tokenizer.from_file(str(folders[name] / "tokenizer.json"))
-    views = renderers[name].detail(example(DIALOGUES[kind])).views
+    views = renderers[name].render(example(DIALOGUES[kind]))
     assert len(views) == (2 if len(DIALOGUES[kind]) > 3 and (name == "qwen3" or (name, kind) == SYSTEM_MOVES) else 1)
     for view in views:
         tokens, trained = expected(tokenizer, by_hand(name, DIALOGUES[kind][: view.num_messages]))
-        assert list(view.rendered.tokens) == tokens
-        assert [bool(k) for k in view.rendered.trained] == trained
+        assert list(view.tokens) == tokens
+        assert [bool(k) for k in view.trained] == trained
         assert any(trained)
 
 
@@ -157,10 +157,10 @@ def test_a_template_that_rewrites_questions_trains_each_answer_as_served(tmp_pat
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     renderer = load_renderer(make_model(tmp_path, template))
-    detail = renderer.detail(example(DIALOGUES["system"]))
-    assert detail.changed == ("turn-by-turn",)
-    assert [trained_text(renderer, view.rendered) for view in detail.views] == ["Because.<|im_end|>", "!<|im_end|>"]
-    assert ["Be brief. ?" in renderer.decode(view.rendered.tokens) for view in detail.views] == [False, True]
+    views, changed = renderer.render_and_note(example(DIALOGUES["system"]))
+    assert changed == ["turn-by-turn"]
+    assert [trained_text(renderer, view) for view in views] == ["Because.<|im_end|>", "!<|im_end|>"]
+    assert ["Be brief. ?" in renderer.decode(view.tokens) for view in views] == [False, True]
 
 
 def test_thinking_that_is_dropped_from_earlier_turns_is_trained_where_it_is_new(renderers: dict[str, Renderer]) -> None:

@@ -58,14 +58,14 @@ def test_an_argument_that_is_dropped_is_missed(tmp_path: Path) -> None:
 def test_ids_that_a_template_refuses_are_made_fit(tmp_path: Path) -> None:
     """Mistral's ids have nine letters or digits; those of other makers are refused by its template."""
     renderer = renderer_of(tmp_path, "mistral_nemo")
-    detail = renderer.detail(Example("", "", CHATS["tools"], tools=(TOOL,)))
-    assert "tool-call-ids" in detail.changed
-    text = renderer.decode(detail.views[-1].rendered.tokens)
+    views, changed = renderer.render_and_note(Example("", "", CHATS["tools"], tools=(TOOL,)))
+    assert "tool-call-ids" in changed
+    text = renderer.decode(views[-1].tokens)
     identity = text.partition('"id": "')[2][:9]
     assert identity.isalnum()
     assert f'"call_id": "{identity}"' in text
     own = (user("Weather?"), Message("assistant", "", tool_calls=({**call(1, city="Köln"), "id": "abcdefgh1"},)))
-    assert renderer.detail(Example("", "", own, tools=(TOOL,))).changed == ()
+    assert renderer.render_and_note(Example("", "", own, tools=(TOOL,)))[1] == []
 
 
 def test_a_system_turn_inside_the_conversation_where_the_template_can(tmp_path: Path) -> None:
@@ -79,9 +79,8 @@ def test_a_system_turn_inside_the_conversation_where_the_template_can(tmp_path: 
 
 def test_a_thought_that_the_prompt_opens_is_empty_where_the_row_has_none(tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path, "deepseek_r1_distill")
-    detail = renderer.detail(Example("", "", CHATS["one turn"]))
-    assert detail.changed == ("empty-thought",)
-    rendered = detail.views[0].rendered
+    [rendered], changed = renderer.render_and_note(Example("", "", CHATS["one turn"]))
+    assert changed == ["empty-thought"]
     trained = [token for token, k in zip(rendered.tokens, rendered.trained, strict=True) if k]
     assert renderer.decode(trained) == "\n</think>\n\nA mutable sequence.<｜end▁of▁sentence｜>"
     prompt = renderer.prompt(CHATS["one turn"][:1])

@@ -13,7 +13,7 @@ from hivetune.data.judged.answers import is_small_edit
 from hivetune.data.read import RawRow, ReadRow, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
-from hivetune.data.render.renderer import RenderedView, Renderer
+from hivetune.data.render.renderer import Renderer
 from hivetune.records import Example, Message, Rendered
 
 SURE_CHARS = 8  # per token; a shorter row fits without a look at the longest token of the vocabulary
@@ -57,8 +57,8 @@ class ExaminedRow:
     failed_outside: str
     changed: list[str]
     notes: tuple[Note, ...] = ()
-    views: tuple[RenderedView, ...] = ()
-    worse: RenderedView | None = None
+    views: tuple[Rendered, ...] = ()
+    worse: Rendered | None = None
 
 
 class Stages:
@@ -123,7 +123,7 @@ class Stages:
         row.example = example
         return row
 
-    def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], RenderedView | None]:
+    def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], Rendered | None]:
         """Return the row, notes and rendered worse answer; without the worse answer if it can't be used."""
         if example.worse is None:
             return example, (), None
@@ -168,34 +168,28 @@ class Stages:
             raise TooLong(None, limit, f"{size:,} characters are more than {limit:,} tokens can hold")
         return replace(example, messages=kept), ["cut-turns"]
 
-    def _fitted(
-        self, renderer: Renderer, example: Example, changed: list[str]
-    ) -> tuple[Example, tuple[RenderedView, ...]]:
+    def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
         """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
         limit, policy = self._job.max_length, self._job.on_overlong
-        detail = renderer.detail(example)
-        length = _longest(detail.views)
-        views = detail.views
+        views, notes = renderer.render_and_note(example)
+        length = _longest(views)
         if length > limit and policy == "cut_turns":
-            while _longest(detail.views) > limit:
+            while _longest(views) > limit:
                 kept = _without_last_turn(example.messages)
                 if not any(message.role == "assistant" and message.weight for message in kept):
                     raise TooLong(length, limit)
                 example = replace(example, messages=kept)
-                detail = renderer.detail(example)
+                views, notes = renderer.render_and_note(example)
             changed.append("cut-turns")
-            views = detail.views
         elif length > limit and policy == "cut":
-            first = (
-                replace(v, rendered=Rendered(v.rendered.tokens[:limit], v.rendered.trained[:limit])) for v in views
-            )
-            views = tuple(view for view in first if any(view.rendered.trained))
+            cut = [replace(view, tokens=view.tokens[:limit], trained=view.trained[:limit]) for view in views]
+            views = tuple(view for view in cut if any(view.trained))
             if not views:
                 raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
             changed.append("cut")
         elif length > limit:
             raise TooLong(length, limit)
-        changed += detail.changed
+        changed += notes
         return example, views
 
 
@@ -220,8 +214,8 @@ def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(messages[:end])
 
 
-def _longest(views: Sequence[RenderedView]) -> int:
-    return max(len(view.rendered.tokens) for view in views)
+def _longest(views: Sequence[Rendered]) -> int:
+    return max(len(view.tokens) for view in views)
 
 
 def _apply_policies(example: Example, job: ChunkJob, outside: str) -> Example:

@@ -78,7 +78,7 @@ def _insert_statement(table: str, names: Sequence[str]) -> str:
 
 def _row_values(row: ExaminedRow) -> dict[str, Any]:
     """Return the line of a usable row in `rows`, without its number."""
-    example, rendered, worse = row.example, [view.rendered for view in row.views], with_worse(row.example)
+    example, rendered, worse = row.example, row.views, with_worse(row.example)
     is_bad = example.lesson == "failure"
     lessons = array("Q") if is_bad else lesson_hashes(example.messages, example.tools)
     hash64 = int(example.id[:16], 16)
@@ -109,8 +109,8 @@ def _row_values(row: ExaminedRow) -> dict[str, Any]:
 
 def _body_values(row: ExaminedRow, *, keep_raw: bool) -> dict[str, Any]:
     """Return the line of a usable row in `bodies`, without its number."""
-    example, rendered, worse = row.example, [view.rendered for view in row.views], with_worse(row.example)
-    sizes = [[len(view.rendered.tokens), view.num_messages, view.answers] for view in row.views]
+    example, rendered, worse = row.example, row.views, with_worse(row.example)
+    sizes = [[len(view.tokens), view.num_messages, view.answers] for view in row.views]
     return {
         "interaction_id": row.raw.interaction_id,
         "messages": messages_json(example.messages),
@@ -120,8 +120,8 @@ def _body_values(row: ExaminedRow, *, keep_raw: bool) -> dict[str, Any]:
         "mask": b"".join([r.trained for r in rendered]) if rendered else None,
         "views": json.dumps(sizes) if len(sizes) > 1 else None,
         "worse": None if worse is None else messages_json(worse),
-        "worse_tokens": array("I", row.worse.rendered.tokens).tobytes() if row.worse else None,
-        "worse_mask": row.worse.rendered.trained if row.worse else None,
+        "worse_tokens": array("I", row.worse.tokens).tobytes() if row.worse else None,
+        "worse_mask": row.worse.trained if row.worse else None,
         "raw": row.raw.payload if keep_raw else None,
     }
 

@@ -7,7 +7,7 @@ have to write exactly so are trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -26,23 +26,6 @@ MAX_SHAPES = 1024
 _SHOWN_CHARS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedView:
-    """One sequence of a row: its first `num_messages` messages, of which it trains `answers`."""
-
-    rendered: Rendered
-    num_messages: int
-    answers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """A rendered row; `changed` has keys of REASONS for what is rendered differently from the row."""
-
-    views: tuple[RenderedView, ...]
-    changed: tuple[str, ...]
-
-
 class Renderer:
     """The renderer of one model, from `load_renderer`, for use by one thread.
 
@@ -55,7 +38,8 @@ class Renderer:
         self._tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids)
         self.pad_id = token_id(tokenizer, variables.get("pad_token"))
-        self._bos = variables.get("bos_token") if _adds_bos(tokenizer, variables) else None
+        bos = token_id(tokenizer, variables.get("bos_token"))
+        self._bos_ids = [bos] if bos is not None and tokenizer.encode("a").ids[:1] == [bos] else []
         self.control_tokens = tuple(
             sorted({t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special and t.content})
         )
@@ -76,28 +60,23 @@ class Renderer:
 
     def render(self, example: Example) -> tuple[Rendered, ...]:
         """Return tokens and mask of each view of one row. Raise RenderError(reason, hint)."""
-        return tuple(view.rendered for view in self.detail(example).views)
+        return self.render_and_note(example)[0]
 
-    def detail(self, example: Example) -> Detail:
-        """Render a row, with what the report counts. Raise RenderError."""
+    def render_and_note(self, example: Example) -> tuple[tuple[Rendered, ...], list[str]]:
+        """Return the same, and the keys of REASONS for what is rendered differently from the row. Raise RenderError."""
         if len(example.messages) == 1:  # plain text has no roles, so no template
-            rendered = self._plain_text(example.messages[0].content)
-            return Detail((RenderedView(rendered, 1, (0,)),), ())
+            return (self._plain_text(example.messages[0].content),), []
         spoken = self.template_for(example.tools)
         messages, new_ids = spoken.dialect.with_ids(spoken.dialect.spoken(example.messages))
         views, parts = spoken.views(messages, example.tools)
         if spoken.header and any(spoken.header in part.value for part in parts):
             raise RenderError("mask-disagreement", "a text holds the header of an answer")
-        changed = [
-            name
-            for name, found in (
-                ("turn-by-turn", len(views) > 1),
-                ("empty-thought", any(view.empty_thought for view in views)),
-                ("tool-call-ids", new_ids),
-            )
-            if found
-        ]
-        return Detail(tuple(self._view(spoken, messages, example.tools, v, parts) for v in views), tuple(changed))
+        changed = ["turn-by-turn"] if len(views) > 1 else []
+        if any(view.empty_thought for view in views):
+            changed.append("empty-thought")
+        if new_ids:
+            changed.append("tool-call-ids")
+        return tuple(self._view(spoken, messages, example.tools, view, parts) for view in views), changed
 
     def template_for(self, tools: Sequence[Any]) -> "SpokenTemplate":
         """Return the template for rows with these tools."""
@@ -122,11 +101,8 @@ class Renderer:
         return spoken.apply(said, tools, for_answer)
 
     def _plain_text(self, text: str) -> Rendered:
-        head = [i for i in [token_id(self._tokenizer, self._bos)] if i is not None]
-        tokens = [*head, *self._tokenizer.encode(text, add_special_tokens=False).ids, *self.eos_ids[:1]]
-        mask = bytearray(b"\1" * len(tokens))
-        mask[: max(1, len(head))] = bytes(max(1, len(head)))
-        return self._finished(tokens, mask)
+        tokens = [*self._bos_ids, *self._tokenizer.encode(text, add_special_tokens=False).ids, *self.eos_ids[:1]]
+        return self._finished(tokens, bytearray(b"\1" * len(tokens)))  # the first token is never trained
 
     def _view(
         self,
@@ -135,7 +111,7 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]],
         view: View,
         parts: Sequence[Part],
-    ) -> RenderedView:
+    ) -> Rendered:
         prompt, text, match = _real_text(spoken, messages[: view.last + 1], tools, view, parts)
         spans = []
         for answer in view.answers[:-1]:
@@ -147,7 +123,7 @@ class Renderer:
             raise RenderError("mask-disagreement")
         spans.append((len(prompt), match.place(view.answers[-1].end) if view.whole else len(text)))
         rendered = self._masked(text, spans, cut=view.cut)
-        return RenderedView(rendered, view.last + 1, tuple(a.message for a in view.answers))
+        return replace(rendered, num_messages=view.last + 1, answers=tuple(a.message for a in view.answers))
 
     def _masked(self, text: str, spans: Sequence[tuple[int, int]], *, cut: bool) -> Rendered:
         """Return the tokens of `text`, of which those in `spans` are trained.
@@ -307,21 +283,15 @@ def _matched(pattern: Pattern, text: str, parts: Sequence[Part]) -> Match:
     if match is None:
         raise RenderError("mask-disagreement", "the text begins otherwise than that of other rows of this shape")
     if match.broken is not None:
-        where = "the end" if match.broken < 0 else _described(parts[match.broken])
+        where = "the end"
+        if match.broken >= 0:
+            part = parts[match.broken]
+            place = "the tools" if part.message < 0 else f"message {part.message + 1}"
+            where = f"the {part.name} of {place} ({part.value.strip()[:_SHOWN_CHARS]!r})"
         raise RenderError("part-not-found", f"the template rewrites {where}")
     return match
-
-
-def _described(part: Part) -> str:
-    where = "the tools" if part.message < 0 else f"message {part.message + 1}"
-    return f"the {part.name} of {where} ({part.value.strip()[:_SHOWN_CHARS]!r})"
 
 
 def token_id(tokenizer: Tokenizer, token: str | None) -> int | None:
     found: int | None = tokenizer.token_to_id(token) if token else None
     return found
-
-
-def _adds_bos(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> bool:
-    bos = token_id(tokenizer, variables.get("bos_token"))
-    return bos is not None and tokenizer.encode("a").ids[:1] == [bos]
