@@ -164,7 +164,9 @@ def install_with_uv(backend: str, requirement: str) -> None:
 
 def pip(*arguments: str) -> None:
     # Python compiles what is imported, when it is: pip's compiling of all 10,000 files took 23 of 39 processor seconds.
-    run(PYTHON, "-m", "pip", *arguments, "--no-compile", "--quiet", "--disable-pip-version-check")
+    # Where Python may not write bytecode it would compile them again in each process, so there pip does it.
+    compiling = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
+    run(PYTHON, "-m", "pip", *arguments, *compiling, "--quiet", "--disable-pip-version-check")
 
 
 def run(*command: str | Path) -> None:
