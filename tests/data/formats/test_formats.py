@@ -24,7 +24,10 @@ from hivetune.data.reasons import RowRefused
 FOLDER = Path(__file__).parent / "samples"
 SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.jsonl"))
 # Who answers in the samples in which people speak.
-ANSWERS = {"discord.json": "ben", "github-issues.json": "ben", "mail.mbox": "desk@example.org"}
+ANSWERS = {
+    **{"discord.json": "ben", "github-issues.json": "ben", "github-rest.json": "ben", "slack.json": "Ben"},
+    "mail.mbox": "desk@example.org",
+}
 EMPTY = (None, (), [], 1.0)
 
 

@@ -31,7 +31,6 @@ from hivetune.data.files.message_log import (
     MIN_MESSAGES,
     NUM_SAMPLE,
     TEXTS,
-    are_of_openhands,
     is_event_like,
     message_rows,
     message_shape,
@@ -487,7 +486,7 @@ def _is_message_log(head: bytes, name: str) -> bool:
         found.append(event if isinstance(event, dict) else None)
         if len(found) == MIN_MESSAGES and not all(map(_may_be_event, found[1:])):
             return False
-    return are_of_openhands(found) or message_shape(found, name, whole=whole) is not None
+    return message_shape(found, name, whole=whole) is not None
 
 
 def _may_be_event(event: dict[str, Any] | None) -> bool:

@@ -4,13 +4,14 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from hivetune.data.formats import smolagents
+from hivetune.data.formats import file_rows, format_of_file, smolagents
 from hivetune.data.pieces.branches import are_one_tree, kept_branch, links_of
 from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
+from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, write_rows
 from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
 from hivetune.data.pieces.transcripts import role_of
@@ -102,34 +103,20 @@ def regroup(path: str, name: str) -> bool:
     return True
 
 
-def are_of_openhands(sample: Sequence[dict[str, Any] | None]) -> bool:
-    """Return whether a log is one of OpenHands, by its first events."""
-    known = [event for event in sample if event is not None]
-    return len(known) == len(sample) and is_openhands(known)
-
-
 def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name: str) -> Iterator[PlacedRow] | None:
     """Return the conversations of a log by its first events and the others (`whole`: no others); None: no such log."""
-    if (written := _of_a_program([event for _, event, _ in first])) is not None:
-        everything = [(number, event) for number, event, _ in itertools.chain(first, rest) if event is not None]
-        if written == "slack":
-            return _of_slack(everything)
-        turns = _TURNS[written]([event for _, event in everything])
-        left_out = ["program-notes"] if written == "openhands" else []
-        return iter([(everything[0][0], conversation(written, turns, left_out))])
-    shape = message_shape((event for _, event, _ in first), name, whole=whole)
-    return None if shape is None else _joined(itertools.chain(first, rest), shape)
-
-
-def _of_a_program(turns: Sequence[dict[str, Any] | None]) -> str | None:
-    """Return whose events, messages or steps a file lists, by its first ones."""
-    if are_of_openhands(turns):
-        return "openhands"
-    if smolagents.are_steps(turns):
-        return "smolagents"
-    if len(turns) > 1 and all(turn is not None and is_message_of_slack(turn) for turn in turns):
-        return "slack"
-    return "messages" if _are_turns(turns) else None
+    found = [event for _, event, _ in first]
+    known = [event for event in found if event is not None]
+    everything = itertools.chain(first, rest)
+    if len(known) == len(found) and (written := format_of_file(Head(name, b"", known))) is not None:
+        return file_rows(written.name, ((number, text) for number, _, text in everything))
+    if smolagents.are_steps(found) or _are_turns(found):
+        turns: list[Any] = [event for _, event, _ in everything if event is not None]
+        of_agent = smolagents.are_steps(found)
+        row = conversation("smolagents", smolagents.turns_of(turns)) if of_agent else conversation("messages", turns)
+        return iter([(first[0][0], row)])
+    shape = message_shape(found, name, whole=whole)
+    return None if shape is None else _joined(everything, shape)
 
 
 def _are_turns(turns: Sequence[Any]) -> bool:
@@ -148,11 +135,6 @@ def _are_turns(turns: Sequence[Any]) -> bool:
         return True
     written = [is_item(turn) or (turn.get("type") == "message" and "status" in turn) for turn in turns]
     return any(written) and all(item or "role" in turn for item, turn in zip(written, turns, strict=True))
-
-
-def _of_slack(messages: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[PlacedRow]:
-    for row in slack_threads([message for _, message in messages]):
-        yield messages[0][0], row
 
 
 def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event], bool]:
@@ -350,122 +332,3 @@ def _takes_turns(roles: Sequence[Role]) -> bool:
         return False
     changes = sum(first != second or first == "tool" for first, second in pairwise(spoken))
     return 2 * changes >= len(spoken) - 1
-
-
-# Slack: https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports. A thread is a conversation; what
-# stands in no thread is one for the day.
-
-
-def is_message_of_slack(event: Mapping[str, Any]) -> bool:
-    return event.get("type") == "message" and {"ts", "text"} <= event.keys() and bool({"user", "bot_id"} & event.keys())
-
-
-def slack_threads(messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    threads: dict[str, list[dict[str, str]]] = {}
-    for one in messages:
-        if one.get("text") and not one.get("subtype"):
-            name = one_of(one.get("user_profile"), "real_name") or one_of(one, "user", "bot_id")
-            turn = {"speaker": str(name), "content": str(one["text"])}
-            threads.setdefault(str(one.get("thread_ts") or ""), []).append(turn)
-    for thread, turns in threads.items():
-        yield {"hivetune_session": "slack", "session_id": thread or None, "messages": turns}
-
-
-# OpenHands: https://docs.all-hands.dev. The model's words stand in `tool_call_metadata.model_response`, the answer of
-# the provider; one answer may hold the calls of several actions. Older events name the action and its arguments alone;
-# those of its newer library have a class each, and the call as the provider wrote it.
-
-_SPEAKERS = {"user": "user", "agent": "assistant"}
-_WORDS = ("message", "finish")  # actions that are no calls
-_STATES = ("recall", "change_agent_state", "condensation", "null", "start")
-_SILENT = ("agent_state_changed", "recall", "null", "condense", "success_state", "user_rejected_state")
-_WITHOUT = ("thought", "security_risk", "confirmation_state", "is_confirmed", "hidden", "keep_prompt", "blocking")
-
-
-def is_openhands(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a list holds these events: each an action or an observation, with its source."""
-    if _are_of_classes(events):
-        return True
-    named = [one for one in events if isinstance(one.get("action", one.get("observation")), str)]
-    return (
-        len(named) == len(events) > 1
-        and all(one.get("source") in ("user", "agent", "environment", None) for one in events)
-        and any(isinstance(one.get("args"), dict) for one in events)
-        and any("observation" in one for one in events)
-    )
-
-
-def openhands_turns(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns of such events, without what the program says of its own state."""
-    if _are_of_classes(events):
-        return [turn for event in events if (turn := _of_class(event)) is not None]
-    turns: list[dict[str, Any]] = []
-    answers: set[str] = set()
-    for event in events:
-        response = one_of(event.get("tool_call_metadata"), "model_response")
-        if "observation" in event:
-            turns += _observed(event, turns)
-        elif event.get("source") == "agent" and isinstance(one_of(response, "choices"), list) and response["choices"]:
-            name = str(one_of(response, "id") or len(turns))
-            if name not in answers:
-                answers.add(name)
-                turns.append({"role": "assistant", **(one_of(response["choices"][0], "message") or {})})
-        else:
-            turns += _done(event)
-    return turns
-
-
-def _are_of_classes(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a list holds events of the newer library: `MessageEvent`, `ActionEvent` and so on."""
-    kinds = {str(one.get("kind")) for one in events}
-    return len(events) > 1 and "MessageEvent" in kinds and all("kind" in one and "source" in one for one in events)
-
-
-def _of_class(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the turn that an event of the newer library is; None when it is a note."""
-    kind, call_id = event["kind"], one_of(event, "tool_call_id")
-    if kind == "SystemPromptEvent":
-        return {"role": "system", "content": one_of(event.get("system_prompt"), "text")}
-    if kind == "MessageEvent" and isinstance(event.get("llm_message"), dict):
-        return {"role": "user", **event["llm_message"]}
-    if kind == "ActionEvent" and isinstance(event.get("tool_call"), dict):
-        thoughts = {"reasoning_content": event.get("reasoning_content") or None}
-        return {"role": "assistant", "content": event.get("thought"), "tool_calls": [event["tool_call"]], **thoughts}
-    observed = event.get("error") if kind == "AgentErrorEvent" else one_of(event.get("observation"), "content")
-    if call_id is None or observed is None:
-        return None
-    return {"role": "tool", "content": observed, "tool_call_id": call_id}
-
-
-def _done(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what an action says that no provider's answer stands behind."""
-    action, source = event["action"], event.get("source")
-    args = event.get("args")
-    given: Mapping[str, Any] = args if isinstance(args, dict) else {}
-    said = one_of(given, "content", "final_thought", "thought") or event.get("message")
-    role = "system" if action == "system" else _SPEAKERS.get(str(source))
-    if role is None or action in _STATES:
-        return []
-    if role != "assistant" or action in _WORDS:
-        spoken = isinstance(said, str) and said and action in (*_WORDS, "system")
-        return [{"role": role, "content": said}] if spoken else []
-    thought = given.get("thought")
-    arguments = {key: value for key, value in given.items() if key not in _WITHOUT and value is not None}
-    call = {"name": action, "arguments": arguments}
-    return [{"role": role, "content": thought if isinstance(thought, str) else "", "tool_calls": [call]}]
-
-
-def _observed(event: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what came of a call; nothing for what a program says of itself, or of what was no call."""
-    last = turns[-1] if turns else {}
-    if event["observation"] in _SILENT or not (last.get("tool_calls") or last.get("role") == "tool"):
-        return []
-    call_id = one_of(event.get("tool_call_metadata"), "tool_call_id")
-    return [{"role": "tool", "content": event.get("content"), **({"tool_call_id": call_id} if call_id else {})}]
-
-
-_TURNS: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
-    "openhands": openhands_turns,
-    "smolagents": smolagents.turns_of,
-    "messages": list,
-}

@@ -1,0 +1,35 @@
+"""Slack's export: the messages of a channel and a day. A thread is a conversation; what stands in no thread is one for
+the day. Who answers is `--columns assistant=NAME`.
+
+https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports
+"""
+
+from collections.abc import Iterator
+
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, conversation, events
+from hivetune.data.pieces.said import Row, one_of
+
+
+def _is_message(event: Row) -> bool:
+    return event.get("type") == "message" and {"ts", "text"} <= event.keys() and bool({"user", "bot_id"} & event.keys())
+
+
+def recognise(head: Head) -> bool:
+    return len(head.events) > 1 and all(map(_is_message, head.events))
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
+    threads: dict[str, tuple[int, list[dict[str, str]]]] = {}
+    for number, event, text in events(lines):
+        if event is None:
+            yield number, text
+        elif event.get("text") and not event.get("subtype"):
+            name = one_of(event.get("user_profile"), "real_name") or one_of(event, "user", "bot_id")
+            turn = {"speaker": str(name), "content": str(event["text"])}
+            threads.setdefault(str(event.get("thread_ts") or ""), (number, []))[1].append(turn)
+    for thread, (place, turns) in threads.items():
+        yield place, conversation("slack", turns, session_id=thread)
+
+
+FORMAT = Format("slack", recognise, rows, "file")
