@@ -67,7 +67,8 @@ def test_what_is_empty_has_no_plan_either(tmp_path: Path) -> None:
     ("path", "step"),
     [
         ("https://example.org/rows.jsonl", "curl -LO https://example.org/rows.jsonl"),
-        ("someone/their-rows", "hf download someone/their-rows"),
+        ("someone/their-rows", "hf download someone/their-rows --repo-type dataset"),
+        ("hf://datasets/someone/their-rows/config", "hf download someone/their-rows --repo-type dataset"),
         ("rows.jsonl", "give a file, a folder"),
     ],
 )

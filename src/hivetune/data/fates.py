@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.judged.lessons import Lessons
 from hivetune.data.leave_out import LEAVE_OUT
 
 # The decisions; the first three are the splits in the order of SPLITS, and from LEFT_OUT on come those of leave_out.
@@ -52,6 +51,21 @@ SET_ASIDE = {
 SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
 FATES = {reason: fate for fate, reason in SET_ASIDE.items()}
 NO_VALUE = "-"  # the agent or category of rows that have none
+
+
+@dataclass
+class Lessons:
+    """The bad answers that stage 2 learns from, chosen by judged/lessons.py.
+
+    `bad`: bad rows on the train side, each with the row of the retry that worked. `worse`: rows whose worse answer is
+    learned, each with the row of the better one. `set_aside`: why a row is not learned from. `left_out`: worse answers
+    that are not used, by reason; their rows are trained all the same.
+    """
+
+    bad: dict[int, int | None] = field(default_factory=dict)
+    worse: dict[int, int] = field(default_factory=dict)
+    set_aside: dict[int, str] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass

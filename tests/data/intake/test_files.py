@@ -135,6 +135,7 @@ def test_a_damaged_archive_keeps_what_can_be_read(tmp_path: Path) -> None:
     assert 500 < report.usable < 2000
     assert set(report.document["rejected"]) <= {"broken-file", "truncated-line"}
     assert report.document["rejected"]["broken-file"] == 1
+    assert any("how many rows are missing is unknown" in one["hint"] for one in report.document["problems"])
 
 
 def test_a_csv_row_with_too_many_fields_names_its_line(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from hivetune.data.files.kinds import (
     open_bytes,
     refuse_prose,
     session_format,
-    share_before_damage,
 )
 from hivetune.data.files.message_log import regroup
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
@@ -114,14 +113,18 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
 
 
 def _elsewhere(path: str) -> str:
-    """Return the hint for a source that is not a file: a URL, an id of the Hub, or a wrong name."""
+    """Return the hint for a source that is not a file: a URL, a data set of the Hub, or a wrong name."""
+    name = path.removeprefix("hf://").removeprefix("datasets/")
+    of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not os.path.isdir(name.partition("/")[0])
+    if path.startswith("hf://") or of_hub:
+        data_set = "/".join(name.split("/")[:2])
+        folder = data_set.rpartition("/")[2]
+        return (
+            "rows are read from this machine. Of the Hub: "
+            f"hf download {quoted(data_set)} --repo-type dataset --local-dir {quoted(folder)}, then give {folder}"
+        )
     if "://" in path:
         return f"rows are read from this machine: curl -LO {quoted(path)}, then give the file"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.isdir(path.partition("/")[0]):
-        return (
-            "give a file, a folder, a glob, '-' or 'store'; a data set of the Hub is fetched with the Hub's own "
-            f"program: hf download {path}"
-        )
     return "give a file, a folder, a glob, '-' or 'store'"
 
 
@@ -199,13 +202,12 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problem:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
-            chunks.append(_problem_chunk(spilled + ".problem", name, line, _lost_rows(path, line - 1, problem)))
+            chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
         return known, chunks
     if is_session(known):
         convert_session(path, name, known, spilled)
     else:
         convert_lines(path, known, spilled)
-    _add_lost_rows(path, known, spilled)
     if lacks_header(path, known):
         known += NO_HEADER
     if not is_session(known) and regroup(spilled, name):
@@ -265,37 +267,11 @@ def _decompress(path: str, known: str, spilled: str) -> str | None:
                 return problem
 
 
-def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> Chunk:
-    text = "".join(f"{line}\tp\tbroken-file:{problem}\n" for problem in problems).encode()
+def _problem_chunk(path: str, name: str, line: int, problem: str) -> Chunk:
+    """Return a chunk of one row, which says that nothing behind it could be read."""
+    text = f"{line}\tp\tbroken-file:{problem}\n".encode()
     Path(path).write_bytes(text)
-    return Chunk("numbered", path, name, 0, len(text), 1, True, len(problems))
-
-
-def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
-    """Return a message for each row that is probably lost behind the damage of an archive, at least one.
-
-    The number is estimated from the `rows` before the damage.
-    """
-    share = share_before_damage(path)
-    if share is None:
-        return [f"{problem}; how many rows are missing is unknown"]
-    lost = max(1, round(rows * (1 - share) / share) if share else 1)
-    return [f"{problem}; it is damaged at {share:.0%} of the archive, about {lost:,} rows are lost"] * lost
-
-
-def _add_lost_rows(path: str, known: str, spilled: str) -> None:
-    """Add such messages for a converted archive whose last line reports damage."""
-    if not known.endswith(".gz"):
-        return
-    rows, last = 0, ""
-    with open(spilled, encoding="utf-8", errors="surrogatepass") as file:
-        for last in file:
-            rows += last.split("\t", 2)[1] == "r"
-    place, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
-    if mark == "p" and "damaged:" in problem:
-        more = _lost_rows(path, rows, problem.partition(":")[2])[1:]
-        with open(spilled, "a", encoding="utf-8") as file:
-            file.write("".join(f"{place}\tp\tbroken-file:{text}\n" for text in more))
+    return Chunk("numbered", path, name, 0, len(text), 1, True, 1)
 
 
 def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:

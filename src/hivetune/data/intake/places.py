@@ -1,9 +1,10 @@
 """The search for files below a folder or by a pattern. Each folder is entered once, even if links form a circle."""
 
+import glob
 import os
-import re
 import stat
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from hivetune.errors import UsageError
 
@@ -26,47 +27,16 @@ def files_below(folder: str) -> Iterator[str]:
 
 def matching_files(pattern: str) -> Iterator[str]:
     """Yield the files that a glob matches, with *, ?, [...] and **. Hidden files match only an explicit point."""
-    fixed = re.split(r"[^/]*[*?\[]", pattern, maxsplit=1)[0]
-    rest = pattern[len(fixed) :]
-    wanted = re.compile(_as_regex(rest))
-    folder = fixed or "."
-    for path in files_below(folder) if "**" in rest else _files_to_depth(folder, rest.count("/")):
-        relative = os.path.relpath(path, folder)
-        if wanted.fullmatch(relative):
-            yield fixed + relative
-
-
-def _files_to_depth(folder: str, depth: int) -> Iterator[str]:
-    """Yield the files exactly `depth` folders below, which is enough for a pattern without **."""
-    try:
-        with os.scandir(folder) as entries:
-            inside = list(entries)
-    except OSError:  # not a readable folder
+    start, recursive, behind = pattern.rpartition("**")
+    if not recursive:
+        yield from filter(os.path.isfile, glob.glob(pattern))
         return
-    for entry in inside:
-        if depth == 0 and entry.is_file():
-            yield entry.path
-        elif depth > 0 and entry.is_dir():
-            yield from _files_to_depth(entry.path, depth - 1)
-
-
-def _as_regex(pattern: str) -> str:
-    regex, at_start = "", True
-    for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", pattern, flags=re.S):
-        visible = r"(?!\.)" if at_start and piece[0] in "*?[" else ""
-        if piece == "**/":
-            regex += r"(?:(?!\.)[^/]+/)*"
-        elif piece in ("*", "**"):
-            regex += visible + "[^/]*"
-        elif piece == "?":
-            regex += visible + "[^/]"
-        elif piece[0] == "[" and len(piece) > 1:
-            inside = piece[1:-1].replace("\\", r"\\").replace("[", r"\[")
-            regex += visible + (f"[^/{inside[1:]}]" if inside[0] == "!" else f"[{inside}]")
-        else:
-            regex += re.escape(piece)
-        at_start = piece.endswith("/")
-    return regex
+    for folder in glob.glob(start, recursive=True) if start else (".",):
+        for path in files_below(folder):  # glob's own way through links that form circles doubles at each of them
+            inside = PurePath(os.path.relpath(path, folder))
+            hidden = "/." not in behind and any(part.startswith(".") for part in inside.parts)
+            if inside.match(behind.lstrip("/") or "*") and not hidden:
+                yield os.path.join(start, inside) if folder == start or not start else path
 
 
 def is_storable(path: str) -> bool:

@@ -1,12 +1,16 @@
-"""What only all rows together say of judged answers: contradictions, copies, retries, and how many one user may give.
+"""The choice of bad answers that stage 2 learns from: contradictions, copies, retries, and a quota a user.
 
-Pure but for its counts: rows are numbers of the input, answers 64 bits of a conversation with the answer at its end.
+It needs the results of all chunks. Rows are numbers of the input, answers 64 bits of a conversation with the answer at
+its end. Each answer that is not chosen gets its reason.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from hivetune.data.fates import DUPLICATE, FATES, FOR_STAGE_2, NEAR_DUPLICATE, TRAIN, Decisions, Lessons
+from hivetune.data.prepare.split import Ties
+from hivetune.data.snapshot import SPLITS
 
 if TYPE_CHECKING:
     from hivetune.config import LearnConfig
@@ -15,13 +19,14 @@ NO_NAME = 0
 
 
 class Candidate(NamedTuple):
-    """A row with a bad answer. `worse`: that answer. `better`: the answer that the row itself calls better, None where
-    the bad one is the row's own. `stays`: the row that holds the better one: itself, or the row that it equals."""
+    """A row with a bad answer, `worse`. `better`: the answer that the row itself calls better; None where the bad one
+    is the row's own. `holder`: the row that holds the better one, itself or the row that it equals.
+    """
 
     row: int
     worse: int
     better: int | None
-    stays: int
+    holder: int
     user: int
     session: int
     read: int
@@ -29,124 +34,127 @@ class Candidate(NamedTuple):
     order: int
 
 
-@dataclass
-class Lessons:
-    """`bad`: bad rows of the input on the train side, each with the row of the retry that worked. `worse`: rows whose
-    worse answer is learned, each with the row of the better one. `set_aside`: why a row is not learned from.
-    `left_out`: worse answers that are not used, by reason; their rows are trained all the same."""
+def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "LearnConfig") -> None:
+    """Take bad answers out of the splits: those of the train side wait for stage 2, each other one gets its reason."""
+    candidates, bad = _candidates(decisions, ties, order)
+    if not candidates:
+        return
+    lessons, fate = decisions.lessons, decisions.fate
 
-    bad: dict[int, int | None] = field(default_factory=dict)
-    worse: dict[int, int] = field(default_factory=dict)
-    set_aside: dict[int, str] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-class Good(NamedTuple):
-    """A good row, and when it was: one that may be a retry."""
-
-    row: int
-    time: float
-
-
-def find_lessons(
-    candidates: Sequence[Candidate],
-    answers: Iterable[tuple[int, int]],
-    tried: Callable[[int, int], Good | None],
-    on_train: Callable[[int], bool],
-    learn: "LearnConfig",
-) -> Lessons:
-    """Return which bad answers are learned from. `answers`: (row, answer) of every good row that is used;
-    `tried(session, read)`: a good answer of this session to the same words; `on_train`: whether a row is on the train
-    side.
-    """
-    found = Lessons()
-    found.set_aside |= dict.fromkeys(_contradictory(candidates, answers), "contradictory")
-    left = [one for one in candidates if one.row not in found.set_aside]
-    for one in left:
-        found.left_out["contradictory"] += one.stays in found.set_aside
-    left = [one for one in left if one.stays not in found.set_aside]
-    left = list(_without_copies(left, found))
-    left = list(_within_quota(left, learn.quota_per_user, found))
-    for one in left:
-        if not on_train(one.stays):
-            if one.better is None:
-                found.set_aside[one.row] = "bad-held-out"
-            else:
-                found.left_out["bad-held-out"] += 1
-        elif one.better is not None:
-            found.worse[one.row] = one.stays
+    def leave_out(candidate: Candidate, reason: str) -> None:
+        if candidate.better is None:
+            lessons.set_aside[candidate.row] = reason
         else:
-            retry = tried(one.session, one.read) if "pairs" in learn.use and one.session != NO_NAME else None
-            kept = retry is not None and on_train(retry.row) and retry.row not in found.set_aside
-            if retry is not None and kept and not retry.time < one.time:
-                found.bad[one.row] = retry.row
-            elif "failures" in learn.use:
-                found.bad[one.row] = None
-            else:
-                found.set_aside[one.row] = "not-learned"
-    return found
+            lessons.left_out[reason] += 1
+
+    contradictory = _contradictory(candidates, _good_answers(decisions, bad))
+    lessons.set_aside |= dict.fromkeys(contradictory, "contradictory")
+    unique: dict[object, Candidate] = {}
+    for candidate in candidates:
+        if candidate.row in contradictory:
+            continue
+        # Copies of bad rows are duplicates like any others, and are gone before this.
+        pair = candidate.row if candidate.better is None else (candidate.better, candidate.worse)
+        if candidate.holder in contradictory:
+            lessons.left_out["contradictory"] += 1
+        elif pair in unique:
+            lessons.left_out["copy"] += 1
+        else:
+            unique[pair] = candidate
+    retries = _retries(candidates, bad, decisions, ties) if "pairs" in learn.use else {}
+    answers_of_user: Counter[int] = Counter()
+    for candidate in sorted(unique.values(), key=lambda one: (one.order, one.row)):  # drawn by content
+        answers_of_user[candidate.user] += candidate.user != NO_NAME
+        # A row without a time (NaN) counts as later.
+        retry = retries.get((candidate.session, candidate.read))
+        if answers_of_user[candidate.user] > learn.quota_per_user:
+            leave_out(candidate, "quota-user")
+        elif fate[candidate.holder] != TRAIN:
+            leave_out(candidate, "bad-held-out")
+        elif candidate.better is not None:
+            lessons.worse[candidate.row] = candidate.holder
+        elif retry is not None and retry not in lessons.set_aside and not ties.time[retry] < candidate.time:
+            lessons.bad[candidate.row] = retry
+        elif "failures" in learn.use:
+            lessons.bad[candidate.row] = None
+        else:
+            leave_out(candidate, "not-learned")
+    for row in lessons.bad:
+        fate[row] = FOR_STAGE_2
+    for row, reason in lessons.set_aside.items():
+        fate[row] = FATES[reason]
 
 
-def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int, int]]) -> set[int]:
+def _candidates(decisions: Decisions, ties: Ties, order: Sequence[int]) -> tuple[list[Candidate], set[int]]:
+    """Return rows with a bad answer that got this far, and all rows that are bad themselves. Count corrections."""
+    candidates, bad = [], set()
+    query = "SELECT n, lesson, judged64, worse64, client64 FROM rows WHERE lesson != 'sft' ORDER BY n"
+    for row, lesson, answer, worse, client in decisions.rows(query):
+        fate = decisions.fate[row]
+        decisions.corrections += lesson == "correction" and fate < len(SPLITS)
+        if lesson == "failure":
+            bad.add(row)
+        holder = decisions.original(row) if fate in (DUPLICATE, NEAR_DUPLICATE) else row
+        if decisions.fate[holder] >= len(SPLITS) or (lesson == "failure" and holder != row):
+            continue
+        about = client or ties.user[row], ties.session[row], ties.read[row], ties.time[row], order[row]
+        if lesson == "failure":
+            candidates.append(Candidate(row, answer, None, row, *about))
+        elif worse is not None:
+            candidates.append(Candidate(row, worse, answer, holder, *about))
+    return candidates, bad
+
+
+def _good_answers(decisions: Decisions, bad: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield (row, answer) of every good row that is trained or held out."""
+    for row, answer in decisions.rows("SELECT n, judged64 FROM rows WHERE judged64 IS NOT NULL"):
+        if decisions.fate[row] < len(SPLITS) and row not in bad:
+            yield row, answer
+
+
+def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int, int]]) -> set[int]:
     """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
     reversed.
     """
     alone: dict[int, list[int]] = {}
     pairs: dict[tuple[int, int], list[int]] = {}
-    for one in candidates:
-        if one.better is None:
-            alone.setdefault(one.worse, []).append(one.row)
+    for candidate in candidates:
+        if candidate.better is None:
+            alone.setdefault(candidate.worse, []).append(candidate.row)
         else:
-            pairs.setdefault((one.better, one.worse), []).append(one.row)
-    found = {row for both, rows in pairs.items() if both[::-1] in pairs for row in rows}
+            pairs.setdefault((candidate.better, candidate.worse), []).append(candidate.row)
+    rows = {row for both, members in pairs.items() if both[::-1] in pairs for row in members}
     if alone:
         for row, answer in answers:
             if answer in alone:
-                found |= {row, *alone[answer]}
-    return found
+                rows |= {row, *alone[answer]}
+    return rows
 
 
-def _without_copies(candidates: Sequence[Candidate], found: Lessons) -> Iterator[Candidate]:
-    """Yield each pair once; copies of bad rows are duplicates like any others, and are gone before this."""
-    seen: set[tuple[int | None, int]] = set()
-    for one in candidates:
-        if one.better is not None and (one.better, one.worse) in seen:
-            found.left_out["copy"] += 1
-            continue
-        seen.add((one.better, one.worse))
-        yield one
-
-
-def _within_quota(candidates: Sequence[Candidate], quota: int, found: Lessons) -> Iterator[Candidate]:
-    """Yield at most `quota` bad answers of each user that is named; which ones is drawn by content."""
-    taken: Counter[int] = Counter()
-    for one in sorted(candidates, key=lambda one: (one.order, one.row)):
-        taken[one.user] += one.user != NO_NAME
-        if taken[one.user] <= quota:
-            yield one
-        elif one.better is None:
-            found.set_aside[one.row] = "quota-user"
-        else:
-            found.left_out["quota-user"] += 1
+def _retries(
+    candidates: Sequence[Candidate], bad: Collection[int], decisions: Decisions, ties: Ties
+) -> dict[tuple[int, int], int]:
+    """Return (session, what was read) -> the last good answer to it that is trained; tries come one after the other."""
+    failed = {(one.session, one.read) for one in candidates if one.better is None and one.session != NO_NAME}
+    keys = ((row, (ties.session[row], ties.read[row])) for row in range(decisions.num_rows))
+    return {key: row for row, key in keys if key in failed and decisions.fate[row] == TRAIN and row not in bad}
 
 
 def learnable(
     lessons: Lessons, reasons: Mapping[str, int], corrections: int, learn: "LearnConfig"
 ) -> dict[str, object]:
     """Return the report's `learn`: what is learned from, and what could be, in rows."""
-    used = set(learn.use)
-    document: dict[str, object] = {
+    unused = {
+        "pairs": reasons.get("preference-row", 0) if "pairs" not in learn.use else 0,
+        "failures": reasons.get("failed", 0) + reasons.get("disliked", 0),
+    }
+    return {
         "use": list(learn.use),
         "corrections": corrections,
         "pairs": len(lessons.worse),
         "retries": sum(better is not None for better in lessons.bad.values()),
         "failures": sum(better is None for better in lessons.bad.values()),
-        "worse_left_out": {reason: count for reason, count in sorted(lessons.left_out.items()) if count},
+        "worse_left_out": dict(sorted(lessons.left_out.items())),
         "no_lesson": reasons.get("failed-outside", 0),
+        "not_used": {name: count for name, count in unused.items() if count},
     }
-    unused = {
-        "pairs": reasons.get("preference-row", 0) if "pairs" not in used else 0,
-        "failures": reasons.get("failed", 0) + reasons.get("disliked", 0),
-    }
-    document["not_used"] = {name: count for name, count in unused.items() if count}
-    return document

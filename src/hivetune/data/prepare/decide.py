@@ -36,7 +36,7 @@ from hivetune.data.fates import (
     RowLookup,
     open_result,
 )
-from hivetune.data.judged.pick import judge_rows
+from hivetune.data.judged.lessons import judge_rows
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.nearest import Similar, similar_rows, similarity_report, twins
 from hivetune.data.prepare.split import Ties, sides
@@ -79,7 +79,7 @@ def decide_rows(
         is_frozen = ties.question[row] in frozen or ties.read[row] in frozen
         # A past win itself stays a test row.
         decisions.fate[row] = FROZEN_QUESTION if is_frozen and split.side[row] <= VALIDATION else split.side[row]
-    judge_rows(results, decisions, ties, hash64, learn)
+    judge_rows(decisions, ties, hash64, learn)
     decisions.groups = {
         "groups": split.groups,
         "largest": split.largest,
