@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOREIGN_OPTIONS = {
     *("--logdir", "--backend-store-uri", "--project"),  # tensorboard, mlflow, trackio
     "--from",  # uvx
+    *("--repo-type", "--local-dir"),  # hf download
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     *("--no-warmup", "--verbose"),  # llama-server
     "--output-format",  # Gemini CLI

@@ -58,6 +58,17 @@ def test_an_unknown_layout_is_refused_with_the_mapping_that_reads_it(tmp_path: P
         ),
         (rows_of(question="Where is the {}?", prediction="Lost.", ground_truth="The {} is here."), None),
         (rows_of(n=3, made="2026-01-01T10:00:00"), {}),
+        (
+            rows_of(
+                name="Ana {}", city="Bonn", about="Ana likes the {} and old towns.", plan="The {} plan, each month."
+            ),
+            {},
+        ),
+        (
+            rows_of(note="The {} was late by two days.", output={"kind": "delay", "days": 2}),
+            {"prompt": "note", "completion": "output"},
+        ),
+        (rows_of(items=[{"key": 1, "value": "red"}, {"key": 2, "value": "blue"}], made="2026-01-01"), {}),
     ],
 )
 def test_the_likeliest_mapping(rows: list[dict[str, Any]], columns: dict[str, str] | None) -> None:

@@ -130,7 +130,10 @@ def _refuse_single_message(row: Row) -> None:
 
 def _of_unknown_layout(row: Row) -> RowRefused:
     names = ", ".join(str(key)[:30] for key in list(row)[:8]) or "none"
-    return RowRefused("unknown-layout", f"columns {names}: name yours with --columns prompt=...,completion=...")
+    unknown = (
+        f"columns {names}: none is known to ask or to answer; name those that do: --columns prompt=...,completion=..."
+    )
+    return RowRefused("unknown-layout", unknown)
 
 
 def _half_of_a_batch(row: Row) -> RowRefused:

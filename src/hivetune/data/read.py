@@ -371,7 +371,7 @@ def _with_advice(refused: RowRefused, line: str) -> RowRefused:
     """Return the reason with the suggested mapping of the row's file, if there is one."""
     if refused.reason not in NOT_KNOWN or not line:
         return refused
-    hint = refused.hint.partition(": name ")[0].partition(": --columns ")[0]
+    hint = re.split(": (?:name |none is known|--columns )", refused.hint, maxsplit=1)[0]
     return RowRefused(refused.reason, f"{hint}: {line}")
 
 

@@ -5,6 +5,7 @@ Columns are scored by their names in columns.toml, and where those say nothing b
 """
 
 import itertools
+import json
 import re
 import shlex
 from collections import Counter
@@ -23,6 +24,7 @@ from hivetune.data.columns import (
     THOUGHTS,
     TRUE_ANSWERS,
     TURNS,
+    looks_like_content,
 )
 from hivetune.data.conversation import read_conversation
 from hivetune.data.mapping import AND, ROWS, map_columns, rows_at
@@ -72,6 +74,15 @@ class _Column(NamedTuple):
     @property
     def different(self) -> float:
         return len(set(self.values)) / max(1, len(self.values))
+
+    @property
+    def asks(self) -> float:
+        """The share of the texts that end with a question mark."""
+        return sum(text.rstrip().endswith(("?", "？", "؟")) for text in self.values) / max(1, len(self.values))
+
+    @property
+    def is_prose(self) -> bool:
+        return sum(map(looks_like_content, self.values)) > len(self.values) / 2
 
 
 def suggest(records: Sequence[Any]) -> list[Suggestion]:
@@ -139,6 +150,8 @@ def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
         if len(lists) < READ_SHARE * len(rows) or len(turns) < 2 * len(lists):
             continue
         words = _field_of_words(turns)
+        if 3 * sum(looks_like_content(turn.get(words)) for turn in turns) < len(turns):
+            continue  # ids, choices and numbers are nobody's words
         for role in _fields_of_speakers(turns, words):
             speakers = list(dict.fromkeys(str(turn.get(role)).strip() for turn in turns))
             line = {"messages": path, "role": role, "text": words}
@@ -166,6 +179,7 @@ def _fields_of_speakers(turns: Sequence[Row], words: str) -> list[str]:
         values = [turn.get(name) for turn in turns]
         few = {str(value) for value in values}
         said = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
+        said = said and not any(map(looks_like_content, few))
         if name != words and said and 1 < len(few) <= _MAX_SPEAKERS and len(few) < len(turns) + (len(turns) == 2):
             found.append((not any(value.lower() in ROLES for value in few), len(few), name))
     return [name for *_, name in sorted(found)]
@@ -173,11 +187,13 @@ def _fields_of_speakers(turns: Sequence[Row], words: str) -> list[str]:
 
 def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """Yield a question and an answer, the likeliest first; what was given with the question is joined to it."""
-    columns = [one for one in _columns(rows) if one.share >= FILLED_SHARE and not _is_about(one)]
+    every = _columns(rows)
+    columns = [one for one in every if one.share >= FILLED_SHARE and not _is_about(one)]
+    alone = len(columns) == 2 and len(every) <= 3  # beside an id or a date
     order = {one.path: number for number, one in enumerate(columns)}
     scored = []
     for asked, answered in itertools.permutations(columns, 2):
-        if _is_answer(asked) and not _is_question(asked):
+        if (_is_answer(asked) and not _is_question(asked)) or not _is_likely(asked, answered, alone):
             continue
         score = _as_question(asked) + _as_answer(answered, columns)
         score += 1.0 if order[asked.path] < order[answered.path] else 0.0
@@ -190,6 +206,20 @@ def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
         yield {**line, **_system(columns, sides)}
         if given:
             yield {"prompt": asked.path, "completion": answered.path, **_system(columns, sides)}
+
+
+def _is_likely(asked: _Column, answered: _Column, alone: bool) -> bool:
+    """Return whether names or texts say that one column asks and another answers. `alone`: there are no others.
+
+    Profiles and tables of facts, of which any two columns would make rows, get no suggestion.
+    """
+    if asked.asks > 1 / 2:
+        return answered.asks <= 1 / 2
+    if _is_question(asked) and _is_answer(answered):
+        return True
+    if _is_question(asked) or _is_answer(answered):
+        return (answered if _is_question(asked) else asked).is_prose
+    return alone and asked.is_prose
 
 
 def _system(columns: Sequence[_Column], sides: Sequence[_Column]) -> dict[str, str]:
@@ -208,9 +238,8 @@ def _is_answer(one: _Column) -> bool:
 def _as_question(one: _Column) -> float:
     """Return how much a column looks like questions."""
     named = 6.0 - ASKED.index(one.name) / len(ASKED) if _is_question(one) else 0.0
-    marks = sum(text.rstrip().endswith("?") for text in one.values) / max(1, len(one.values))
     far = 4.0 if one.name in (*THOUGHTS, *SYSTEM) else 0.0
-    return named + 2.0 * marks + (1.0 if one.different > 0.5 else -2.0) - far
+    return named + 2.0 * one.asks + (1.0 if one.different > 0.5 else -2.0) - far
 
 
 def _as_answer(one: _Column, columns: Sequence[_Column]) -> float:
@@ -268,10 +297,19 @@ def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, st
         value = parsed(value)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             yield path, str(value)
+        elif isinstance(value, dict | list) and len(value) > 1 and _is_record(name, value):
+            yield path, json.dumps(value, ensure_ascii=False)
         elif isinstance(value, dict):
             yield from _texts(value, path, depth + 1)
         elif isinstance(value, list) and value and isinstance(value[0], str):
             yield f"{path}[0]" if len(value) == 1 else path, "\n".join(map(str, value))
+
+
+def _is_record(name: Any, value: dict[Any, Any] | list[Any]) -> bool:
+    """Return whether the value of an answer's column is an answer as a whole, in JSON: fields, or a list of objects."""
+    plain = plain_name(str(name))
+    answers = plain in TRUE_ANSWERS or (plain in ANSWERED and plain not in ASKED)
+    return answers and not (isinstance(value, list) and isinstance(value[0], str))
 
 
 def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list[Any]]]:
