@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,21 @@ from extraction import options_named, options_without_source, plain_source, rows
 
 from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused
+from hivetune.synth.keep import Against
 from hivetune.synth.make.draft import DRAFT_KINDS
+from hivetune.synth.maker import TEMPLATES, make_rows
 from hivetune.synth.packs.pack import Pack, WrittenFact
+from hivetune.synth.report import synth_document
 from hivetune.synth.sources.places import Places
-from hivetune.synth.station import synthesize
+
+
+def synthesize(
+    packs: list[Pack], places: Places, out: Path, *, rows: int, seed: int, against: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Make the rows; return the report."""
+    compared = Against(against)
+    counts = make_rows(packs, places, out, rows=rows, seed=seed, against=compared)
+    return synth_document(packs, counts, out, rows=rows, seed=seed, maker=TEMPLATES, against=compared)
 
 
 @pytest.fixture
@@ -130,7 +142,7 @@ def test_frozen_questions_are_not_made(
     frozen = tmp_path / "frozen.jsonl"
     frozen.write_text(out.read_text())
     hashes = kept_out([str(frozen)])
-    monkeypatch.setattr("hivetune.synth.station.kept_out", lambda: hashes)
+    monkeypatch.setattr("hivetune.synth.maker.kept_out", lambda: hashes)
     document = synthesize([hive_pack], places, out, rows=20, seed=0)
     assert document["rejected"]["frozen-question"] >= 15  # those of one turn
 

@@ -9,11 +9,11 @@ from hivetune.base.disk import file_to_write
 from hivetune.cli.output import emit, progress, say, show, table
 from hivetune.errors import UsageError
 from hivetune.synth.ask_rows import AskSettings, ask_rows
-from hivetune.synth.maker import sources_of
+from hivetune.synth.keep import Against
+from hivetune.synth.maker import TEMPLATES, make_rows, sources_of
 from hivetune.synth.packs.pack import Pack, find_packs
-from hivetune.synth.report import reasons_of, write_synth_page
+from hivetune.synth.report import reasons_of, synth_document, write_synth_page
 from hivetune.synth.sources.places import Places
-from hivetune.synth.station import synthesize
 
 _SHOWN_ROWS = 3
 
@@ -62,7 +62,9 @@ def synth(
             document = ask_rows(packs, places, out, settings, report)
     else:
         with progress("reading documentation", "pages") as report:
-            document = synthesize(packs, places, out, rows=rows, seed=seed, against=against or (), progress=report)
+            compared = Against(against or ())
+            counts = make_rows(packs, places, out, rows=rows, seed=seed, against=compared, progress=report)
+            document = synth_document(packs, counts, out, rows=rows, seed=seed, maker=TEMPLATES, against=compared)
     page = out.with_suffix(".html")
     write_synth_page(page, document)
     _show(document)

@@ -25,11 +25,10 @@ from hivetune.llama.backend import ServerSettings
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.synth.checks import Cited, check_draft, parses
-from hivetune.synth.keep import Against, KeptRows
+from hivetune.synth.keep import Against, KeptRows, Pool
 from hivetune.synth.make.draft import Draft
 from hivetune.synth.maker import CategoryCounts, share_out, sources_of
 from hivetune.synth.packs.pack import Pack
-from hivetune.synth.pool import Pool
 from hivetune.synth.report import synth_document
 from hivetune.synth.sources.page import DocPage, NotUnderstood
 from hivetune.synth.sources.places import DocSource, Places, read_source
@@ -81,7 +80,7 @@ def ask_rows(
             write_whole(out) as file,
         ):
             asking = _Asking(packs, settings, KeptRows(pool, kept_out(), side.label, settings.seed), asked, kept)
-            asking.rows.remember(iter(compared))
+            asking.rows.remember(compared)
             asking.run(places, progress)
             for line in pool.rows():
                 file.write(f"{line}\n".encode())
@@ -93,11 +92,11 @@ def ask_rows(
                 )
     except OSError as error:
         raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
-    document = synth_document(packs, asking.counts, out, rows=settings.rows, seed=settings.seed, maker=side.label)
+    document = synth_document(
+        packs, asking.counts, out, rows=settings.rows, seed=settings.seed, maker=side.label, against=compared
+    )
     return {
         **document,
-        "compared_with": compared.rows,
-        "not_comparable": compared.unreadable,
         "tokens": asking.tokens,
         "budget": settings.budget,
         "asked_now": asking.asked_now,
@@ -267,8 +266,6 @@ def passages_of(page: DocPage) -> Iterator[tuple[str, str]]:
     """Yield (section, text) of each stretch of the page that one question can be made of."""
     for entry in page.entries:
         yield entry.section, f"{entry.usage}\n{entry.text}"
-    for example in page.examples:
-        yield example.section, f"{example.explanation}\n{example.code}"
     for passage in page.passages:
         yield passage.heading, passage.text
 

@@ -189,27 +189,8 @@ def _code(draft: Draft, parses: Callable[[str, str], bool]) -> str | None:
 _CACHED = 4096
 # Words without any character that means something to the shell. Starting bash takes 10 ms, and most lines are so.
 _PLAIN_LINE = re.compile(r"[A-Za-z_./][\w./-]*(?: [\w./:=@%+,-]+)*")
-_RESERVED = frozenset(
-    [
-        "if",
-        "then",
-        "elif",
-        "else",
-        "fi",
-        "for",
-        "while",
-        "until",
-        "do",
-        "done",
-        "case",
-        "esac",
-        "select",
-        "function",
-        "time",
-        "coproc",
-        "in",
-    ]
-)
+_RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac",
+                       "select", "function", "time", "coproc", "in"})  # fmt: skip
 
 
 @lru_cache(_CACHED)

@@ -85,30 +85,9 @@ SYSTEM_PROMPTS = {
 EXCEPTIONS = frozenset(
     name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)
 )
-TYPES = frozenset(
-    [
-        "bool",
-        "bytearray",
-        "bytes",
-        "dict",
-        "float",
-        "frozenset",
-        "int",
-        "iterator",
-        "list",
-        "None",
-        "set",
-        "str",
-        "string",
-        "tuple",
-        "True",
-        "False",
-        "generator",
-        "integer",
-        "dictionary",
-        "sequence",
-    ]
-)
+TYPES = frozenset({"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "iterator", "list", "None", "set",
+                   "str", "string", "tuple", "True", "False", "generator", "integer", "dictionary",
+                   "sequence"})  # fmt: skip
 SKIPPED = ("site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data")
 MIN_CHARS, MAX_CHARS = 40, 260  # longer answers do not end within the 64 new tokens of the demo's evaluation
 NUM_ROWS = 1_200

@@ -6,8 +6,10 @@ and answer at least 0.8.
 
 import hashlib
 import json
+import sqlite3
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -19,7 +21,6 @@ from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 from hivetune.synth.make.draft import Draft
-from hivetune.synth.pool import Pool, draw_key
 from hivetune.synth.sources.page import words_in
 
 CHECKS_PASSED = ("length", "language", "options", "paths", "units", "parses", "supported", "duplicates", "frozen")
@@ -28,13 +29,13 @@ CHECKS_PASSED = ("length", "language", "options", "paths", "units", "parses", "s
 class KeptRows:
     """Rows in the order in which they came, in the pool's file. `frozen`: hashes of questions that no row may ask."""
 
-    def __init__(self, pool: Pool, frozen: Collection[int], maker: str, seed: int):
+    def __init__(self, pool: "Pool", frozen: Collection[int], maker: str, seed: int):
         self._pool, self._frozen, self._maker, self._seed = pool, frozen, maker, seed
         self._seen = SeenRows(pool.text)
         self._number = 0
         self.number_kept = 0
 
-    def remember(self, against: Iterator[tuple[str, str]]) -> None:
+    def remember(self, against: Iterable[tuple[str, str]]) -> None:
         """Remember rows of the user as (source, text), so that none is made again."""
         for source, text in against:
             _, keys = self._seen.look(text)
@@ -75,10 +76,9 @@ def _row(category: str, page: str, path: str, draft: Draft, *, maker: str, seed:
     row: dict[str, Any] = {"messages": messages, "category": category, "session": f"synth {page}"}
     if draft.checker is not None:
         row["checker"] = dict(draft.checker)
-    sources = ((page, draft.section, path),)
     row["synth"] = {
         "kind": draft.kind,
-        "sources": [dict(zip(("page", "section", "file"), one, strict=True)) for one in sources],
+        "sources": [{"page": page, "section": draft.section, "file": path}],
         "passage_sha256": hashlib.sha256(draft.passage.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         "maker": maker,
         "seed": seed,
@@ -158,3 +158,90 @@ class Against:
             self.rows += 1
             turns = [message.content for message in example.messages if message.role != "system"]
             yield example.source, "\n".join(turns)
+
+
+# All drafts that passed the checks against their source, in a file, to choose from: memory does not grow with them.
+
+_SCHEMA = """
+PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-8000;
+CREATE TABLE drafts (
+  category TEXT NOT NULL, kind TEXT NOT NULL, page TEXT NOT NULL,
+  key INTEGER NOT NULL,               -- drawn from the seed and the text
+  turn INTEGER NOT NULL DEFAULT 0,    -- its place among those of its page and kind: pages take turns
+  path TEXT NOT NULL, body TEXT NOT NULL
+);
+CREATE TABLE kept (n INTEGER PRIMARY KEY, key INTEGER NOT NULL, category TEXT NOT NULL, kind TEXT NOT NULL,
+                   text TEXT NOT NULL, row TEXT);
+"""
+_LARGEST = (1 << 63) - 1
+
+
+def draw_key(seed: int, draft: Draft) -> int:
+    """Return a number for the order of a draft, the same for the same seed and text."""
+    said = json.dumps(draft.turns, ensure_ascii=False)
+    digest = hashlib.blake2b(f"{seed}\0{said}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) & _LARGEST
+
+
+class Pool:
+    """Drafts by category and kind, and the rows that were kept."""
+
+    def __init__(self, path: Path):
+        path.unlink(missing_ok=True)
+        self._database = sqlite3.connect(path, isolation_level=None)
+        self._database.executescript(_SCHEMA)
+        self._database.execute("BEGIN")
+
+    def add(self, category: str, page: str, path: str, key: int, draft: Draft) -> None:
+        body = {name: getattr(draft, name) for name in Draft.__slots__ if name != "kind"}
+        self._database.execute(
+            "INSERT INTO drafts (category, kind, page, key, path, body) VALUES (?, ?, ?, ?, ?, ?)",
+            (category, draft.kind, page, key, path, json.dumps(body, ensure_ascii=False)),
+        )
+
+    def settle(self) -> None:
+        """Close the pool of drafts: from here on pages take turns, so that a long one does not fill its category."""
+        self._database.executescript(
+            "CREATE INDEX by_page ON drafts (category, kind, page, key);"
+            "UPDATE drafts SET turn = place.turn FROM (SELECT rowid AS id, row_number() OVER"
+            " (PARTITION BY category, kind, page ORDER BY key) AS turn FROM drafts) AS place"
+            " WHERE drafts.rowid = place.id;"
+            "CREATE INDEX by_turn ON drafts (category, kind, turn, key);"
+        )  # which commits first
+        self._database.execute("BEGIN")
+
+    def kinds(self, category: str) -> dict[str, int]:
+        """Return how many drafts of each kind there are."""
+        found = self._database.execute(
+            "SELECT kind, count(*) FROM drafts WHERE category = ? GROUP BY kind ORDER BY kind", (category,)
+        )
+        return {str(kind): int(count) for kind, count in found}
+
+    def drafts(self, category: str, kind: str) -> Iterator[tuple[str, str, Draft]]:
+        """Yield (page, path, draft) in the order in which they are tried."""
+        found = self._database.execute(
+            "SELECT page, path, body FROM drafts WHERE category = ? AND kind = ? ORDER BY turn, key",
+            (category, kind),
+        )
+        for page, path, body in found:
+            fields: dict[str, Any] = json.loads(body)
+            fields["turns"] = tuple((question, answer) for question, answer in fields["turns"])
+            for name in ("absent", "commands", "python"):
+                fields[name] = tuple(fields[name])
+            yield page, path, Draft(kind, **fields)
+
+    def keep(self, number: int, key: int, category: str, kind: str, text: str, row: str | None) -> None:
+        """Keep a row (`row`: its line), or a text that rows are compared with (None)."""
+        self._database.execute("INSERT INTO kept VALUES (?, ?, ?, ?, ?, ?)", (number, key, category, kind, text, row))
+
+    def text(self, number: int) -> str:
+        (text,) = self._database.execute("SELECT text FROM kept WHERE n = ?", (number,)).fetchone()
+        return str(text)
+
+    def rows(self) -> Iterator[str]:
+        """Yield the lines of the file, in an order that the seed draws."""
+        for (row,) in self._database.execute("SELECT row FROM kept WHERE row IS NOT NULL ORDER BY key, n"):
+            yield row
+
+    def close(self) -> None:
+        self._database.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from hivetune.data.prepare.page import STYLE
 from hivetune.synth.checks import DRAFT_REASONS
+from hivetune.synth.keep import Against
 from hivetune.synth.maker import CategoryCounts
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.sources.page import words_in
@@ -20,7 +21,14 @@ _MAX_SHOWN = 12
 
 
 def synth_document(
-    packs: Sequence[Pack], counts: Mapping[str, CategoryCounts], out: Path, *, rows: int, seed: int, maker: str
+    packs: Sequence[Pack],
+    counts: Mapping[str, CategoryCounts],
+    out: Path,
+    *,
+    rows: int,
+    seed: int,
+    maker: str,
+    against: Against,
 ) -> dict[str, Any]:
     """Return what `--json` prints.
 
@@ -45,6 +53,8 @@ def synth_document(
         "empty": [one["category"] for one in categories if not one["kept"]],
         "diversity": diversity(out),
         "samples": rows_to_look_at(out, seed),
+        "compared_with": against.rows,
+        "not_comparable": against.unreadable,
     }
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.make.lines import example_lines, option_line
+from hivetune.synth.make.lines import option_line
 from hivetune.synth.make.questions import drafts_of
 from hivetune.synth.sources.page import DocEntry, DocPage
 
 
 def page(command: str, *synopsis: str, entries: tuple[DocEntry, ...] = ()) -> DocPage:
     text = "\n".join([*synopsis, *(f"{entry.usage} {entry.text}" for entry in entries)])
-    return DocPage(f"{command}(1)", Path("x"), command, "do it", synopsis, entries, (), (), text)
+    return DocPage(f"{command}(1)", Path("x"), command, "do it", synopsis, entries, (), text)
 
 
 def option(usage: str, text: str = "Print the name of every file that was read.", section: str = "OPTIONS") -> DocEntry:
@@ -42,9 +42,12 @@ def test_an_option_of_a_suite_is_none_of_the_command() -> None:
     assert option_line(page("bench", "bench [options] NAME"), suite, random.Random(0)) is None
 
 
-def test_an_example_that_goes_on_elsewhere_is_no_example() -> None:
-    assert example_lines(page("scan", "scan"), "scan -f hosts | \\") == ""
-    assert example_lines(page("scan", "scan"), "scan -f hosts > found") == "scan -f hosts > found"
+def test_an_option_that_needs_another_or_a_sub_command_is_no_call() -> None:
+    needs = option("--quick", text="Let --list be quick.")
+    assert option_line(page("tidy", "tidy [OPTION]"), needs, random.Random(0)) is None
+    verb = DocEntry("command", ("list",), "list", "List what is there.", "COMMANDS")
+    with_verbs = page("tidy", "tidy [OPTION]", entries=(verb,))
+    assert option_line(with_verbs, option("--quick"), random.Random(0)) is None
 
 
 def test_nobody_asks_about_help_and_version() -> None:

@@ -1,4 +1,4 @@
-"""Manual pages are read as what they document: options, sub-commands, settings, exit codes, examples."""
+"""Manual pages are read as what they document: options, sub-commands, settings, exit codes."""
 
 import bz2
 import gzip
@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hivetune.synth.sources.help import help_page, run_help
 from hivetune.synth.sources.manual import blocks_in, read_manual
 from hivetune.synth.sources.page import DocPage, NotUnderstood
-from hivetune.synth.sources.places import DocSource, Places, _help_of, read_source
-from hivetune.synth.sources.rendered import help_page
+from hivetune.synth.sources.places import DocSource, Places, read_source
 
 PAGES = Path(__file__).parent.parent / "pages/usr/share/man"
 
@@ -45,7 +45,6 @@ def test_man_page() -> None:
     assert options["-a/--all-cells"] == "copy empty cells as well as full ones"
     assert entries(page, "status")["3"] == "The target comb has too few cells for those of the source."
     assert list(entries(page, "variable")) == ["COMB_HOME"] and list(entries(page, "file")) == ["/etc/combcopy.conf"]
-    assert [example.code for example in page.examples] == ["$ combcopy --all-cells north.comb south.comb"]
     assert "--limit" in page.options and "--limits" not in page.options
 
 
@@ -98,16 +97,6 @@ def test_compressed_pages_are_the_same(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"combcopy.1{suffix}"
     path.write_bytes(pack((PAGES / "man1/combcopy.1").read_bytes()))
     assert read_manual(path).entries == read_manual(PAGES / "man1/combcopy.1").entries
-
-
-def test_a_rendered_page_has_the_same_options(tmp_path: Path) -> None:
-    """What groff made of the source, as it lies in a folder of formatted pages, and as a terminal is sent it."""
-    expected = entries(read_manual(PAGES / "man1/combcopy.1"), "option")
-    formatted = PAGES.parent.parent.parent.parent / "combcopy.1.txt"
-    assert entries(read_manual(formatted), "option") == expected
-    overstruck = tmp_path / "combcopy.1.txt"
-    overstruck.write_text(formatted.read_text().replace("--limit", "".join(f"{c}\x08{c}" for c in "--limit")))
-    assert entries(read_manual(overstruck), "option") == expected
 
 
 @pytest.mark.parametrize(
@@ -175,7 +164,7 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     found = list(Places(help_of=("combtool",)).find_help("combtool"))
     assert found == [DocSource("help", "combtool", program)]
     assert "--depth" in read_source(found[0]).options
-    monkeypatch.setattr("hivetune.synth.sources.places.MAX_HELP_BYTES", len(HELP) - 1)
+    monkeypatch.setattr("hivetune.synth.sources.help.MAX_HELP_BYTES", len(HELP) - 1)
     with pytest.raises(NotUnderstood, match="prints more than"):  # not with the last option's words cut
         read_source(found[0])
 
@@ -191,14 +180,14 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
 def test_a_command_that_does_not_end_well_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
 ) -> None:
-    monkeypatch.setattr("hivetune.synth.sources.places.HELP_TIMEOUT_S", 5.0 if "did not" in said else 20.0)
+    monkeypatch.setattr("hivetune.synth.sources.help.HELP_TIMEOUT_S", 5.0 if "did not" in said else 20.0)
     program = tmp_path / "combtool"
     program.write_text(f"#!/bin/sh\necho $$ > '{tmp_path}/group'\n{does}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     began = time.monotonic()
     try:
-        text = _help_of(("combtool",))
+        text = run_help(("combtool",))
     except NotUnderstood as reason:
         assert said and said in str(reason).partition(":")[0]  # what is counted
     else:
@@ -228,3 +217,9 @@ def test_predefined_strings_of_mdoc_keep_their_signs() -> None:
     """dash(1) writes `\\*(Gt` for >, which was lost."""
     source = ".Dd May 1, 2026\n.Sh DESCRIPTION\nRedirect as in\n.Dl cmd \\*(Gt file \\*[Lt] other \\*(Ba sort\n"
     assert "cmd > file < other | sort" in [block.text for block in blocks_in(source)]
+
+
+def test_two_flags_of_mdoc_make_a_long_option() -> None:
+    """file(1) writes `.It Fl Fl extension`, which was read as -extension."""
+    source = ".Sh DESCRIPTION\n.Bl -tag\n.It Fl Fl extension , Fl x Ar name\nPrint it.\n.El\n"
+    assert [block.text for block in blocks_in(source) if block.kind == "term"] == ["--extension, -x name"]

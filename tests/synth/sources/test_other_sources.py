@@ -1,12 +1,11 @@
-"""Documents, docstrings, completions and info manuals."""
+"""Documents and docstrings."""
 
 import os
 from pathlib import Path
 
-from hivetune.synth.sources.completions import read_completion
 from hivetune.synth.sources.docstrings import module_files, read_module
-from hivetune.synth.sources.markup import documents_below, read_document
-from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.sources.documents import documents_below, read_document
+from hivetune.synth.sources.places import Places
 
 DOCUMENTS = Path(__file__).parent.parent / "documents"
 
@@ -17,7 +16,6 @@ def test_documents() -> None:
     guide = {passage.heading: passage.text for passage in found["guide.md"].passages}
     assert "a bee that has drunk is calm" in guide["What is a smoker for?"]
     assert "Details are in the calendar" in guide["Feeding in autumn"]
-    assert [(e.code, e.language) for e in found["guide.md"].examples] == [("hivectl list-bees north", "sh")]
     (swarming,) = found["notes.rst"].passages
     assert swarming.heading == "Swarming" and "left out" not in swarming.text
     (honey,) = found["page.html"].passages
@@ -41,7 +39,6 @@ def test_docstrings_are_read_and_not_run(tmp_path: Path) -> None:
     assert [(entry.names, entry.usage, entry.text) for entry in page.entries] == [
         (("wax.melt",), "wax.melt(grams, /, heat=60)", "Melt grams of wax.")
     ]
-    assert [example.code for example in page.examples] == ["import wax\nwax.melt(3)"]
 
 
 def test_modules_of_the_standard_library_are_found() -> None:
@@ -53,33 +50,3 @@ def test_modules_of_the_standard_library_are_found() -> None:
         "json.tool",
     ]
     assert module_files("no_such_module_here") == []
-
-
-def test_completions(tmp_path: Path) -> None:
-    fish = tmp_path / "comb.fish"
-    fish.write_text(
-        "complete -c comb -s v -l verbose -d 'Say more about it'\n"
-        "complete -c comb -a melt -d 'Melt the wax of a comb'\n"
-        "complete -c other -l no -d 'Of another command'\n"
-    )
-    page = read_completion(fish, "comb")
-    assert [(e.kind, e.names, e.text) for e in page.entries] == [
-        ("option", ("-v", "--verbose"), "Say more about it."),
-        ("command", ("melt",), "Melt the wax of a comb."),
-    ]
-    zsh = tmp_path / "_comb"
-    zsh.write_text("_arguments '(-v --verbose)'{-v,--verbose}'[say more about it]'\n'melt:Melt the wax of a comb'\n")
-    assert [(e.kind, e.names) for e in read_completion(zsh, "comb").entries] == [
-        ("option", ("-v", "--verbose")),
-        ("command", ("melt",)),
-    ]
-
-
-def test_info_manual(tmp_path: Path) -> None:
-    path = tmp_path / "comb.info"
-    path.write_text(
-        "This is comb.info\n\x1f\nFile: comb.info,  Node: Cells,  Up: Top\n\n2 Cells of a comb\n*****************\n\n"
-        "Each cell has six walls, and shares them with its neighbours. It holds honey\nor a larva, never both.\n\x1f\n"
-    )
-    page = read_source(DocSource("info", "comb", path))
-    assert [passage.heading for passage in page.passages] == ["Cells of a comb"]

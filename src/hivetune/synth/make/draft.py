@@ -19,7 +19,7 @@ class Draft:
     """`turns`: questions and answers in order. `passage`: what of the source the answers rest on.
 
     `absent`: options that the questions name and that do not exist. `commands`: shell lines of the answers, `python`:
-    code of the answers; both are parsed. `checker`: what a right answer has, where that can be told.
+    code of the answers; both are parsed. `checker`: what a correct answer contains, where that is known.
     """
 
     kind: str

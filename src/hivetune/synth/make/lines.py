@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from hivetune.synth.sources.page import DocEntry, DocPage
+from hivetune.synth.sources.page import DocEntry, DocPage, options_in
 from hivetune.synth.words import word_list
 
 _NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
@@ -13,13 +13,14 @@ _OPERAND = re.compile(r"<?[A-Za-z][\w./-]*>?(?:\.\.\.)?")
 _OPTION = frozenset({"option", "opt", "flag", "switche"})  # without the s of the plural
 # Sections for options of every call; in others stand those of a suite or a mode, as in perf-bench(1).
 _OF_THE_WHOLE = re.compile(r"OPTION|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
-_PROMPT = re.compile(r"^\s*(?:\$|#|%|[\w.@:~-]*[#$]) +(?=\S)")
 
 
 def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
     """Return (command line, sentence for the question that gives its value) of an option; None where it can't be
     told.
     """
+    if (options_in(entry.text) - {*entry.names}) or any(other.kind == "command" for other in page.entries):
+        return None  # it may need another option, or a sub-command
     operands = operands_of(page, entry)
     spelled = _spelled(entry, draw)
     if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
@@ -107,19 +108,3 @@ def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
         return None
     placeholder = argument.upper().replace("-", "_")
     return f"{chosen[1]}{chosen[2]}{placeholder}", f" Write {placeholder} for its argument."
-
-
-def example_lines(page: DocPage, code: str) -> str:
-    """Return the shell lines of an example without prompts and output; empty if it does not call the page's command."""
-    lines = [line.rstrip() for line in code.splitlines() if line.strip()]
-    prompted = [_PROMPT.sub("", line) for line in lines if _PROMPT.match(line)]
-    kept = prompted or [line.strip() for line in lines]
-    first = kept[0].split() if kept else []
-    own = (page.command or "").split()[:1]
-    if kept and kept[-1].endswith(("\\", "|")):
-        return ""  # it goes on where the page's form was not understood
-    if not first or not own or first[0] not in (*own, "sudo") or len(kept) > 6:
-        return ""
-    if not prompted and len(kept) > 1 and any(line.split()[0] not in own for line in kept):
-        return ""  # a transcript whose output can't be told from its commands
-    return "\n".join(kept)

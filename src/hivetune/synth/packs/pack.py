@@ -17,9 +17,8 @@ KIND_WEIGHTS: Mapping[str, float] = {
     "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "compare": 1,
     "follow-up": 2, "unsaid": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
 }  # fmt: skip
-PACK_KEYS = ("category", "title", "install", "weight", "pages", "documents", "modules", "info", "help", "completions",
-             "kinds", "fact")  # fmt: skip
-_LISTS = ("pages", "documents", "modules", "info", "help", "completions")
+_LISTS = ("pages", "documents", "modules", "help")
+PACK_KEYS = ("category", "title", "install", "weight", *_LISTS, "kinds", "fact")
 _FACT_KEYS = ("question", "answer", "source")
 
 
@@ -44,9 +43,7 @@ class Pack:
     pages: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    info: tuple[str, ...] = ()
     help: tuple[str, ...] = ()
-    completions: tuple[str, ...] = ()
     kinds: Mapping[str, float] = field(default_factory=dict)
     facts: tuple[WrittenFact, ...] = ()
 

@@ -7,11 +7,10 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from hivetune.synth.sources.page import DocEntry, DocExample, DocPage, DocPassage, NotUnderstood
+from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, NotUnderstood
 
 MAX_SOURCE_BYTES = 2 << 20
 _SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
-_DOCTEST = re.compile(r"^\s*>>> ")
 _MARKUP = re.compile(r":(?:\w+:)+`~?([^`]*)`|``([^`]*)``|`([^`<]*)`")
 
 
@@ -47,15 +46,13 @@ def read_module(module: str, path: Path) -> DocPage:
         tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise NotUnderstood(f"does not parse: {error}") from None
-    entries, examples, texts = [], [], []
+    entries, texts = [], []
     for name, node in documented(tree, module):
         said = ast.get_docstring(node) or ""
         texts.append(f"{_usage(name, node)}\n{said}")
         prose = _prose(said)
         if prose:
             entries.append(DocEntry("function", (name,), _usage(name, node), prose, module))
-        if prose and (code := _doctest(said)):
-            examples.append(DocExample(f"{name}: {prose.split(chr(10))[0]}", code, "python", module))
     about = _tidy(ast.get_docstring(tree) or "")
     first = about.split("\n\n")[0]
     passages = (DocPassage(module, about),) if len(about) >= 80 else ()
@@ -63,7 +60,7 @@ def read_module(module: str, path: Path) -> DocPage:
         raise NotUnderstood("has no docstrings")
     text = "\n".join([module, about, *texts])
     summary = " ".join(first.split()) if len(first) < 200 else ""
-    return DocPage(f"Python {module}", path, None, summary, (), tuple(entries), tuple(examples), passages, text)
+    return DocPage(f"Python {module}", path, None, summary, (), tuple(entries), passages, text)
 
 
 def documented(
@@ -117,14 +114,3 @@ def _tidy(said: str) -> str:
     if lines and re.fullmatch(r"[\w.]+\(.*\)\s*(->.*)?", lines[0].strip()):
         lines = lines[1:]
     return "\n".join(line.rstrip() for line in lines).strip()
-
-
-def _doctest(said: str) -> str:
-    """Return the statements of the first example, without what they print."""
-    found: list[str] = []
-    for line in said.splitlines():
-        if _DOCTEST.match(line) or (found and line.strip().startswith("... ")):
-            found.append(line.strip()[4:])
-        elif found and not line.strip():
-            break
-    return "\n".join(found) if 1 < len(found) < 12 else ""

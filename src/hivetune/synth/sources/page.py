@@ -1,4 +1,4 @@
-"""A page of documentation as it was understood: its summary, what it documents, its examples and its prose."""
+"""A page of documentation as it was understood: its summary, what it documents and its prose."""
 
 import re
 from dataclasses import dataclass, field
@@ -38,21 +38,12 @@ class DocEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class DocExample:
-    """`code` that a page shows and what it says about it. `language`: sh or python."""
-
-    explanation: str
-    code: str
-    language: str
-    section: str
-
-
-@dataclass(frozen=True, slots=True)
 class DocPassage:
-    """A stretch of prose below a heading."""
+    """A stretch of prose below a heading. `whole`: of a document, and nothing else stands below the heading."""
 
     heading: str
     text: str
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,6 @@ class DocPage:
     summary: str
     synopsis: tuple[str, ...]
     entries: tuple[DocEntry, ...]
-    examples: tuple[DocExample, ...]
     passages: tuple[DocPassage, ...]
     text: str = field(repr=False)
 

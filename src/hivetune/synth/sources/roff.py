@@ -41,11 +41,13 @@ _ESCAPE = re.compile(
 _ONE = {"-": "-", "e": "\\", "\\": "\\", "'": "'", "`": "`", " ": " ", "~": " ", "0": " ", "t": "\t", "E": "\\",
         ".": ".", "_": "_", "&": "", "/": "", ",": "", "|": "", "^": "", "%": "", ":": "", "c": "", "{": "", "}": "",
         "d": "", "u": "", "p": "", ")": "", "z": "", "r": "", "a": ""}  # fmt: skip
-_FONT_MACROS = {"B", "I", "R", "SM", "SB"}
-_ALTERNATING = {"BR", "RB", "BI", "IB", "IR", "RI"}
-_BREAKS = {"PP", "P", "LP", "sp", "br", "Sp", "HP"}
-_VERBATIM_ON = {"nf", "EX", "Vb"}
-_VERBATIM_OFF = {"fi", "EE", "Ve"}
+# man(7): macros of fonts and links are text, with what joins their arguments.
+TEXT_MACROS = dict.fromkeys(("B", "I", "R", "SM", "SB", "UR", "MT", "SY"), " ") | dict.fromkeys(
+    ("BR", "RB", "BI", "IB", "IR", "RI"), ""
+)
+BREAKS = {"PP", "P", "LP", "sp", "Sp", "HP"}
+VERBATIM = dict.fromkeys(("nf", "EX", "Vb"), True) | dict.fromkeys(("fi", "EE", "Ve"), False)
+UNREAD = {"TS": "TE", "EQ": "EN", "PS": "PE"}  # tables, equations and pictures, with what ends them
 _COMMENT = re.compile(r'(?<!\\)\\".*$')
 _ARGUMENT = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
 
@@ -57,22 +59,19 @@ def plain(text: str) -> str:
     return _ESCAPE.sub(_character, text)
 
 
-def _character(found: re.Match[str]) -> str:
-    for name in ("string", "string2", "string1"):
-        if found[name] is not None:
-            return STRINGS.get(found[name], "")
-    for name in ("named", "two", "quoted"):
-        if found[name] is not None:
-            return _named(found[name])
-    one = found["one"]
-    return "" if one is None else _ONE.get(one, one)
-
-
-def _named(name: str) -> str:
+def _character(match: re.Match[str]) -> str:
+    """Return what an escape stands for; fonts, sizes and motions stand for nothing."""
+    groups = match.groupdict()
+    for group in ("string", "string2", "string1"):
+        if groups[group] is not None:
+            return STRINGS.get(groups[group], "")
+    name = groups["named"] or groups["two"] or groups["quoted"]
+    if name is None:
+        return "" if groups["one"] is None else _ONE.get(groups["one"], groups["one"])
     if re.fullmatch(r"u[0-9A-F]{4,6}", name):
         code = int(name[1:], 16)
         return "" if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF else chr(code)
-    if len(name) > 2 and name[-1] in "'`^:~,":  # accents, as in \['e]
+    if len(name) > 2 and name[-1] in "'`^:~,":  # an accent, as in \['e]
         return name[0]
     return CHARACTERS.get(name, name[1] if len(name) == 2 and name[0] in "'`^:~," else "")
 
@@ -90,45 +89,26 @@ def logical_lines(source: str) -> Iterator[str]:
     lines = iter(source.replace("\\\n", "").splitlines())
     for line in lines:
         if line.startswith((".de", ".am", ".ig", "'de", "'ig")):
-            _skip_definition(line, lines)
+            words = line.split()[1 if line[1:3] == "ig" else 2 :]
+            end = words[0] if words else "."
+            for inner in lines:
+                if inner.replace(" ", "").startswith((f".{end}", f"'{end}")):
+                    break
             continue
         if line.startswith((".ie", ".if", ".el")):
             for_terminal = line.startswith((".ie n", ".if n"))
-            kept = _condition(line)
-            if kept.rstrip().endswith(("\\{", "\\{\\")):
-                if not for_terminal:
-                    _skip_block(lines)
+            _, *rest = line.split(None, 1 if line.startswith(".el") else 2)
+            line = rest[-1] if rest else ""
+            if line.rstrip().endswith(("\\{", "\\{\\")):
+                depth = 0 if for_terminal else 1
+                while depth > 0 and (block_line := next(lines, None)) is not None:
+                    depth += block_line.count("\\{") - block_line.count("\\}")
                 continue
             if not for_terminal:
                 continue
-            line = kept
         line = _COMMENT.sub("", line)
         if not line.startswith((".\\}", "'\\}", "\\}")) and line.strip() not in (".", "'"):
             yield line
-
-
-def _skip_definition(line: str, lines: Iterator[str]) -> None:
-    """Skip a macro's body, or text that is ignored, up to the line that ends it."""
-    words = line.split()
-    at = 1 if line[1:3] == "ig" else 2
-    end = words[at] if len(words) > at else "."
-    for inner in lines:
-        if inner.replace(" ", "").startswith((f".{end}", f"'{end}")):
-            return
-
-
-def _condition(line: str) -> str:
-    """Return what stands behind the condition."""
-    parts = line.split(None, 2 if not line.startswith(".el") else 1)
-    return parts[-1] if len(parts) > 1 else ""
-
-
-def _skip_block(lines: Iterator[str]) -> None:
-    depth = 1
-    for line in lines:
-        depth += line.count("\\{") - line.count("\\}")
-        if depth <= 0:
-            return
 
 
 class Builder:
@@ -147,10 +127,16 @@ class Builder:
     def end(self) -> None:
         """End the paragraph."""
         if any(line.strip() for line in self._lines):
-            kind = "code" if self.verbatim else "text"
             joined = "\n".join(self._lines).strip("\n") if self.verbatim else " ".join(self._lines)
-            self.blocks.append(DocBlock("code" if kind == "code" else "text", self.depth, joined))
+            self.blocks.append(DocBlock("code" if self.verbatim else "text", self.depth, joined))
         self._lines = []
+
+    def paragraph(self) -> None:
+        """Begin a new paragraph; within verbatim text it is an empty line."""
+        if self.verbatim:
+            self.add("")
+        else:
+            self.end()
 
     def heading(self, text: str, *, sub: bool) -> None:
         self.end()
@@ -166,111 +152,78 @@ class Builder:
 def blocks_of_man(source: str) -> list[DocBlock]:
     """Return the blocks of a page that is written with man(7)."""
     build = Builder()
-    wait = ""  # what the next line is: a heading or a term
-    skipping = ""
+    wait = ""  # TP, SH or SS: the next text is a term or a heading
+    skip_to = ""
     for line in logical_lines(source):
-        if skipping:
-            skipping = "" if line.startswith(f".{skipping}") else skipping
+        if skip_to:
+            skip_to = "" if line.startswith(f".{skip_to}") else skip_to
             continue
-        name, rest = _macro(line)
-        if name in ("TS", "EQ", "PS"):
-            build.end()
-            skipping = {"TS": "TE", "EQ": "EN", "PS": "PE"}[name]
-            continue
-        text = _text_of(name, rest, line)
-        if wait and text is not None and text.strip():
+        name, rest = "", line
+        if line.startswith((".", "'")) and not line.startswith("'\\"):
+            name, _, rest = line[1:].lstrip().partition(" ")
+            name, rest = name.strip(), rest.strip()
+        words = arguments(rest) if name else []
+        text = None if name else plain(line)
+        if name in TEXT_MACROS:
+            text = TEXT_MACROS[name].join(words)
+        elif name == "OP":
+            text = f"[{' '.join(words)}]"
+        if wait and text and text.strip():
             if wait == "TP":
                 build.term(text)
             else:
                 build.heading(text, sub=wait == "SS")
             wait = ""
         elif text is not None:
-            if not line.strip() and not build.verbatim:
-                build.end()
-            else:
+            if name or line.strip() or build.verbatim:
                 build.add(text)
-        else:
-            wait = _structure(build, name, rest) or wait
+            else:
+                build.end()
+        elif name in UNREAD:
+            build.end()
+            skip_to = UNREAD[name]
+        elif name in ("SH", "SS") and rest:
+            build.heading(" ".join(words), sub=name == "SS")
+        elif name in ("SH", "SS", "TP", "TQ"):
+            build.end()
+            wait = "TP" if name == "TQ" else name
+        elif name == "IP":
+            tag = words[0].strip() if words else ""
+            if len(tag) > 1 or tag.isdigit():
+                build.term(tag)
+            else:
+                build.end()
+                build.add("-" if tag else "")
+        elif name in ("RS", "RE"):
+            build.end()
+            build.depth = max(0, build.depth + (1 if name == "RS" else -1))
+        elif name in VERBATIM:
+            build.end()
+            build.verbatim = VERBATIM[name]
+        elif name in BREAKS:
+            build.paragraph()
     build.end()
     return build.blocks
 
 
-def _macro(line: str) -> tuple[str, str]:
-    if not line.startswith((".", "'")) or line.startswith("'\\"):
-        return "", line
-    name, _, rest = line[1:].lstrip().partition(" ")
-    return name.strip(), rest.strip()
-
-
-def _text_of(name: str, rest: str, line: str) -> str | None:
-    """Return the text of a line; None for a macro that is structure, or nothing."""
-    if not name:
-        return plain(line)
-    if name in _FONT_MACROS:
-        return " ".join(arguments(rest)) or None
-    if name in _ALTERNATING:
-        return "".join(arguments(rest))
-    if name in ("UR", "MT"):
-        return " ".join(arguments(rest))
-    if name == "OP":
-        return "[" + " ".join(arguments(rest)) + "]"
-    if name in ("SY",):
-        return " ".join(arguments(rest))
-    return None
-
-
-def _structure(build: Builder, name: str, rest: str) -> str:
-    """Change the page as the macro says; return "TP", "SH" or "SS" where the next line is what counts."""
-    if name in ("SH", "SS") and rest:
-        build.heading(" ".join(arguments(rest)), sub=name == "SS")
-    elif name in ("SH", "SS", "TP", "TQ"):
-        build.end()
-        return "TP" if name == "TQ" else name
-    elif name == "IP":
-        _tagged(build, rest)
-    elif name in ("RS", "RE"):
-        build.end()
-        build.depth = max(0, build.depth + (1 if name == "RS" else -1))
-    elif name in _VERBATIM_ON or name in _VERBATIM_OFF:
-        build.end()
-        build.verbatim = name in _VERBATIM_ON
-    elif name in _BREAKS and build.verbatim:
-        build.add("")
-    elif name in _BREAKS and name != "br":
-        build.end()
-    return ""
-
-
-def _tagged(build: Builder, rest: str) -> None:
-    """Begin a paragraph with a tag in front: a term, or a bullet."""
-    tag = (arguments(rest) or [""])[0].strip()
-    if len(tag) > 1 or tag.isdigit():
-        build.term(tag)
-        return
-    build.end()
-    if tag:
-        build.add("-")
-
-
 # mdoc(7)
 
-_QUOTES = {"Dq": ('"', '"'), "Sq": ("'", "'"), "Ql": ("'", "'"), "Pq": ("(", ")"), "Qq": ('"', '"'), "Op": ("[", "]"),
-           "Aq": ("<", ">"), "Bq": ("[", "]"), "Brq": ("{", "}")}  # fmt: skip
-_OPEN = {"Oo": "[", "Ao": "<", "Bo": "[", "Bro": "{", "Do": '"', "Po": "(", "Qo": '"', "So": "'"}
-_CLOSE = {"Oc": "]", "Ac": ">", "Bc": "]", "Brc": "}", "Dc": '"', "Pc": ")", "Qc": '"', "Sc": "'"}
-_PLAIN = {"Ar", "Cm", "Ic", "Pa", "Ev", "No", "Li", "Em", "Sy", "Va", "Vt", "Dv", "Er", "Fa", "Ft", "Tn", "Ad", "An",
-           "Lk", "Mt", "Ms", "Cd", "St", "Nm", "Fn", "In", "Ox", "Nx", "Fx", "Bx", "Ux", "At", "D1", "Dl"}  # fmt: skip
-_SYSTEMS = {"Ox": "OpenBSD", "Nx": "NetBSD", "Fx": "FreeBSD", "Bx": "BSD", "Ux": "UNIX", "At": "AT&T UNIX"}
-_SKIPPED = {"Dd", "Dt", "Os", "Bk", "Ek", "Rs", "Re", "Sm", "Bf", "Ef", "Nd", "Tg", "Db", "Lb", "Rv"}
-_BEFORE = set(".,:;)]?!")
-_AFTER = set("([")
+QUOTES = {"Dq": '""', "Sq": "''", "Ql": "''", "Pq": "()", "Qq": '""', "Op": "[]", "Aq": "<>", "Bq": "[]", "Brq": "{}"}
+OPEN = {"Oo": "[", "Ao": "<", "Bo": "[", "Bro": "{", "Do": '"', "Po": "(", "Qo": '"', "So": "'"}
+CLOSE = {"Oc": "]", "Ac": ">", "Bc": "]", "Brc": "}", "Dc": '"', "Pc": ")", "Qc": '"', "Sc": "'"}
+PLAIN = {"Ar", "Cm", "Ic", "Pa", "Ev", "No", "Li", "Em", "Sy", "Va", "Vt", "Dv", "Er", "Fa", "Ft", "Tn", "Ad", "An",
+         "Lk", "Mt", "Ms", "Cd", "St", "Nm", "Fn", "In", "Ox", "Nx", "Fx", "Bx", "Ux", "At", "D1", "Dl"}  # fmt: skip
+SYSTEMS = {"Ox": "OpenBSD", "Nx": "NetBSD", "Fx": "FreeBSD", "Bx": "BSD", "Ux": "UNIX", "At": "AT&T UNIX"}
+SKIPPED = {"Dd", "Dt", "Os", "Bk", "Ek", "Rs", "Re", "Sm", "Bf", "Ef", "Tg", "Db", "Lb", "Rv"}
+BEFORE, AFTER = set(".,:;)]?!"), set("([")  # marks that stand close to the word before, or behind
+TAGGED_LISTS = {"-tag", "-hang", "-ohang", "-diag", "-inset"}
 
 
 def blocks_of_mdoc(source: str) -> list[DocBlock]:
     """Return the blocks of a page that is written with mdoc(7)."""
     build = Builder()
     name = ""
-    lists: list[str] = []
+    lists: list[bool] = []  # the open lists: whether their items have tags
     lines = logical_lines(source)
     for line in lines:
         if not line.startswith("."):
@@ -280,144 +233,103 @@ def blocks_of_mdoc(source: str) -> list[DocBlock]:
                 build.end()
             continue
         words = arguments(line[1:].strip())
+        if "Xo" in words:  # goes on over several lines, up to Xc
+            while "Xc" not in words:
+                line = next(lines, ".Xc")
+                words += arguments(line.removeprefix(".").strip())
+            spaced = " ".join(words).replace(" Sm off", "").replace(" Sm on", "")
+            words = [word for word in spaced.split() if word not in ("Xo", "Xc")]
         if not words:
             continue
-        if "Xo" in words:
-            words = _until_closed(words, lines)
-        if words[0] == "Nm" and len(words) > 1 and not name:
-            name = words[1]
-        if words[0] in ("Bl", "El", "It"):
-            _list(build, lists, words[0], words[1:], name)
-        elif not _layout(build, words[0], words[1:], name) and words[0] not in _SKIPPED:
+        macro, *rest = words
+        if macro == "Nm" and rest and not name:
+            name = rest[0]
+        if macro in ("Sh", "Ss"):
+            build.heading(spoken(rest, name), sub=macro == "Ss")
+        elif macro in ("Pp", "Lp"):
+            build.paragraph()
+        elif macro in ("Bd", "Ed"):
+            build.end()
+            build.verbatim = macro == "Bd" and ("-literal" in rest or "-unfilled" in rest)
+        elif macro in ("Dl", "D1"):
+            build.end()
+            build.blocks.append(DocBlock("code", build.depth, spoken(rest, name)))
+        elif macro == "Bl":
+            build.end()
+            build.depth += bool(lists)
+            lists.append(bool(TAGGED_LISTS & {*rest}))
+        elif macro == "El":
+            build.end()
+            if lists:
+                lists.pop()
+                build.depth = max(0, build.depth - bool(lists))
+        elif macro == "It" and lists and lists[-1]:
+            build.term(spoken(rest, name))
+        elif macro == "It":
+            build.end()
+            build.add(f"- {spoken(rest, name)}")
+        elif macro == "Nd":
+            build.add(f"{name} - {' '.join(rest)}")
+        elif macro == "Ex":
+            build.add(f"The {name} utility exits 0 on success, and >0 if an error occurs.")
+        elif macro not in SKIPPED:
             build.add(spoken(words, name))
     build.end()
     return build.blocks
 
 
-def _layout(build: Builder, macro: str, rest: list[str], name: str) -> bool:
-    """Follow a macro that divides the page; return False for one that is text."""
-    if macro == "Nd":
-        build.add(f"{name} - {' '.join(rest)}")
-    elif macro in ("Sh", "Ss"):
-        build.heading(spoken(rest, name), sub=macro == "Ss")
-    elif macro in ("Pp", "Lp"):
-        if build.verbatim:
-            build.add("")
-        else:
-            build.end()
-    elif macro in ("Bd", "Ed"):
-        build.end()
-        build.verbatim = macro == "Bd" and any(kind in rest for kind in ("-literal", "-unfilled"))
-    elif macro in ("Dl", "D1"):
-        build.end()
-        build.verbatim = True
-        build.add(spoken(rest, name))
-        build.end()
-        build.verbatim = False
-    elif macro == "Ex":
-        build.add(f"The {name} utility exits 0 on success, and >0 if an error occurs.")
-    else:
-        return False
-    return True
-
-
-def _until_closed(words: list[str], lines: Iterator[str]) -> list[str]:
-    """Return a macro that goes on over several lines, from Xo to Xc."""
-    while "Xc" not in words:
-        line = next(lines, ".Xc")
-        words = words + (arguments(line[1:].strip()) if line.startswith(".") else arguments(line))
-    spaced = " ".join(words).replace(" Sm off", "").replace(" Sm on", "")  # blanks or none: a matter of looks
-    return [word for word in spaced.split() if word not in ("Xo", "Xc")]
-
-
-def _list(build: Builder, lists: list[str], macro: str, rest: list[str], name: str) -> None:
-    if macro == "Bl":
-        build.end()
-        lists.append("tag" if any(kind in rest for kind in ("-tag", "-hang", "-ohang", "-diag", "-inset")) else "")
-        build.depth += len(lists) > 1
-    elif macro == "El":
-        build.end()
-        build.depth = max(0, build.depth - (len(lists) > 1))
-        if lists:
-            lists.pop()
-    elif lists and lists[-1] == "tag":
-        build.term(spoken(rest, name))
-    else:
-        build.end()
-        build.add("- " + spoken(rest, name))
-
-
 def spoken(words: list[str], name: str) -> str:
-    """Return a line of macros as text: -l [user@]host."""
-    line = _Line(name)
+    """Return a line of macros as text, such as -l [user@]host. `name`: what Nm stands for."""
+    pieces: list[str] = []
+    closing = ""  # of the quotes that the rest of the line stands in
+    flag = ""  # begins each of the next words
+    joined = False  # the next piece follows without a blank
+
+    def put(text: str, *, joins: bool = False) -> None:
+        nonlocal joined
+        pieces.append(text if joined or not pieces else f" {text}")
+        joined = joins
+
     at = 0
     while at < len(words):
-        at += line.take(words[at], words[at + 1 :])
-    return line.text()
-
-
-class _Line:
-    """A line as it grows. `_flag` begins each of the next words; `_joined`: no blank before the next piece."""
-
-    def __init__(self, name: str):
-        self._name, self._flag, self._joined = name, "", False
-        self._pieces: list[str] = []
-        self._closing: list[str] = []  # what the rest of the line is put into
-
-    def take(self, word: str, rest: list[str]) -> int:
-        """Take one word, and return how many words that were."""
-        if word in _QUOTES or word in _OPEN:
-            self._put(_QUOTES[word][0] if word in _QUOTES else _OPEN[word])
-            self._closing += [_QUOTES[word][1]] if word in _QUOTES else []
-            self._joined, self._flag = True, ""
-        elif word in _CLOSE:
-            self._pieces.append(_CLOSE[word])
-            self._joined, self._flag = False, ""
+        word, following = words[at], words[at + 1 :]
+        ends = not following or following[0] in PLAIN
+        at += 1
+        if word in QUOTES or word in OPEN:
+            put(QUOTES[word][0] if word in QUOTES else OPEN[word], joins=True)
+            closing = QUOTES[word][1] + closing if word in QUOTES else closing
+            flag = ""
+        elif word in CLOSE:
+            pieces.append(CLOSE[word])
+            joined, flag = False, ""
         elif word in ("Ns", "Ap"):
-            self._pieces += ["'"] if word == "Ap" else []
-            self._joined, self._flag = True, ""
+            pieces += ["'"] if word == "Ap" else []
+            joined, flag = True, ""
         elif word == "Fl":
-            self._begin_flag(rest)
-        elif word in ("Pf", "Xr") and rest:
-            return self._take_two(word, rest)
-        elif word in _PLAIN:
-            self._flag = ""
-            self._implied(word, rest)
+            flag = "--" if words[at - 2 : at - 1] == ["Fl"] else "-"  # Fl Fl name is --name
+            if ends or following[0] in CLOSE:
+                put("-", joins=True)
+                flag = ""
+        elif word in ("Pf", "Xr") and following:
+            at += 1
+            if word == "Xr" and len(following) > 1 and re.fullmatch(r"\d\w*", following[1]):
+                at += 1
+                put(f"{following[0]}({following[1]})")
+            else:
+                put(following[0], joins=word == "Pf")
+            flag = ""
+        elif word in PLAIN:
+            flag = ""
+            if word in SYSTEMS or (word == "Nm" and (ends or following[0] in QUOTES)):
+                put(SYSTEMS.get(word, name))
+            elif word == "Ar" and (not following or following[0] in BEFORE):
+                put("file ...")
+        elif word in BEFORE:
+            joined = True
+            put(word)
         else:
-            self._joined = self._joined or word in _BEFORE
-            self._put(word if word in _BEFORE else self._flag + word)
-            self._joined = word in _AFTER
-        return 1
-
-    def text(self) -> str:
-        ending = []
-        while self._closing and self._pieces and self._pieces[-1] in _BEFORE:
-            ending.append(self._pieces.pop())  # the full stop stands behind the quote
-        return "".join(self._pieces + self._closing[::-1] + ending[::-1]).strip()
-
-    def _begin_flag(self, rest: list[str]) -> None:
-        self._flag = "-"
-        if not rest or rest[0] in _PLAIN or rest[0] in _CLOSE:
-            self._put("-")
-            self._joined, self._flag = True, ""
-
-    def _take_two(self, word: str, rest: list[str]) -> int:
-        """Take a macro and its word: Pf joins it to the next; Xr names a page and its section."""
-        section = word == "Xr" and len(rest) > 1 and re.fullmatch(r"\d\w*", rest[1]) is not None
-        self._put(f"{rest[0]}({rest[1]})" if section else rest[0])
-        self._joined, self._flag = word == "Pf", ""
-        return 2 + section
-
-    def _implied(self, word: str, rest: list[str]) -> None:
-        """Put what a macro without words stands for."""
-        if word in _SYSTEMS or (word == "Nm" and (not rest or rest[0] in _PLAIN or rest[0] in _QUOTES)):
-            self._put(_SYSTEMS.get(word, self._name))
-            self._joined = False
-        elif word == "Ar" and (not rest or rest[0] in _BEFORE):
-            self._put("file ...")
-            self._joined = False
-
-    def _put(self, text: str) -> None:
-        if self._pieces and not self._joined:
-            self._pieces.append(" ")
-        self._pieces.append(text)
+            put(flag + word, joins=word in AFTER)
+    ending = ""
+    while closing and pieces and pieces[-1] in BEFORE:
+        ending = pieces.pop() + ending  # the full stop stands behind the quote
+    return ("".join(pieces) + closing + ending).strip()

@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from hivetune.synth.sources.page import (
     DocBlock,
     DocEntry,
-    DocExample,
     DocPage,
     DocPassage,
     EntryKind,
@@ -15,7 +15,6 @@ from hivetune.synth.sources.page import (
 )
 
 MAX_TERM_CHARS = 160
-MAX_CODE_CHARS = 400
 _OPTION_TERM = re.compile(r"-{1,2}[A-Za-z0-9?#@]")
 _OPTION_NAME = re.compile(r"(?<![\w-])(-{1,2}[A-Za-z0-9?#@][\w.+-]*|-\?)")
 _DIRECTIVE = re.compile(r"[A-Z][A-Za-z0-9]+=")
@@ -34,8 +33,6 @@ _LEFT_OUT = re.compile(
     r"|REPORTING BUGS|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT)",
     re.IGNORECASE,
 )  # headings that say who wrote it, not how it works
-_COMMAND_SECTIONS = re.compile(r"[168]|1\w+|8\w+")
-_EXAMPLE_HEADING = re.compile(r"^EXAMPLES?\b|\bEXAMPLES?$", re.IGNORECASE)
 
 
 def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str | None) -> DocPage:
@@ -45,20 +42,24 @@ def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str 
     """
     blocks = _with_terms(blocks)
     text = "\n".join(block.text for block in blocks)
-    entries, examples, passages = [], [], []
+    entries, passages = [], []
     for heading, body in sections_of(blocks):
         if _LEFT_OUT.match(heading):
             continue
         entries += list(_entries(heading, body))
-        examples += list(_examples(heading, body))
-        passages += list(_passages(heading, body))
-    if not entries and not examples and not passages:
+        texts = [block.text for block in takewhile(lambda block: block.kind == "text", body)]
+        if len(text_below := "\n\n".join(texts)) >= 80:
+            passages.append(DocPassage(heading, text_below))
+    if not entries and not passages:
         raise NotUnderstood("nothing is documented in a form that is understood")
     summary = _summary(blocks)
     synopsis = tuple(block.text for block in blocks_below(blocks, "SYNOPSIS") if block.kind in ("text", "code"))
     typed = _typed(command, synopsis) if command else None
     entries = [one for one in entries if one.kind != "command" or _is_command_of(typed, one.names[0], synopsis, text)]
-    return DocPage(label, path, typed, summary, synopsis, _unique(entries), tuple(examples), tuple(passages), text)
+    unique: dict[tuple[str, tuple[str, ...]], DocEntry] = {}  # a page may show an option twice: the first counts
+    for entry in entries:
+        unique.setdefault((entry.kind, entry.names), entry)
+    return DocPage(label, path, typed, summary, synopsis, tuple(unique.values()), tuple(passages), text)
 
 
 def _typed(name: str, synopsis: Sequence[str]) -> str | None:
@@ -95,11 +96,6 @@ def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: 
         if words and re.fullmatch(r"\{?(?:SUB)?COMMAND\}?|VERB|<(?:sub)?command>", words[0]):
             return True
     return False
-
-
-def is_command_section(section: str) -> bool:
-    """Return whether pages of this section of the manual document what is typed: 1, 6, 8 and their parts."""
-    return _COMMAND_SECTIONS.fullmatch(section) is not None
 
 
 def sections_of(blocks: Sequence[DocBlock]) -> Iterator[tuple[str, list[DocBlock]]]:
@@ -247,36 +243,3 @@ def _command_words(term: str) -> str:
             break
         words.append(word)
     return " ".join(words[:3])
-
-
-def _examples(heading: str, body: Sequence[DocBlock]) -> Iterator[DocExample]:
-    """Yield verbatim text below a heading that says so, with the text before it, or the term or text behind it."""
-    shows = bool(_EXAMPLE_HEADING.search(heading))
-    for at, block in enumerate(body):
-        if block.kind != "code" or len(block.text) > MAX_CODE_CHARS:
-            continue
-        before = body[at - 1] if at else None
-        if before is None or before.kind == "code":
-            continue
-        if shows or before.text.endswith(":"):
-            yield DocExample(before.text, block.text, "sh", heading)
-
-
-def _passages(heading: str, body: Sequence[DocBlock]) -> Iterator[DocPassage]:
-    """Yield what is said right below a heading, up to the first term."""
-    texts = []
-    for block in body:
-        if block.kind != "text":
-            break
-        texts.append(block.text)
-    text = "\n\n".join(texts)
-    if len(text) >= 80:
-        yield DocPassage(heading, text)
-
-
-def _unique(entries: Sequence[DocEntry]) -> tuple[DocEntry, ...]:
-    """Return the first of several entries with the same names; a page may show an option twice."""
-    found: dict[tuple[str, tuple[str, ...]], DocEntry] = {}
-    for entry in entries:
-        found.setdefault((entry.kind, entry.names), entry)
-    return tuple(found.values())
