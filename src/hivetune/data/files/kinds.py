@@ -35,9 +35,10 @@ from hivetune.data.files.message_log import (
     message_rows,
     message_shape,
 )
+from hivetune.data.files.recordings import httprr_rows
 from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
 from hivetune.data.formats import file_rows, format_of_file, is_file_format
-from hivetune.data.formats.http_recording import CASSETTE_HEAD, HTTPRR_HEAD
+from hivetune.data.formats.http_recording import HTTPRR_HEAD
 from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
 from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows
@@ -160,7 +161,7 @@ def refuse_prose(path: str, name: str, known: str) -> None:
 
 
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
-    """Return one of jsonl, json, csv, tsv, parquet, eval, cassette, httprr or TEXT_FORMS; behind it CR_FORMAT,
+    """Return one of jsonl, json, csv, tsv, parquet, eval, httprr or TEXT_FORMS; behind it CR_FORMAT,
     .as=utf-16-le, .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as
     the user says.
 
@@ -218,12 +219,10 @@ def _written_as(path: str, head: bytes, compression: str, encoding: str | None) 
 
 
 def _written_form(head: str) -> str | None:
-    """Return what a trainer of templates writes, or a recorder of calls in YAML, whatever the file is called."""
+    """Return what a trainer of templates writes, or a recorder of calls, whatever the file is called."""
     if is_rendered_file(head):
         return RENDERED
-    if head.startswith(HTTPRR_HEAD):
-        return "httprr"
-    return "cassette" if CASSETTE_HEAD.match(head) else None
+    return "httprr" if head.startswith(HTTPRR_HEAD) else None
 
 
 def _lines_of(head: bytes) -> str:
@@ -298,11 +297,8 @@ def convert_lines(path: str, known: str, out: str) -> None:
         rows = _parquet_rows(path)
     elif kind == "eval":
         rows = eval_rows(path)
-    elif kind in ("cassette", "httprr"):
-        # here: each worker would pay for YAML at its start, and hardly any file is such
-        from hivetune.data.files.recordings import cassette_rows, httprr_rows
-
-        rows = (cassette_rows if kind == "cassette" else httprr_rows)(_Text(open_bytes(path, known)))
+    elif kind == "httprr":
+        rows = httprr_rows(_Text(open_bytes(path, known)))
     elif kind == "json":
         rows = json_rows(_Text(open_bytes(path, known)))
     elif kind in TEXT_FORMS:

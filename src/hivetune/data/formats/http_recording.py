@@ -19,12 +19,6 @@ from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects, one_of, parsed
 from hivetune.data.pieces.streams import is_events, json_lines, pieces_in
 
-# How a cassette in YAML begins, or a HAR file.
-_HAR_HEAD = r"log:[ \t]*\n(?: +(?! |entries:)[^\n]*\n){0,40} +(?=entries:)"
-CASSETTE_HEAD = re.compile(
-    r"\ufeff?(?:---[ \t]*\n)?(?:version: \d+\n)?"
-    rf"(?:{_HAR_HEAD}|(?!entries))((?:http_)?interactions|entries):[ \t]*\n( *)- "
-)
 HTTPRR_HEAD = "httprr trace v1\n"  # how a recording of Go's httprr begins
 _NOCK_KEY = "rawHeaders"  # of each call that nock records
 _RECORDED_KEYS = ("interactions", "http_interactions", "entries")

@@ -24,20 +24,10 @@ TIME = (
     *("timestamp", "time", "created_at", "created", "ts", "date", "datetime", "create_time", "created_time"),
     *("start_time", "started_at", "start_time_unix_nano", "timestamp_utc", "sent_at", "created_timestamp", "when"),
 )
-SUCCESS = (
-    "success",
-    "succeeded",
-    "passed",
-    "resolved",
-    "solved",
-    "is_solved",
-    "is_correct",
-    "is_success",
-    "reward",
-    "annotation",
-    "verdict",
-    "correctness",
-)  # only 0, 1 and words say so (as_success)
+SUCCESS = (  # only 0, 1 and words say so (as_success)
+    *("success", "succeeded", "passed", "resolved", "solved", "is_solved", "is_correct", "is_success", "reward"),
+    *("annotation", "verdict", "correctness"),
+)
 WRONG = ("hallucination", "hallucinated", "is_hallucination", "has_hallucination", "is_wrong", "is_incorrect")
 FAILED = ("failed_checks", "failed_assertions", "failed_criteria", "failed_rules")  # by name, those an answer failed
 NONE_FAILED = ("", "[]", "{}", "none", "null", "nan", "-", "n/a")
@@ -81,51 +71,39 @@ def extract(row: Mapping[str, Any]) -> Fields:
         if isinstance(inner, dict):
             inside = columns_of(tuple(inner))[0]
             values = [_first(inner, inside[i]) if value is None else value for i, value in enumerate(values)]
-    own_id, session, user, agent, category, time, success, feedback = values
-    return Fields(
-        own_id=_text(own_id),
-        session=_text(session),
-        user=_text(user),
-        agent=_text(agent),
-        category=_text(category),
-        time=as_time(time),
-        success=_verdict(row) if success is None else as_success(success),
-        feedback=as_feedback(feedback),
-    )
+    *texts, time, success, feedback = values
+    verdict = _verdict(row) if success is None else as_success(success)
+    own_id, session, user, agent, category = map(_text, texts)
+    return Fields(own_id, session, user, agent, category, as_time(time), verdict, as_feedback(feedback))
 
 
 def _verdict(row: Mapping[str, Any]) -> bool | None:
     """Return False where a row says that its answer is wrong, under a name that means so, or hardly true."""
-    wrong, shares, judges = _verdict_columns(tuple(row))
-    if not wrong and not shares and not judges:
-        return None
-    if any(_fails(name, row[name]) for name in wrong):
-        return False
-    if any(isinstance(row[name], dict) and as_success(row[name].get("correct")) is False for name in judges):
-        return False
-    return False if any((share := as_number(row[name])) is not None and 0 <= share < 0.5 for name in shares) else None
+    for name, kind in _verdict_columns(tuple(row)):
+        value = row[name]
+        share = as_number(value) if kind == "share" else None
+        if (
+            (kind == "wrong" and as_success(value))
+            or (kind == "failed" and _names_some(value))
+            or (kind == "judge" and isinstance(value, dict) and as_success(value.get("correct")) is False)
+            or (share is not None and 0 <= share < 0.5)
+        ):
+            return False
+    return None
 
 
-def _fails(name: str, value: Any) -> bool:
-    """Return whether a column of WRONG or of FAILED says that the answer is wrong."""
-    if plain_name(name) in WRONG:
-        return bool(as_success(value))
+def _names_some(value: Any) -> bool:
+    """Return whether a column of FAILED names a check that an answer failed."""
     if isinstance(value, str):
         return value.strip().lower() not in NONE_FAILED and as_number(value) is None
     return isinstance(value, list | dict) and bool(value)
 
 
 @lru_cache(512)
-def _verdict_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return columns of WRONG and FAILED, of TRUE_SHARES and of _JUDGES; an `answer` beside `true` was judged, not
-    texts.
-    """
-    plain = {name: plain_name(name) for name in names}
-    return (
-        tuple(name for name in names if plain[name] in WRONG or plain[name] in FAILED),
-        tuple(name for name in names if plain[name] in TRUE_SHARES),
-        tuple(name for name in names if plain[name] in _JUDGES),
-    )
+def _verdict_columns(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the columns that may say that an answer is wrong, each with the way to read it."""
+    kinds = {"wrong": WRONG, "failed": FAILED, "share": TRUE_SHARES, "judge": _JUDGES}
+    return [(name, kind) for name in names for kind, known in kinds.items() if plain_name(name) in known]
 
 
 @lru_cache(512)

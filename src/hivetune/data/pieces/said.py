@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -50,29 +50,29 @@ def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
     `marked`: a file that was read with its byte order mark was pasted. `nul`: a program printed NUL; in a tool's result
     it is read as U+FFFD, as all that is no text.
     """
-    if any(map(_may_cite, said.messages)):
+    citing = [one.role == "assistant" and any(mark in one.content for mark in _IN_MARKS) for one in said.messages]
+    if not (marked or nul or any(citing)):
+        return said
+    texts = [message.content for message in said.messages]
+    changed = said.changed
+    if any(citing):
         read = [message.content for message in said.messages if message.role != "assistant"]
         meant = any(mark in text for text in read for mark in _IN_MARKS[1:])  # the sources are there, or asked for
-        uncited = _with_texts(said, (_uncited(message, meant=meant) for message in said.messages))
-        said = uncited._replace(changed=(*said.changed, *(("source-marks",) if uncited != said else ())))
+        texts = [_uncited(text, meant=meant) if cites else text for text, cites in zip(texts, citing, strict=True)]
+        changed += () if texts == [message.content for message in said.messages] else ("source-marks",)
     if marked:
-        said = _with_texts(said, (message.content.replace(BYTE_ORDER_MARK, "") for message in said.messages))
-    if not nul:
-        return said
-    texts = (one.content.replace("\0", "\ufffd") if one.role == "tool" else one.content for one in said.messages)
-    replaced = _with_texts(said, texts)
-    return said if replaced == said else replaced._replace(changed=(*said.changed, "nul-in-result"))
+        texts = [text.replace(BYTE_ORDER_MARK, "") for text in texts]
+    if nul and any("\0" in text and one.role == "tool" for one, text in zip(said.messages, texts, strict=True)):
+        pairs = zip(said.messages, texts, strict=True)
+        texts = [text.replace("\0", "\ufffd") if message.role == "tool" else text for message, text in pairs]
+        changed += ("nul-in-result",)
+    pairs = zip(said.messages, texts, strict=True)
+    messages = tuple(one if one.content == text else replace(one, content=text) for one, text in pairs)
+    return said._replace(messages=messages, changed=changed)
 
 
-def _may_cite(message: Message) -> bool:
-    text = message.content
-    return message.role == "assistant" and any(part in text for part in _IN_MARKS)
-
-
-def _uncited(message: Message, *, meant: bool) -> str:
-    if not _may_cite(message):
-        return message.content
-    text = _MARK.sub(_words_of_mark, message.content)
+def _uncited(text: str, *, meant: bool) -> str:
+    text = _MARK.sub(_words_of_mark, text)
     return text if meant else _OLD_MARK.sub("", text)
 
 
@@ -84,11 +84,6 @@ def _words_of_mark(mark: re.Match[str]) -> str:
         return blank + fields[0]
     entity = parsed(fields[0]) if kind == "entity" else None
     return blank + str(entity[1]) if isinstance(entity, list) and len(entity) > 1 else ""
-
-
-def _with_texts(said: Conversation, texts: Iterable[str]) -> Conversation:
-    pairs = zip(said.messages, texts, strict=True)
-    return said._replace(messages=tuple(replace(message, content=text) for message, text in pairs))
 
 
 def names(text: str) -> frozenset[str]:
