@@ -42,11 +42,8 @@ Pair = tuple[int, int]
 class Table:
     """A hash table from 64-bit keys to 32-bit numbers: 12 bytes a slot, a tenth of a dict, at most 2/3 full."""
 
-    def __init__(self, num_keys: int = 1024):
-        size = 1024
-        while size * 2 < num_keys * 3:
-            size *= 2
-        self._resize(size)
+    def __init__(self) -> None:
+        self._resize(1024)
 
     def _resize(self, size: int) -> None:
         self._size, self._used = size, 0

@@ -9,7 +9,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hivetune.data.pieces.said import names, parsed
 from hivetune.data.reasons import RowRefused
@@ -28,23 +28,17 @@ def _compiled(text: str | Sequence[str]) -> re.Pattern[str]:
 
 _PATTERNS = {name: _compiled(text) for name, text in _DOCUMENT["patterns"].items()}
 _LABELS, _WORDS = frozenset(_DOCUMENT["words"]["labels"]), frozenset(_DOCUMENT["words"]["others"])
-# Longer answers are no placeholders, except for pages, streams and dummy text.
-MAX_CHARS = 400
-# Text to be replaced later: `Dummy summary`, `TODO: add it`, `your answer here`, `to be filled in`.
-# The raw events of a stream.
-_STREAM_HEADS = ("event:", "data:")
-# An open slot in a question: `for my [pump or valve].`, `to [name of town]?`. One of these words alone is what a log's
-# owner put in the place of personal data or of inaudible words.
+MAX_CHARS = 400  # longer answers are no placeholders, except for those that begin so
+_LONG_STARTS = ("lorem ipsum", "<!doctype html", "event:", "data:")  # the last two: raw events of a stream
 _MAX_OPEN_CHARS = 200  # a longer question may quote a template
 _MIN_LABELLED_LINES = 3
 _BRACKETS = "[]<>(){}*#%$ .!\u2026"
 _MAX_RETRY_CHARS = 200
 _SIGNS = "❌❗‼⚠🚫⛔✖✗\ufe0f "  # before a message of a program
 _ERROR_KEYS = names("error message code status status_code type param detail details request_id success ok statuscode")
-
-MIN_LABELLED = 10  # fewer rows are no evidence
-ROWS_PER_LABEL = 3  # minimum, on average
-SHORT_SHARE = 0.9
+_MIN_LABELLED = 10  # fewer rows are no evidence
+_ROWS_PER_LABEL = 3  # minimum, on average
+_SHORT_SHARE = 0.9
 _LABEL_CHARS, _LABEL_WORDS = 40, 4
 
 
@@ -104,13 +98,8 @@ def _is_empty_form(answer: str, before: Sequence[Message]) -> bool:
 
 def _has_unnamed_speaker(answer: str, before: Sequence[Message]) -> bool:
     """Return whether a slot for the speaker or its maker was never filled in."""
-    if (
-        "{{" not in answer
-        or "{%" in answer
-        or "```" in answer
-        or "<" in answer
-        or not _PATTERNS["unnamed_speaker"].search(answer)
-    ):
+    is_code = any(sign in answer for sign in ("{%", "```", "<"))
+    if "{{" not in answer or is_code or not _PATTERNS["unnamed_speaker"].search(answer):
         return False
     return not any(_PATTERNS["of_templates"].search(message.content) for message in before)
 
@@ -120,7 +109,7 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     text = answer.strip()
     if _is_shown_instead(text, before):
         return Placeholder(text[:40], False)
-    if len(text) > MAX_CHARS and not text[:40].lower().startswith(("lorem ipsum", "<!doctype html", *_STREAM_HEADS)):
+    if len(text) > MAX_CHARS and not text[:40].lower().startswith(_LONG_STARTS):
         return None
     plain = " ".join(text.casefold().split())
     plain = plain.lstrip(_SIGNS) or plain
@@ -157,15 +146,15 @@ def _left_to_fill(plain: str, before: Iterable[str]) -> bool | None:
 
 def _is_missing(text: str, plain: str) -> bool:
     """Return whether an answer says that there is none, or is to be filled in."""
-    if (
+    return bool(
         {plain, plain.rstrip(".!")} & _WORDS
         or plain.startswith("lorem ipsum")
         or _PATTERNS["not_made"].fullmatch(plain.rstrip(".!。 "))
-    ):
-        return True
-    if _PATTERNS["mark"].fullmatch(plain) or _PATTERNS["stream"].match(text):
-        return True
-    return bool(_PATTERNS["sheet"].fullmatch(text) or _PATTERNS["slot"].fullmatch(plain))
+        or _PATTERNS["mark"].fullmatch(plain)
+        or _PATTERNS["stream"].match(text)
+        or _PATTERNS["sheet"].fullmatch(text)
+        or _PATTERNS["slot"].fullmatch(plain)
+    )
 
 
 def _is_named(word: str, before: Iterable[str]) -> bool:
@@ -180,25 +169,22 @@ def _is_named(word: str, before: Iterable[str]) -> bool:
 
 def _is_error(text: str, plain: str, before: Iterable[str]) -> bool:
     """Return whether an answer is the error message of an API, and the prompt is not about errors."""
-    message = (
+    is_error = bool(
         _PATTERNS["error_text"].fullmatch(plain)
         or _PATTERNS["error_status"].fullmatch(plain)
         or _PATTERNS["error_start"].match(plain)
     )
+    value = None if is_error else parsed(text)
+    if isinstance(value, dict) and value.get("error"):
+        is_error = {str(key).lower() for key in value} <= _ERROR_KEYS
     # The prompt last: searching it takes five times as long as everything else here.
-    return bool(message or _is_error_object(parsed(text))) and not any(
-        _PATTERNS["about_errors"].search(one) for one in before
-    )
-
-
-def _is_error_object(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value.get("error")) and {str(key).lower() for key in value} <= _ERROR_KEYS
+    return is_error and not any(_PATTERNS["about_errors"].search(one) for one in before)
 
 
 def share_few_labels(answers: Collection[str]) -> bool:
     """Return whether the answers of a file are classes: short, and each of many rows. Placeholders don't count."""
     texts = [answer.strip().casefold() for answer in answers if placeholder_in(answer, ()) is None]
     short = [text for text in texts if len(text) <= _LABEL_CHARS and len(text.split()) <= _LABEL_WORDS]
-    if len(texts) < MIN_LABELLED or len(short) < SHORT_SHARE * len(texts):
+    if len(texts) < _MIN_LABELLED or len(short) < _SHORT_SHARE * len(texts):
         return False
-    return len(Counter(short)) > 1 and len(Counter(short)) * ROWS_PER_LABEL <= len(short)
+    return len(Counter(short)) > 1 and len(Counter(short)) * _ROWS_PER_LABEL <= len(short)

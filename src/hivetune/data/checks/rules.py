@@ -133,16 +133,16 @@ def check_characters(messages: Messages) -> None:
     """Check for NUL, lone surrogates, lost letters and wrongly decoded text."""
     for i, message in enumerate(messages):
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
-        if "?? ?" in text and message.role != "tool" and _letters_are_lost(text):
+        # Words of question marks follow each other where the encoding of the text lacked their letters.
+        lost = _LOST_WORDS.findall(text) if "?? ?" in text and message.role != "tool" else ()
+        if any(len({len(word) for word in run.split()}) > 1 for run in lost):
             raise RowRefused(
                 "replacement-character", "words of question marks stand where letters were: encode as UTF-8"
             )
-        if text.isascii():
-            if "\0" in text:
-                raise RowRefused("nul-byte")
-            continue
         if "\0" in text:
             raise RowRefused("nul-byte")
+        if text.isascii():
+            continue
         if "\ufffd" in text and message.role != "tool":  # a tool may really have printed it
             raise RowRefused("replacement-character")
         try:
@@ -165,11 +165,6 @@ def _is_quoted(text: str, messages: Messages) -> bool:
     answer = next((message.content for message in messages if message.role == "assistant"), "")
     right = set(_WORD.findall(f"{text}\n{answer}"))
     return all(set(_WORD.findall(fixed)) <= right for fixed in repaired_words(text))
-
-
-def _letters_are_lost(text: str) -> bool:
-    """Return whether words of question marks follow each other: the encoding of the text lacked their letters."""
-    return any(len({len(word) for word in run.split()}) > 1 for run in _LOST_WORDS.findall(text))
 
 
 def check_answers(messages: Messages) -> None:

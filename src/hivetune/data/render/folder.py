@@ -60,14 +60,10 @@ def load_renderer(model_folder: Path) -> Renderer:
         raise UsageError(f"{model_folder} names no end token", hint="set eos_token in tokenizer_config.json")
     try:
         return Renderer(tokenizer, templates, variables, eos_ids)
-    except RenderError as error:
+    except (RenderError, RecursionError) as error:
+        why = error.hint if isinstance(error, RenderError) else "it calls itself without end"
         raise MachineNotFit(
-            f"the chat template of {model_folder} can't render a question and its answer: {error.hint}",
-            hint="use the template that belongs to the model",
-        ) from None
-    except RecursionError:
-        raise MachineNotFit(
-            f"the chat template of {model_folder} calls itself without end",
+            f"the chat template of {model_folder} can't render a question and its answer: {why}",
             hint="use the template that belongs to the model",
         ) from None
 
@@ -107,9 +103,7 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return value if isinstance(value, dict) else {}
 
 
@@ -125,11 +119,6 @@ def check_vocabulary(folder: Path, rows: int, name: str) -> None:
     That is a tokenizer of another model, or a template whose answers do not end with a token that ends generation.
     """
     described = read_json(folder / DESCRIPTION)
-    _check_tokens(folder, rows, described, name)
-    _check_end(folder, described["eos_ids"], name)
-
-
-def _check_tokens(folder: Path, rows: int, described: Mapping[str, Any], name: str) -> None:
     tokenizer = read_json(folder / "tokenizer.json")
     vocabulary = tokenizer["model"]["vocab"]
     learned = max(vocabulary.values(), default=-1) if isinstance(vocabulary, dict) else len(vocabulary) - 1
@@ -151,6 +140,7 @@ def _check_tokens(folder: Path, rows: int, described: Mapping[str, Any], name: s
     tokens = 1 + max(learned, *added.values(), 0)
     if rows > MAX_ROWS_PER_TOKEN * tokens + MAX_PADDING:
         raise UsageError(f"model {name}: its embedding has {rows} rows, its tokenizer only {tokens} tokens", hint=hint)
+    _check_end(folder, described["eos_ids"], name)
 
 
 def _check_end(folder: Path, eos_ids: list[int], name: str) -> None:

@@ -102,13 +102,10 @@ def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     marked_tools = []
     for tool in tools:
         inner = tool.get("function", tool)
-        texts = {key: mark(-1, "tool", inner[key]) for key in ("name", "description") if _is_text(inner.get(key))}
+        names = [key for key in ("name", "description") if isinstance(inner.get(key), str)]
+        texts = {key: mark(-1, "tool", inner[key]) for key in names}
         marked_tools.append({**tool, "function": {**inner, **texts}} if "function" in tool else {**tool, **texts})
     return Skeleton(tuple(new), tuple(marked_tools), tuple(parts))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def marks_in(text: str) -> set[int]:
@@ -199,12 +196,8 @@ class Match:
 def _forms(value: str) -> Iterable[str]:
     """Yield the forms of a text in templates: unchanged, stripped, or inside of a JSON or Python string."""
     yield value
-    yield value.strip()
-    yield value.lstrip()
-    yield value.rstrip()
-    yield value.strip("\n")
-    yield value.lstrip("\n")
-    yield value.rstrip("\n")
+    for signs in (None, "\n"):
+        yield from (value.strip(signs), value.lstrip(signs), value.rstrip(signs))
     for form in (value, value.strip()):
         yield json.dumps(form, ensure_ascii=False)[1:-1]
         yield json.dumps(form)[1:-1]

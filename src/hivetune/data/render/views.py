@@ -8,7 +8,6 @@ system prompt), each answer gets its own view.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, Dialect
 from hivetune.data.render.skeleton import MARK, Pattern, Skeleton, argument_keys, mark_of, marks_in
@@ -98,7 +97,10 @@ class ViewFinder:
             views.append(replace(view, answers=(*covered, *view.answers)))
             done = {answer.message for answer in views[-1].answers}
             waiting = [i for i in waiting if i not in done]
-        self._check_untrained(skeleton, trained)
+        for i, message in enumerate(skeleton.messages[: trained[-1]] if trained else ()):
+            if message.role == "assistant" and i not in trained:  # it must be written too, except for its thoughts
+                own = {n for n, p in enumerate(skeleton.parts) if p.message == i and p.name != "reasoning"}
+                _raise_missing(skeleton, own - marks_in(self._text(skeleton, skeleton.messages[: i + 1])))
         return tuple(reversed(views))
 
     def _fits(self, view: View, text: str) -> bool:
@@ -147,7 +149,7 @@ class ViewFinder:
         message = skeleton.messages[last]
         if message.reasoning is None and self._dialect.reasoning_key:
             thinking = (*skeleton.messages[:last], replace(message, reasoning=mark_of(PROBED_THOUGHT)))
-            thought = self._template.apply(self._dialect.chat(thinking), list(skeleton.tools) or None, False)
+            thought = self._text(skeleton, thinking)
             if thought.startswith(prompt + mark_of(PROBED_THOUGHT)):
                 tail = thought[len(prompt) :].replace(mark_of(PROBED_THOUGHT), "")
                 return self._behind(skeleton, last, prompt, thought, tail, thought=True, empty_thought=True)
@@ -166,7 +168,7 @@ class ViewFinder:
                 f"the prompt of the template has no place for the reasoning of message {last + 1}; train without it: "
                 "the same command with --set data.on_reasoning=leave_out",
             )
-        header, before = _behind_last_mark(prompt), _literal_before(new, own)
+        header, before = MARK.split(prompt)[-1], _literal_before(new, own)
         if header and before is not None and before[1].startswith(header):
             return self._behind(skeleton, last, prompt, new, new[before[0] + len(header) :])
         raise RenderError("mask-disagreement", "the prompt that the template makes does not lead to this answer")
@@ -205,8 +207,7 @@ class ViewFinder:
             following = Message("tool", mark_of(COMING), name=call["function"]["name"], tool_call_id=call.get("id"))
         else:
             following = Message("user", mark_of(COMING))
-        chat = self._dialect.chat((*skeleton.messages[: last + 1], following))
-        text = self._template.apply(chat, list(skeleton.tools) or None, False)
+        text = self._text(skeleton, (*skeleton.messages[: last + 1], following))
         between = text[_last_place(text, own, 0) : text.rfind(mark_of(COMING))]
         found = [(place, -len(t), t) for t in self._ends if (place := between.find(t)) >= 0]
         if not found:
@@ -227,19 +228,15 @@ class ViewFinder:
             if told and n not in seen:
                 missing.add(n)
         _raise_missing(skeleton, missing)
-        keys = {key for call in skeleton.messages[view.last].tool_calls for key in _keys_of(call)}
-        lost = sorted(key for key in keys if key not in answer and key not in _escaped(answer))
+        calls = skeleton.messages[view.last].tool_calls
+        keys = {key for call in calls for key in argument_keys(call["function"].get("arguments", {}))}
+        unescaped = answer.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace") if keys else ""
+        lost = sorted(key for key in keys if key not in answer and key not in unescaped)
         if lost:
             raise RenderError("not-in-template", f"the template leaves out the argument {lost[0][:_SHOWN_CHARS]!r}")
 
-    def _check_untrained(self, skeleton: Skeleton, trained: Sequence[int]) -> None:
-        """Check that the template writes the answers of weight 0, except for their thoughts."""
-        tools = list(skeleton.tools) or None
-        for i, message in enumerate(skeleton.messages[: trained[-1]] if trained else ()):
-            if message.role == "assistant" and i not in trained:
-                text = self._template.apply(self._dialect.chat(skeleton.messages[: i + 1]), tools, False)
-                own = {n for n, p in enumerate(skeleton.parts) if p.message == i and p.name != "reasoning"}
-                _raise_missing(skeleton, own - marks_in(text))
+    def _text(self, skeleton: Skeleton, messages: Sequence[Message]) -> str:
+        return self._template.apply(self._dialect.chat(messages), list(skeleton.tools) or None, False)
 
 
 def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
@@ -260,22 +257,10 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
     raise RenderError("not-in-template", said)
 
 
-def _keys_of(call: Any) -> set[str]:
-    return set(argument_keys(call["function"].get("arguments", {})))
-
-
-def _escaped(text: str) -> str:
-    return text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace") if "\\" in text else ""
-
-
 def _last_place(text: str, own: set[int], start: int) -> int:
     """Return the end of the last mark of `own` in `text`, at least `start`."""
     places = [found.end() for found in MARK.finditer(text) if int(found.group(1)) in own]
     return max([start, *places])
-
-
-def _behind_last_mark(text: str) -> str:
-    return MARK.split(text)[-1]
 
 
 def _literal_before(text: str, own: set[int]) -> tuple[int, str] | None:
