@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from hivetune.records import Example, Message
 
 Policy = Literal["redact", "reject", "keep"]
 PLACES = {"system": "the system prompt", "user": "the question", "assistant": "the answer", "tool": "a tool's result"}
+FIELD_TITLES = {"tool_calls": "a tool call", "name": "the name", "tool_call_id": "the call id"}
 NOT_TEXT = ("role", "weight")
 TEXT_FIELDS = tuple(field.name for field in fields(Message) if field.name not in NOT_TEXT)
 _fields_of = attrgetter(*TEXT_FIELDS)
@@ -42,7 +43,9 @@ def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) 
     checker = walk.value(example.checker, "the checker")
     if not walk.notes:
         return example, ()
-    notes = _short_list(walk.notes)
+    notes = tuple(dict.fromkeys(walk.notes))
+    if len(notes) > MAX_NOTES:
+        notes = (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more")
     if policy == "reject":
         raise RowRefused(reason, f"{', '.join(notes)}: remove it" + (" and revoke it" if reason == "secret" else ""))
     return replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker), notes
@@ -83,12 +86,6 @@ def redacted_name(name: str) -> str:
     return f"{clean} {digest}"
 
 
-def _short_list(notes: Sequence[str]) -> tuple[str, ...]:
-    """Return the first distinct notes and the number of the others."""
-    once = tuple(dict.fromkeys(notes))
-    return once if len(once) <= MAX_NOTES else (*once[:MAX_NOTES], f"and {len(once) - MAX_NOTES} more")
-
-
 class _Walk:
     """One pass over the parts of a row; `notes` collects the finds and their places."""
 
@@ -103,7 +100,7 @@ class _Walk:
             value = getattr(message, name)
             if not value:
                 continue
-            inside = place if name == "content" else f"{_field_title(name)} of {place}"
+            inside = place if name == "content" else f"{FIELD_TITLES.get(name, f'the {name}')} of {place}"
             cleaned = self.value(value, f"{inside} (message {number})")
             if cleaned is not value:
                 changed[name] = cleaned
@@ -130,7 +127,11 @@ class _Walk:
         items: dict[str, Any] = {}
         same = True
         for key, item in value.items():
-            name = _free_name(self._text(key, place, ""), items)
+            name = clean = self._text(key, place, "")
+            number = 1
+            while name in items:  # two keys that become the same placeholder stay two keys
+                number += 1
+                name = f"{clean} {number}"
             items[name] = self.value(item, place, key)
             same = same and name == key and items[name] is item
         return value if same else items
@@ -142,16 +143,3 @@ class _Walk:
             return text
         self.notes += [f"{find.rule.title} in {place}" for find in finds]
         return replace_finds(front + text, finds)[len(front) :]
-
-
-def _field_title(field: str) -> str:
-    return {"tool_calls": "a tool call", "name": "the name", "tool_call_id": "the call id"}.get(field, f"the {field}")
-
-
-def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Return `name`, numbered if it is taken: two keys that become the same placeholder stay two keys."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name} {number}"
-    return free
