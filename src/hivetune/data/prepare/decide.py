@@ -54,7 +54,11 @@ def decide_rows(
     """
     decisions = Decisions(results)
     files = _count_rows(decisions)
-    hash64, ties = _hashes(decisions, "hash64"), _ties(decisions)
+    hash64, read, question, session, user = _hashes(decisions, "hash64", "read64", "question64", "session64", "user64")
+    ties = Ties(read, question, session, user, _times(decisions))
+    for row, texts in decisions.rows("SELECT n, texts64 FROM rows WHERE texts64 IS NOT NULL ORDER BY n"):
+        ties.texts.frombytes(texts)
+        ties.text_rows.extend([row] * (len(texts) // 8))
     _drop_equal(decisions, hash64, ties.time)
     _drop_beginnings(decisions)
     for row, changed in decisions.rows("SELECT n, changed FROM rows WHERE changed IS NOT NULL"):
@@ -121,25 +125,19 @@ def _count_rows(decisions: Decisions) -> "array[int]":
     return files
 
 
-def _hashes(decisions: Decisions, column: str) -> "array[int]":
-    """Return the 64-bit hash of each row in a column; 0 if it has none."""
-    rows = decisions.rows(f"SELECT n, ifnull({column}, 0) FROM rows ORDER BY n")
-    return array("Q", array("q", (value for _, value in rows)).tobytes())  # SQLite has only signed integers
+def _hashes(decisions: Decisions, *names: str) -> "list[array[int]]":
+    """Return the 64-bit hashes of each row in these columns; 0 if it has none."""
+    columns = [array("q") for _ in names]
+    query = f"SELECT n, {', '.join(f'ifnull({name}, 0)' for name in names)} FROM rows ORDER BY n"
+    for _, *values in decisions.rows(query):
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    return [array("Q", column.tobytes()) for column in columns]  # SQLite has only signed integers
 
 
-def _ties(decisions: Decisions) -> Ties:
-    times = decisions.rows("SELECT n, time FROM rows ORDER BY n")
-    ties = Ties(
-        _hashes(decisions, "read64"),
-        _hashes(decisions, "question64"),
-        _hashes(decisions, "session64"),
-        _hashes(decisions, "user64"),
-        array("d", (math.inf if time is None else time for _, time in times)),
-    )
-    for row, texts in decisions.rows("SELECT n, texts64 FROM rows WHERE texts64 IS NOT NULL ORDER BY n"):
-        ties.texts.frombytes(texts)
-        ties.text_rows.extend([row] * (len(texts) // 8))
-    return ties
+def _times(decisions: Decisions) -> "array[float]":
+    rows = decisions.rows("SELECT n, time FROM rows ORDER BY n")
+    return array("d", (math.inf if time is None else time for _, time in rows))
 
 
 def _usable(decisions: Decisions) -> Iterable[int]:
@@ -165,7 +163,7 @@ def _drop_equal(decisions: Decisions, hash64: Sequence[int], time: Sequence[floa
 def _drop_beginnings(decisions: Decisions) -> None:
     """Drop rows that are the beginning of a longer row, as in a history that grows turn by turn."""
     ends = Table()
-    lessons = _hashes(decisions, "lesson64")
+    [lessons] = _hashes(decisions, "lesson64")
     for row in _usable(decisions):
         if lessons[row]:
             ends.put(lessons[row], row)
