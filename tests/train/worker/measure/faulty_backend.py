@@ -11,8 +11,8 @@ from torch import Tensor
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Prove
 from hivetune.run.choices import Choices
-from hivetune.train.worker.measure.parts import Computing, backend_of
 from hivetune.train.worker.measure.prove import main
+from hivetune.train.worker.model.fast.computing import Computing, backend_of
 from hivetune.train.worker.model.fast.ops import TorchOps
 
 FAULT = "HIVETUNE_TEST_FAULT"

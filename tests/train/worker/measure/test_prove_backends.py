@@ -17,7 +17,8 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import MeasureRates, Outcome, Prove
 from hivetune.run.choices import Choices
 from hivetune.train.worker.measure import prove, rates
-from hivetune.train.worker.measure.parts import PARTS, Computing, Sizes, backend_of, make, reference
+from hivetune.train.worker.measure.parts import PARTS, Sizes, make, reference
+from hivetune.train.worker.model.fast.computing import Computing, backend_of
 from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.spec import spec_from_config
 from hivetune.train.worker.model.products import by_torch_anew

@@ -23,9 +23,9 @@ from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import MIN_SHARED_TOKENS
 from hivetune.train.supervise.ladder import effects_of, void_rungs
-from hivetune.train.worker.measure.parts import PARTS, Sizes, backend_of, make, reference
+from hivetune.train.worker.measure.parts import PARTS, Sizes, make, reference
 from hivetune.train.worker.measure.prove import distance
-from hivetune.train.worker.model.fast.computing import choose_ops
+from hivetune.train.worker.model.fast.computing import backend_of, choose_ops
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.spec import spec_from_config

@@ -13,38 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout, TrimmedDocument, make_layout
-from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
+from hivetune.train.worker.model.fast.computing import Computing
 from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
 from hivetune.train.worker.model.fast.passes import chunk_rows
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.state import Attention
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
 from hivetune.train.worker.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
 from hivetune.train.worker.model.memory import Workspace
-from hivetune.train.worker.model.products import step_product
 from hivetune.train.worker.optimizer import AdamW
 
 Compute = Callable[[], tuple[Tensor, ...]]
 LOSS_ROWS = 128
-
-
-@dataclass(frozen=True)
-class Computing:
-    """A set of backends: a tested one, or the reference. `multiply` has torch.mm's form."""
-
-    device: torch.device
-    dtype: torch.dtype
-    ops: TorchOps
-    eager: bool
-    multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm
-
-    def attend(self, layout: Layout, spec: ModelSpec) -> Attention:
-        tables = attention_tables(self.ops, layout, spec, self.dtype, eager=self.eager)
-        there = [table.to(self.device) for table in tables]
-        workspace = Workspace(self.device)
-        return attention_of(self.ops, layout, there, spec, self.dtype, workspace, eager=self.eager)
 
 
 @dataclass(frozen=True)
@@ -82,16 +62,6 @@ class _Inputs:
 
     def _dtype(self, wide: bool) -> torch.dtype:
         return wide_of(self.backend.dtype) if wide else self.backend.dtype
-
-
-def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
-    """Return the backends that these choices ask for, and the kernels' name.
-
-    Raises MachineNotFit if they can't be built.
-    """
-    ops, kernels = choose_ops(dtype, device, choices.kernels, choices.products)
-    multiply = step_product(kernels, choices.products)
-    return Computing(device, dtype, ops, choices.attention == "eager", multiply), kernels
 
 
 def reference() -> Computing:
@@ -174,7 +144,8 @@ def _loss(inputs: _Inputs, sizes: Sizes) -> Compute:
 def _attention(inputs: _Inputs, sizes: Sizes) -> Compute:
     """Return attention of rows with a common prefix, computed once, and of one row without."""
     spec, layout = sizes.spec, layout_of(sizes.tokens)
-    attend = inputs.backend.attend(layout, spec)
+    tables = [table.to(inputs.backend.device) for table in inputs.backend.attention_tables(layout, spec)]
+    attend = inputs.backend.attention(layout, tables, spec, Workspace(inputs.backend.device))
     qkv_TW, dout_TN = inputs("qkv", layout.size, spec.qkv_width), inputs("dout", layout.size, spec.q_width)
     windows = sorted({layer.window for layer in spec.layers}, key=lambda window: window or 0)
     buffers = [

@@ -21,8 +21,9 @@ from hivetune.process.protocol import Beat, Prove
 from hivetune.run.choices import Choices
 from hivetune.train.worker.device import cap_memory, complete, start_with
 from hivetune.train.worker.measure.canary import Product, cut_outputs, wrong_products
-from hivetune.train.worker.measure.parts import A_LAYER, PARTS, Compute, Computing, Sizes, backend_of, make, reference
+from hivetune.train.worker.measure.parts import A_LAYER, PARTS, Compute, Sizes, make, reference
 from hivetune.train.worker.measure.rates import best_s
+from hivetune.train.worker.model.fast.computing import Computing, backend_of
 from hivetune.train.worker.model.fast.spec import ModelSpec, spec_from_config
 from hivetune.train.worker.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
 from hivetune.train.worker.model.memory import INNER_BLOCK

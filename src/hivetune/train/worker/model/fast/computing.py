@@ -1,11 +1,13 @@
 """The choice of kernels between the products: ours in C++ or in Triton, or the plain forms of torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hivetune.errors import MachineNotFit
+from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.kernels.build import NoKernels
@@ -14,7 +16,7 @@ from hivetune.train.worker.model.fast.ops import TorchOps, has_wide_products
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Attention
 from hivetune.train.worker.model.memory import Workspace, mm
-from hivetune.train.worker.model.products import libraries
+from hivetune.train.worker.model.products import libraries, step_product
 
 
 def choose_ops(
@@ -41,44 +43,49 @@ def choose_ops(
         return TorchOps(multiply=multiply), f"torch ({reason})"
 
 
-def attention_tables(
-    ops: TorchOps, layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, eager: bool, few: bool = False
-) -> tuple[Tensor, ...]:
-    """Return what `attention_of` reads of a layout, on the host. `few`: padded to few shapes.
+@dataclass(frozen=True)
+class Computing:
+    """A set of backends: kernels between the products, attention, and the product of tests in torch.mm's form.
 
-    The kernels in C++ make their own.
+    `eager`: attention by two plain products and a softmax.
     """
-    if not eager and isinstance(ops, NativeOps):
-        return ()
-    if not eager and ops.name == "triton":
-        from hivetune.train.worker.model.fast.gpu.ops import block_tables
 
-        return block_tables(layout, spec, dtype, few=few)
-    return segment_tables(layout, few=few)
+    device: torch.device
+    dtype: torch.dtype
+    ops: TorchOps
+    eager: bool = False
+    multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm
+
+    def attention_tables(self, layout: Layout, spec: ModelSpec, *, few: bool = False) -> tuple[Tensor, ...]:
+        """Return the tables of a layout that `attention` reads, on the host. `few`: padded to few shapes.
+
+        The kernels in C++ make their own.
+        """
+        if not self.eager and isinstance(self.ops, NativeOps):
+            return ()
+        if not self.eager and self.ops.name == "triton":
+            from hivetune.train.worker.model.fast.gpu.ops import block_tables
+
+            return block_tables(layout, spec, self.dtype, few=few)
+        return segment_tables(layout, few=few)
+
+    def attention(self, layout: Layout, tables: Sequence[Tensor], spec: ModelSpec, workspace: Workspace) -> Attention:
+        """Return attention of one layout, its tables on the device, by the same kernels as `ops`."""
+        if not self.eager and isinstance(self.ops, NativeOps):
+            return NativeAttention(layout, spec, self.ops, workspace)
+        if not self.eager and self.ops.name == "triton":
+            from hivetune.train.worker.model.fast.gpu.ops import TritonAttention, TritonOps
+
+            assert isinstance(self.ops, TritonOps)
+            return TritonAttention(tables, spec, self.dtype, workspace, self.ops)
+        return TorchAttention(tables, spec, eager=self.eager)
 
 
-def attention_of(
-    ops: TorchOps,
-    layout: Layout,
-    tables: Sequence[Tensor],
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    workspace: Workspace,
-    *,
-    eager: bool,
-) -> Attention:
-    """Return attention of one layout by the same kernels as `ops`, its tables on the device.
-
-    `eager`: by two plain products and a softmax.
-    """
-    if not eager and isinstance(ops, NativeOps):
-        return NativeAttention(layout, spec, ops, workspace)
-    if not eager and ops.name == "triton":
-        from hivetune.train.worker.model.fast.gpu.ops import TritonAttention, TritonOps
-
-        assert isinstance(ops, TritonOps)
-        return TritonAttention(tables, spec, dtype, workspace, ops)
-    return TorchAttention(tables, spec, eager=eager)
+def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
+    """Return the backends that these choices ask for, and the kernels' name. Raises as `choose_ops`."""
+    ops, kernels = choose_ops(dtype, device, choices.kernels, choices.products)
+    multiply = step_product(kernels, choices.products)
+    return Computing(device, dtype, ops, choices.attention == "eager", multiply), kernels
 
 
 def _triton_ops(dtype: torch.dtype, device: torch.device) -> TorchOps:

@@ -25,7 +25,7 @@ from hivetune.train.plan.layout import (
     trim_document,
 )
 from hivetune.train.worker.model.adapter import scaling
-from hivetune.train.worker.model.fast.computing import attention_of, attention_tables, choose_ops
+from hivetune.train.worker.model.fast.computing import backend_of
 from hivetune.train.worker.model.fast.graphs import Replay, can_replay
 from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.passes import Passes, entry_nll, final_norm
@@ -36,7 +36,6 @@ from hivetune.train.worker.model.fast.weights.matrices import bind_adapter
 from hivetune.train.worker.model.fast.weights.read import read_weights
 from hivetune.train.worker.model.memory import Workspace, to_device
 from hivetune.train.worker.model.preference import JudgedDocuments, judged_documents, preference_loss, units
-from hivetune.train.worker.model.products import step_product
 from hivetune.train.worker.model.protocol import Document, Streamed, halved
 
 FAST_BUDGET_TOKENS = 4096
@@ -85,8 +84,8 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder, first_layers)
-        self._ops, self.kernels = choose_ops(dtype, device, choices.kernels, choices.products)
-        self.product = step_product(self.kernels, choices.products)
+        self._backend, self.kernels = backend_of(choices, device, dtype)
+        self._ops, self.product = self._backend.ops, self._backend.multiply
         rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(
@@ -98,14 +97,13 @@ class FastModel:
         self.pack_tokens = choices.pack_tokens
         self.halvings = choices.halvings or 0
         self._scaling, self._lora = scaling(lora), lora
-        self._eager = choices.attention == "eager"
         self._passes = Passes(
             self.spec,
             self.weights,
             self._ops,
             scaling=self._scaling,
             recompute=min(choices.recompute or 0, len(self.spec.layers)),
-            keep_calls=not self._eager and not any(layer.experts for layer in self.spec.layers),
+            keep_calls=not self._backend.eager and not any(layer.experts for layer in self.spec.layers),
         )
         self._workspace = Workspace(device, forget=self._passes.forget)
         self._replayed: Replay | None = None
@@ -262,9 +260,7 @@ class FastModel:
 
     def _walk(self, batch: BatchTables, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
         """Return a micro-batch, whose tables are on the device, at its first layer."""
-        attention = attention_of(
-            self._ops, batch.layout, batch.attention, self.spec, self.dtype, self._workspace, eager=self._eager
-        )
+        attention = self._backend.attention(batch.layout, batch.attention, self.spec, self._workspace)
         return Walk(
             self.spec,
             self.weights,
@@ -290,8 +286,7 @@ class FastModel:
 
         `draw`: what dropout's masks follow from besides the rows; None without dropout.
         """
-        few = self._replayed is not None
-        attention = attention_tables(self._ops, layout, self.spec, self.dtype, eager=self._eager, few=few)
+        attention = self._backend.attention_tables(layout, self.spec, few=self._replayed is not None)
         keys = None if draw is None else drop_keys(layout, draw, whole_rows=not shares_prefixes(self._lora))
         tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
         return tables if self.device.type == "cpu" else tables.changed(Tensor.pin_memory)  # a card reads it by itself

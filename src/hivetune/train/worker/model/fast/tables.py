@@ -81,7 +81,7 @@ def lay_tables(
     pad: Padding,
     keys: Sequence[int] | None,
 ) -> BatchTables:
-    """Return the tables of a layout. `attention`: its computing.attention_tables.
+    """Return the tables of a layout. `attention`: its `Computing.attention_tables`.
 
     `keys`: of dropout, None without it.
     """
