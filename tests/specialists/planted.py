@@ -18,14 +18,15 @@ from serve.hive import MODEL, make_home
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_manifest
-from hivetune.base.journal import read_journal
+from hivetune.base.journal import Journal, read_journal
 from hivetune.config import RunConfig, parse_config
+from hivetune.machine.inventory import read_machine
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import ENTRIES, Outcome, Train
 from hivetune.records import Verdict
 from hivetune.release.registry import Release, promote, register
-from hivetune.run.folder import adapter_hash
-from hivetune.specialists import propose, routes, runs, station, survey
+from hivetune.run.folder import EVENTS, adapter_hash
+from hivetune.specialists import routes, runs, station, survey
 from hivetune.train.open import Run, load_run, open_run, update_record
 from hivetune.train.start import account
 from hivetune.train.supervise.attempt import Terms
@@ -125,6 +126,8 @@ def train_here(run: Run, terms: Terms = Terms()) -> None:
     """`train_run` without supervisor and worker process."""
     if run.record["status"] == "done":
         return
+    with Journal(run.folder / EVENTS) as events:
+        events.append("supervisor_started", fingerprint=read_machine().fingerprint)
     result = do(Train(run.folder, run.model, run.snapshot.folder))
     terms.on_step(result["steps"])
     document = {"status": "done", "rows": asdict(account(run, result["steps"]))}
@@ -144,13 +147,17 @@ def run_here(task: Any, folder: Path, **_: Any) -> Outcome:
     return Outcome("done", 0, None, 0.0, do(task), "")
 
 
+def _measured_again(run: Run) -> None:
+    raise AssertionError(f"{run.folder} has the choices of the shared adapter, and is measured again")
+
+
 def without_processes(patch: pytest.MonkeyPatch) -> None:
     """Tasks and trainings run in this process; answers, which llama.cpp gives, are left out: the loss alone decides."""
     patch.setenv("OMP_NUM_THREADS", "1")
-    for module in (propose, survey):
+    for module in (runs, survey):
         patch.setattr(module, "run_task", run_here)
     patch.setattr(runs, "train_run", train_here)
-    patch.setattr(runs, "probe_run", lambda run: ())
+    patch.setattr(runs, "probe_run", _measured_again)
     patch.setattr(runs, "evaluate_run", lambda run, report: {})
     patch.setattr(runs, "judge_run", lambda run: Verdict("deploy", ("planted",), ()))
     patch.setattr(runs, "register_run", lambda folder, name: (registered(load_run(folder), name), True))

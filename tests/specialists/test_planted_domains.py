@@ -13,9 +13,9 @@ from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.training import look_for_experts
 from hivetune.cycle.decide import Observation, Permission
 from hivetune.release.registry import desired, find, retire
-from hivetune.routing.choose import read_table
+from hivetune.routing.choose import not_looked_at, read_table
 from hivetune.routing.steps import specialist_steps
-from hivetune.specialists.station import not_looked_at, propose_specialists, train_specialists
+from hivetune.specialists.station import propose_specialists, train_specialists
 from hivetune.train.open import load_run
 
 pytestmark = pytest.mark.slow

@@ -36,11 +36,11 @@ from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, desired, forgotten_rows, history, releases
+from hivetune.routing.choose import not_looked_at
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
-from hivetune.specialists.station import not_looked_at
 
 
 def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:

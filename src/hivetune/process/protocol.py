@@ -181,13 +181,15 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreAdapters:
-    """Score `model` alone ("base") and with each of `adapters` on the same rows, with a line in `scores` each."""
+    """Score `model` with each of `adapters` on its rows, with a line in `scores` each."""
 
     model: Path
     adapters: Mapping[str, Path]
     snapshot: Path
     scores: Path
-    rows: tuple[int, ...]
+    rows: Mapping[str, tuple[int, ...]]
+    like: Path
+    """The adapter in whose precision all are scored."""
     dtype: str = "auto"
     device: str = "auto"
 

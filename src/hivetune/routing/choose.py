@@ -13,14 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import home
+from hivetune.base.disk import home, write_json
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.errors import UsageError
+from hivetune.release.registry import Release
 from hivetune.routing.domains import KEY_KINDS, NAMED_KINDS, declared_keys, one_key, own_keys
 from hivetune.routing.steps import champion_domains
 from hivetune.routing.text_router import TextRouter, TextSpecialist, route_text
 
-_FILE = "router.json"
+_FILE, _LOOKED = "router.json", "looked.json"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,19 @@ class SpecialistTable:
 def specialists_folder(shared: str) -> Path:
     """Return the folder below the home for all that looking for specialists of a release leaves."""
     return home() / "experts" / shared
+
+
+def note_looked_at(shared: Release) -> None:
+    """Note that the specialists of this shared adapter were looked at, to the end."""
+    write_json(specialists_folder(shared.name) / _LOOKED, {"schema": 1, "shared": shared.adapter_sha256})
+
+
+def not_looked_at(shared: Release) -> bool:
+    """Return whether the specialists of this shared adapter are not decided yet."""
+    try:
+        return bool(read_sealed(specialists_folder(shared.name) / _LOOKED).get("shared") != shared.adapter_sha256)
+    except UsageError:  # not there, or damaged: it is looked again
+        return True
 
 
 def write_table(table: SpecialistTable) -> None:

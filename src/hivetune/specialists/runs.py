@@ -1,28 +1,37 @@
-"""Runs that go on from the shared adapter: forks of a few steps, and specialists from training to promotion."""
+"""Which domains need an adapter of their own, decided by forks of a few steps; and the runs that make it."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.database import open_database
+from hivetune.base.disk import read_json, write_json
+from hivetune.base.journal import read_journal
 from hivetune.base.sealed import read_sealed
+from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.data.leave_out import write_leave_out
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.judge.evaluate import evaluate_run
 from hivetune.judge.gate import judge_run
+from hivetune.judge.statistics import Estimate
 from hivetune.machine.inventory import read_machine
+from hivetune.process.parent import count_items, run_task
+from hivetune.process.protocol import Gradients
 from hivetune.release.prune import remove_run
 from hivetune.release.registry import promote
-from hivetune.routing.domains import KeyedRow, RowDomain
-from hivetune.routing.steps import SpecialistStep, add_steps, specialist_name
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVALUATION, adapter_hash
-from hivetune.run.status import run_status
+from hivetune.routing.domains import KeyedRow, RowDomain, too_small
+from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps, specialist_name
+from hivetune.run.choices import read_resolved, write_resolved
+from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash
+from hivetune.run.status import has_begun, run_status
 from hivetune.serve.register import register_run
-from hivetune.specialists.survey import ALONE, Attended, Survey, step_of
+from hivetune.specialists.decide import GRADIENT_PARTS, Screen, decide_birth, screen
+from hivetune.specialists.survey import ALONE, Attended, Survey, scored_parts, step_of
 from hivetune.train.open import Run, open_run
 from hivetune.train.probe import probe_run
 from hivetune.train.queue import Going, places_of, run_queue, why_failed
@@ -30,20 +39,146 @@ from hivetune.train.start import train_run
 from hivetune.train.supervise.attempt import Terms
 
 FORK_STEPS = 40
-
-
 # Of the rate that the shared adapter was trained with: it is near its optimum, and a large step away from it forgets.
 RATE = 0.5
-
-
 # Share of an expert's training tokens that are other domains': 10 to 20 % keep what a copy would forget.
 REPLAY = 0.15
-
-
 RUNS = "runs"  # of experts, below the folder of their shared release
-
-
 MOVED_BY = "experts"  # who moved an alias, in its history
+DECIDED = "decided.json"  # written last: what it holds is in the registry
+ROWS_A_PART = 16  # 128 rows of a domain: a mean gradient of 16 rows is as much signal as noise
+
+
+def propose_domains(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:
+    """Return one step for each domain, in the order of size: decided now, or before for these rows and this shared
+    adapter.
+
+    Raises what children and runs raise; what was measured until then is kept.
+    """
+    with closing(open_database()) as database:
+        known = newest_steps(database, survey.shared.name)
+    if not (survey.folder / DECIDED).exists():
+        _decide(survey, known, attended)
+        with closing(open_database()) as database:
+            known = newest_steps(database, survey.shared.name)
+    return [known[name] for domain in survey.domains if (name := specialist_name(survey.shared.name, domain)) in known]
+
+
+def _serves(domain: RowDomain, known: Mapping[str, SpecialistStep]) -> bool:
+    """Return whether the domain has a specialist, of its own or one of several names."""
+    served = (step.domain for step in known.values() if step.step == "serving")
+    return any(one.kind == domain.kind and {*domain.values} <= {*one.values} for one in served)
+
+
+def _decide(survey: Survey, known: dict[str, SpecialistStep], attended: Attended) -> None:
+    steps: list[SpecialistStep] = []
+    waiting: list[RowDomain] = []
+    for domain in survey.domains:
+        if _serves(domain, known):  # its review decides about it (station.py)
+            continue
+        why = too_small(survey.rows_of(domain))
+        if why:
+            steps.append(step_of(survey, domain, "too-small", why))
+        else:
+            waiting.append(domain)
+    screens = screened(survey, waiting, attended) if waiting else {}
+    for domain in waiting:
+        seen = screens[domain.slug]
+        if not seen.passed:
+            why = f"parts of its rows pull the shared adapter nowhere (cosine {seen.cosine:.2f}, p {seen.p:.3f})"
+            why = why if seen.finite else "the gradient of the shared adapter on its rows is not finite"
+            steps.append(step_of(survey, domain, "nothing-left", why, {"screen": to_plain(seen)}))
+    forked = [domain for domain in waiting if screens[domain.slug].passed]
+    steps += _forked(survey, forked, screens, attended)
+    with closing(open_database()) as database:
+        add_steps(database, *steps)
+    write_json(survey.folder / DECIDED, {"schema": 1, "steps": len(steps)})
+    remove_forks(survey)
+
+
+def screened(survey: Survey, domains: Sequence[RowDomain], attended: Attended = ALONE) -> dict[str, Screen]:
+    """Return by slug the screen of each domain, found or measured, from the gradient on parts of its rows."""
+    path = survey.folder / "screen.json"
+    known = read_json(path)["products"] if path.exists() else {}
+    missing = [domain for domain in domains if domain.slug not in known]
+    if missing:
+        attended.between()
+        parts = {domain.slug: gradient_parts(survey.rows_of(domain)) for domain in missing}
+        task = Gradients(
+            survey.model,
+            survey.shared.folder,
+            survey.snapshot.folder,
+            parts,
+            survey.config.dtype,
+            survey.config.device,
+        )
+        result = run_task(
+            task,
+            survey.folder / "screen",
+            on_beat=count_items(attended.bar("screening"), len(missing) * GRADIENT_PARTS),
+        )
+        known = {**known, **result.check("the screen")["products"]}
+        write_json(path, {"schema": 1, "products": known})
+    return {domain.slug: screen(known[domain.slug]) for domain in domains}
+
+
+def gradient_parts(rows: Sequence[KeyedRow]) -> tuple[tuple[int, ...], ...]:
+    """Divide a domain's training rows (numbers of the snapshot) into GRADIENT_PARTS parts by the hash of their session.
+
+    No two parts share a session.
+    """
+    parts: list[list[int]] = [[] for _ in range(GRADIENT_PARTS)]
+    for row in sorted((row for row in rows if row.split == "train"), key=lambda row: _rank(row.id)):
+        part = min(parts, key=len) if row.group == row.id else parts[_rank(row.group)[0] % GRADIENT_PARTS]
+        if len(part) < ROWS_A_PART:
+            part += row.numbers
+    return tuple(tuple(part) for part in parts)
+
+
+def _forked(
+    survey: Survey, domains: Sequence[RowDomain], screens: dict[str, Screen], attended: Attended
+) -> list[SpecialistStep]:
+    """Judge each fork against one control: equally many steps on all rows from the same adapter."""
+    if not domains:
+        return []
+    attended.between()
+    control = fork(survey, None, attended.training("training the control", FORK_STEPS))
+    parts = []
+    for domain in domains:
+        attended.between()
+        own = fork(survey, domain, attended.training(f"training the fork of {domain.label}", FORK_STEPS))
+        rows = [row for row in survey.rows_of(domain) if row.split == "validation"]
+        parts.append(({"shared": survey.shared.folder, "control": control, "fork": own}, rows))
+    attended.between()
+    units_of = scored_parts(survey, parts, progress=attended.bar("scoring the forks"))
+    steps = []
+    for domain, units in zip(domains, units_of, strict=True):
+        birth = decide_birth(units, len(domains))
+        details = {
+            "screen": to_plain(screens[domain.slug]),
+            "rows": len(survey.rows_of(domain)),
+            "gain": estimate_document(birth.gain),
+            "over_shared": estimate_document(birth.over_shared),
+        }
+        steps.append(step_of(survey, domain, birth.answer, birth.reason, details))
+    return steps
+
+
+def estimate_document(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate as JSON can hold it, with null where a number is none."""
+    finite = estimate.value == estimate.value
+    return {
+        "value": estimate.value if finite else None,
+        "interval": None if estimate.ci95 is None else list(estimate.ci95),
+        "sessions": estimate.units,
+    }
+
+
+def _rank(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=b"screen").digest()
+
+
+# Runs that go on from the shared adapter: forks of a few steps, and specialists from training to promotion.
 
 
 def make_specialists(survey: Survey, domains: Sequence[RowDomain], attended: Attended = ALONE) -> list[SpecialistStep]:
@@ -112,6 +247,7 @@ def fork(survey: Survey, domain: RowDomain | None, terms: Terms = Terms()) -> Pa
     }
     config = going_on(survey, {row.id for row in rows}, survey.folder / f"fork-{label}").model_copy(update=steps)
     run = open_run(config, f"{survey.shared.name}-fork-{label}")
+    inherit_choices(survey, run)
     train_run(run, terms)
     return run.folder
 
@@ -135,12 +271,29 @@ def open_specialist(survey: Survey, domain: RowDomain, name: str) -> Run:
     settings = config.eval.model_copy(update={"baseline": survey.shared.label})
     share = sum(row.split == "train" for row in own) / max(1, sum(row.split == "train" for row in survey.rows))
     steps = None if config.max_steps is None else max(FORK_STEPS, math.ceil(config.max_steps * share))
-    return open_run(config.model_copy(update={"eval": settings, "max_steps": steps}), name)
+    run = open_run(config.model_copy(update={"eval": settings, "max_steps": steps}), name)
+    inherit_choices(survey, run)
+    return run
+
+
+def inherit_choices(survey: Survey, run: Run) -> None:
+    """Give a run that has not begun what was measured for the shared adapter, where that was trained on this machine.
+
+    The run has the same model, shapes and kind of adapter. To measure again costs as much processor time as a short
+    training.
+    """
+    events = Path(survey.shared.run) / EVENTS
+    machines = [e["fingerprint"] for e in read_journal(events) if e["event"] == "supervisor_started"]
+    if has_begun(run.folder) or not machines or machines[-1] != read_machine(folder=run.folder).fingerprint:
+        return
+    measured = read_resolved(survey.shared.folder)[1]
+    write_resolved(run.folder, run.config, replace(measured, prediction=None))
 
 
 def train_specialist(run: Run, terms: Terms = Terms()) -> None:
     """Train a run to its end; a finished one is left as it is."""
-    probe_run(run)
+    if read_resolved(run.folder)[1].dtype is None:  # nothing was inherited
+        probe_run(run)
     train_run(run, terms)
 
 

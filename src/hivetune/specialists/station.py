@@ -6,23 +6,17 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import write_json
-from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig
-from hivetune.errors import UsageError
-from hivetune.release.registry import Release, retire
-from hivetune.routing.choose import specialists_folder
+from hivetune.release.registry import retire
+from hivetune.routing.choose import note_looked_at
 from hivetune.routing.domains import RowDomain
 from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps, specialist_steps
 from hivetune.specialists.costs import FamilyCosts, measure_costs
 from hivetune.specialists.decide import AnswerCounts, LifeStep, ScoredUnit, is_known_better, life_steps
-from hivetune.specialists.propose import propose_domains
 from hivetune.specialists.routes import Routed, Serving, adapter_folders, as_served, make_routes, serving
-from hivetune.specialists.runs import MOVED_BY, make_specialist, make_specialists
+from hivetune.specialists.runs import MOVED_BY, make_specialist, make_specialists, propose_domains
 from hivetune.specialists.suggest import Suggestions, suggest_domains
 from hivetune.specialists.survey import ALONE, Attended, Survey, read_survey, scored_rows, step_of
-
-LOOKED = "looked.json"  # below the folder of the shared release: which of its adapters was looked at, to the end
 
 
 @dataclass(frozen=True)
@@ -41,15 +35,6 @@ class Specialists:
     problems: tuple[str, ...] = ()
     suggested: Suggestions | None = None
     costs: FamilyCosts = FamilyCosts()  # noqa: RUF009 (frozen)
-
-
-def not_looked_at(shared: Release) -> bool:
-    """Return whether the specialists of this shared adapter are not decided yet."""
-    try:
-        looked = read_sealed(specialists_folder(shared.name) / LOOKED)
-    except UsageError:  # not there, or damaged: it is looked again
-        return True
-    return bool(looked.get("shared") != shared.adapter_sha256)
 
 
 def propose_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
@@ -72,7 +57,7 @@ def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Speciali
     attended.between()
     routed = make_routes(survey, attended)
     costs = measure_costs(survey, attended)
-    write_json(survey.folder.parent / LOOKED, {"schema": 1, "shared": survey.shared.adapter_sha256})
+    note_looked_at(survey.shared)
     with closing(open_database()) as database:
         steps = tuple(newest_steps(database, survey.shared.name).values())
     return Specialists(survey, steps, tuple(changes), routed, tuple(serving(survey)[1]), costs=costs)

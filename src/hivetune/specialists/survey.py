@@ -152,7 +152,7 @@ def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequ
     return KeyedRow(row.id, row.split, session or row.id, row.numbers, keys, asked)
 
 
-# Scores are kept by what they depend on.
+# A score is computed once: it is kept by the hash of its adapter, beside the base that it was computed with.
 
 
 def scored_rows(
@@ -163,48 +163,69 @@ def scored_rows(
     model: Path | None = None,
     progress: Progress = silent,
 ) -> list[ScoredUnit]:
-    """Return the nats of each of `rows` with each adapter, in their order.
+    """Return the nats of each of `rows` with each adapter, in their order; see `scored_parts`."""
+    return scored_parts(survey, [(adapters, rows)], model=model, progress=progress)[0]
+
+
+def scored_parts(
+    survey: Survey,
+    parts: Sequence[tuple[Mapping[str, Path], Sequence[KeyedRow]]],
+    *,
+    model: Path | None = None,
+    progress: Progress = silent,
+) -> list[list[ScoredUnit]]:
+    """Return for each part the nats of its rows with each of its adapters, all computed by one child.
 
     `model`: another form of the base, such as the quantized one that is served. A loss that is not finite is not a
-    number here. Raises what a child raises; a scoring that was killed goes on where it was.
+    number here. Raises what a child raises; a scoring that was killed continues where it was.
     """
     base = model or survey.model
-    numbers = tuple(sorted(number for row in rows for number in row.numbers))
-    about = {
-        "model": sha256_file(base / MANIFEST),
-        "adapters": {name: sha256_file(folder / ADAPTER) for name, folder in adapters.items()},
-        "rows": numbers,
-        "computed": (survey.config.dtype, survey.config.device),
-    }
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    folder = survey.folder / "scores" / key
-    scores = folder / SCORES
-    task = ScoreAdapters(
-        base, adapters, survey.snapshot.folder, scores, numbers, survey.config.dtype, survey.config.device
-    )
-    total = len(numbers) * len(adapters)
-    lines = _lines(scores)
-    done = sum((name, number) in lines for name in adapters for number in numbers)
-    if done < total:
-        run_task(task, folder, on_beat=count_items(progress, total, done)).check("scoring the adapters")
-        lines = _lines(scores)
-    return [_unit(row, tuple(adapters), lines) for row in rows]
+    about = [sha256_file(base / MANIFEST), survey.config.dtype, survey.config.device]
+    folder = survey.folder / "scores" / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
+    known = _known_scores(folder / SCORES)
+    hashes = {path: sha256_file(path / ADAPTER) for adapters, _ in parts for path in adapters.values()}
+    missing: dict[str, set[int]] = {}
+    for adapters, rows in parts:
+        for path in adapters.values():
+            numbers = {number for row in rows for number in row.numbers}
+            missing.setdefault(hashes[path], set()).update(n for n in numbers if (hashes[path], n) not in known)
+    wanted = {sha: tuple(sorted(numbers)) for sha, numbers in missing.items() if numbers}
+    if wanted:
+        folders = {sha: path for path, sha in hashes.items() if sha in wanted}
+        config = survey.config
+        task = ScoreAdapters(
+            model=base,
+            adapters=folders,
+            snapshot=survey.snapshot.folder,
+            scores=folder / SCORES,
+            rows=wanted,
+            like=survey.shared.folder,
+            dtype=config.dtype,
+            device=config.device,
+        )
+        beats = count_items(progress, sum(map(len, wanted.values())))
+        run_task(task, folder, on_beat=beats).check("scoring the adapters")
+        known = _known_scores(folder / SCORES)
+    return [
+        [_unit(row, {name: hashes[path] for name, path in adapters.items()}, known) for row in rows]
+        for adapters, rows in parts
+    ]
 
 
-def _lines(scores: Path) -> dict[tuple[str, int], tuple[float, int]]:
-    if not scores.exists():
-        return {}
+def _known_scores(scores: Path) -> dict[tuple[str, int], tuple[float, int]]:
+    """Return (hash of the adapter, row) -> (nats, tokens)."""
     return {
         (line["model"], line["row"]): (math.nan if line["nll"] is None else line["nll"], line["tokens"])
-        for line in read_journal(scores)
+        for line in (read_journal(scores) if scores.exists() else ())
         if line["event"] == "loss"
     }
 
 
-def _unit(row: KeyedRow, names: Sequence[str], lines: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
+def _unit(row: KeyedRow, names: Mapping[str, str], known: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
     """Sum the views of one row of the input."""
-    nats = {name: math.fsum(lines[name, number][0] for number in row.numbers) for name in names}
-    return ScoredUnit(row.group, sum(lines[names[0], number][1] for number in row.numbers), nats)
+    nats = {name: math.fsum(known[sha, number][0] for number in row.numbers) for name, sha in names.items()}
+    sha = next(iter(names.values()))
+    return ScoredUnit(row.group, sum(known[sha, number][1] for number in row.numbers), nats)
 
 
 def step_of(
