@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -105,10 +106,7 @@ def ask_rows(
 
 
 def _reasons(counts: Mapping[str, CategoryCounts]) -> str:
-    total: dict[str, int] = {}
-    for tally in counts.values():
-        for reason, count in tally.rejected.items():
-            total[reason] = total.get(reason, 0) + count
+    total = sum((tally.rejected for tally in counts.values()), Counter[str]())
     return ", ".join(f"{reason} {count:,}" for reason, count in sorted(total.items())) or "none came"
 
 
@@ -191,9 +189,7 @@ class _Asking:
         return next(itertools.islice(passages_of(page), one.number, None))
 
     def _reply(self, prompt: Prompt) -> tuple[str, int] | HivetuneError:
-        """Return the reply and its tokens, or how the endpoint failed on this passage; several threads call it. Called
-        by several threads.
-        """
+        """Return the reply and its tokens, or how the endpoint failed on this passage. Called by several threads."""
         found = self._kept.answers.get(prompt.key)
         if found is None:
             try:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import islice
@@ -36,10 +37,7 @@ def synth_document(
     """
     categories = [_category(pack, counts[pack.category]) for pack in packs]
     kept = sum(one["kept"] for one in categories)
-    rejected: dict[str, int] = {}
-    for one in categories:
-        for reason, count in one["rejected"].items():
-            rejected[reason] = rejected.get(reason, 0) + count
+    rejected = sum((tally.rejected for tally in counts.values()), Counter[str]())
     return {
         "schema": 1,
         "out": str(out),

@@ -13,23 +13,12 @@ Level = Literal["fatal", "risk", "slow", "note"]
 WORST_FIRST: tuple[Level, ...] = ("fatal", "risk", "slow", "note")
 # How the observations that a fact names are shown as its evidence.
 _SHOWN = {
-    **{
-        "gfx": "the card is {}",
-        "capability": "compute capability {}",
-        "torch": "torch {}",
-        "rocm": "built for ROCm {}",
-    },
-    **{"cuda": "built for CUDA {}", "kernel": "Linux {}", "driver": "driver {}", "python": "Python {}"},
-    **{"filesystem": "the home is on {}", "free_gb": "{} GB free", "dtype": "dtype {}", "alloc": "{}"},
-    **{
-        "transformers": "transformers {}",
-        "bitsandbytes": "bitsandbytes {}",
-        "jinja2": "jinja2 {}",
-        "redis": "redis {}",
-        "ray": "ray {}",
-        "redis_shards": "Redis of {} shards",
-    },
-}
+    "gfx": "the card is {}", "capability": "compute capability {}", "driver": "driver {}", "kernel": "Linux {}",
+    "torch": "torch {}", "rocm": "built for ROCm {}", "cuda": "built for CUDA {}", "python": "Python {}",
+    "filesystem": "the home is on {}", "free_gb": "{} GB free", "dtype": "dtype {}", "alloc": "{}",
+    "transformers": "transformers {}", "bitsandbytes": "bitsandbytes {}", "jinja2": "jinja2 {}", "ray": "ray {}",
+    "redis": "redis {}", "redis_shards": "Redis of {} shards",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,7 @@ def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.
 
 
 def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
-    """Ask what the manual does not say: an option that does not exist, an aspect that is not mentioned, this
-    machine.
-    """
+    """Ask what the manual does not say: an option that does not exist, an aspect that it leaves open, this machine."""
     which = draw.randrange(3)
     if which == 0 and entry.kind == "option" and page.command:
         wrong = misspelled(page, fields["name"], draw)
@@ -138,9 +136,7 @@ def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random
 
 
 def misspelled(page: DocPage, name: str, draw: random.Random) -> str:
-    """Return an option that is nearly `name`, that the page does not know and that abbreviates none; empty if there is
-    none. Empty: none.
-    """
+    """Return a misspelling of `name` that the page does not know and that abbreviates no option, or an empty text."""
     if not name.startswith("--") or len(name) < 7:
         return ""
     for _ in range(8):
@@ -287,16 +283,8 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
 
 def says_nothing(summary: str, command: str) -> bool:
     """Return whether a summary only repeats the command's name: `CRL command` of openssl-crl(1ssl)."""
-    return not {*words_in(summary)} - {
-        *words_in(command),
-        "a",
-        "the",
-        "command",
-        "commands",
-        "utility",
-        "tool",
-        "program",
-    }
+    empty = {"a", "the", "command", "commands", "utility", "tool", "program"}
+    return not {*words_in(summary)} - {*words_in(command)} - empty
 
 
 def _concept(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
