@@ -51,7 +51,7 @@ SILENT_TIMES, SILENT_FLOOR_S = 5.0, 10.0
 FIRST_ROUND_S = 60.0
 # Ranks that were told to form a group connect at once, or have died since.
 CONNECT_S = 15.0
-# Ranks whose group broke call again at once; they may have a pack to finish first.
+# Ranks whose group broke call again as soon as their share is done.
 CALL_AGAIN_S = 2.0
 # torchrun starts all ranks at the same time; each loads the model.
 LOAD_S = 600.0
@@ -191,6 +191,7 @@ class GroupCrew:
         self._group: Group | None = None
         self._groups = self._calls = self._step = 0
         self._rounds_of_group = 0
+        self._own_s = 0.0  # seconds that the own share of this step took
         self._computed: Counter[int] = Counter()
         store.set("welcome", json.dumps(welcome))
 
@@ -240,7 +241,8 @@ class GroupCrew:
     def _called_again(self, came: list[Member]) -> list[Member]:
         """Return the members that have called again; a newcomer that calls meanwhile is added to `came`."""
         again: list[Member] = []
-        deadline = time.monotonic() + CALL_AGAIN_S
+        # A member that has a pack to finish first needs about as long for its share as this process did.
+        deadline = time.monotonic() + self._own_s + CALL_AGAIN_S
         while time.monotonic() < deadline and any(
             member not in again and not (self._local and _is_gone(member)) for member in self._members
         ):
@@ -362,7 +364,8 @@ class GroupCrew:
         started = time.monotonic()
         _compute_share(self._model, works, shares[0], 0, comparisons, sum_N, tables)
         floor_s = SILENT_FLOOR_S if self._rounds_of_group else FIRST_ROUND_S
-        silent_s = max(floor_s, SILENT_TIMES * (time.monotonic() - started))
+        self._own_s = time.monotonic() - started
+        silent_s = max(floor_s, SILENT_TIMES * self._own_s)
         _reduce_all(self._group, works, tables, sum_N, silent_s)
         self._rounds_of_group += 1
         return tables
