@@ -1,6 +1,5 @@
 """The processes that compute a run's steps: this one alone, a group on this machine, or a cluster's actors too."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
-from hivetune.process.child import Heartbeat, Ranks, read_ranks
+from hivetune.process.child import read_ranks
 from hivetune.process.cluster import cluster_of
 from hivetune.process.protocol import Train
 from hivetune.run.choices import Choices, write_resolved
@@ -21,9 +20,8 @@ from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.worker.exchange.actor import ActorOrder
 from hivetune.train.worker.exchange.cluster import RayCrew
 from hivetune.train.worker.exchange.exchange import Alone, Exchange, Packs, Whole
-from hivetune.train.worker.exchange.group import GroupCrew, open_store, serve_group
+from hivetune.train.worker.exchange.group import GroupCrew, open_store
 from hivetune.train.worker.exchange.trust import OWN, class_of, hello
-from hivetune.train.worker.exchange.worker import load_welcomed
 from hivetune.train.worker.model.protocol import LoraModel
 
 
@@ -98,17 +96,3 @@ def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
         "memory_share": config.supervise.memory_share,
         "choices": to_plain(choices),
     }
-
-
-def serve_as_rank(task: Train, ranks: Ranks, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Do everything that a process of torchrun does which is not the first."""
-    store = open_store(None)
-    welcome = json.loads(store.get("welcome"))
-    model = load_welcomed(task.model, welcome, Choices(device=place(welcome["choices"]["device"], ranks)))
-    said = {**hello(ranks.rank, task.model), "class": class_of(model)}
-    return {"computed": serve_group(model, store, said, heartbeat, local=False)}
-
-
-def place(device: str, ranks: Ranks) -> str:
-    """Return the process's own card where the choice names none."""
-    return f"cuda:{ranks.local_rank}" if device == "cuda" else device

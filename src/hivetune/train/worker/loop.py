@@ -31,9 +31,9 @@ from hivetune.process.child import Heartbeat, read_ranks, run_child
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
-from hivetune.train.worker.crew import serve_as_rank
-from hivetune.train.worker.exchange.pack import step_seed
 from hivetune.train.worker.exchange.trust import WorkerWrong
+from hivetune.train.worker.exchange.work import step_seed
+from hivetune.train.worker.exchange.worker import serve_as_rank
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.measure.probe import is_measured
 from hivetune.train.worker.measure.rates import own_canary

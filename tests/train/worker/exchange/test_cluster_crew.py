@@ -204,9 +204,9 @@ def test_the_packs_of_a_dead_actor_are_computed_by_others_and_not_only_by_this_p
     by: dict[int, list[int]] = {0: [], 1: [], 2: []}
     take, own = module.Round._take, module.Round._compute_own
 
-    def see_take(self: Any, handed: Any, answer: Any) -> None:
+    def see_take(self: Any, handed: Any, *answer: Any) -> None:
         by[handed.seat.number].append(handed.number)
-        take(self, handed, answer)
+        take(self, handed, *answer)
 
     def see_own(self: Any, number: int) -> None:
         by[0].append(number)

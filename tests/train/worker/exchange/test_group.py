@@ -22,6 +22,7 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Meeting
 from hivetune.run.choices import Choices
 from hivetune.train.worker.exchange import group as module
+from hivetune.train.worker.exchange import work
 from hivetune.train.worker.exchange.exchange import Alone, Packs
 from hivetune.train.worker.exchange.group import GroupCrew, open_store, serve_group, shares_of
 from hivetune.train.worker.exchange.trust import WorkerWrong, class_of, hello
@@ -286,7 +287,7 @@ def test_a_liar_among_three_is_named_in_its_first_step_and_let_in_no_more(
 
 
 def test_one_that_lies_later_is_found_by_a_pack_that_two_compute(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "is_checked", lambda seed: True)
+    monkeypatch.setattr(work, "CHECKED_SHARE", 1.0)
     stage.worker(1, lambda count, result: lie(count, result) if count > 20 else result)
     stage.worker(2)
     stage.wait_for("worker_joined", 2)
@@ -325,7 +326,7 @@ def test_a_worker_whose_test_products_are_wrong_is_named(stage: Stage, monkeypat
         ({"worker": "1"}, "its number is '1'"),
         ({"class": {"kernels": "other"}}, "kernels other instead of torch"),
         ({"class": {"torch": "2.9.1"}}, "torch 2.9.1 instead of"),
-        ({"class": {"processor": "AVX2"}}, "processor AVX2 instead of"),
+        ({"class": {"processor": "NEON"}}, "processor NEON instead of"),
     ],
 )
 def test_a_worker_that_would_compute_otherwise_is_refused(stage: Stage, said: dict[str, Any], why: str) -> None:

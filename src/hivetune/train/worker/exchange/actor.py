@@ -7,7 +7,7 @@ environment has to be complete before torch is loaded, so this module loads it l
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from hivetune.process.launch import ENVIRONMENT
 if TYPE_CHECKING:
     import torch
 
-    from hivetune.train.worker.exchange.work import Work
+    from hivetune.train.worker.exchange.work import Work, WorkResult
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,6 @@ class ActorOrder:
     model_hash: str
     welcome: Mapping[str, Any]
     recompute: int | None = None
-
-
-@dataclass(frozen=True)
-class PackAnswer:
-    """What an actor computed for one piece of work. `integers_N`: only where they were asked for; else they are in the
-    actor's sum, or were only compared."""
-
-    nlls: tuple[float, ...]
-    peak: float
-    fits: bool
-    digest: str
-    integers_N: Any = None
 
 
 @dataclass
@@ -91,31 +79,25 @@ class PackActor:
         return {**hello(order.number, model_folder), "class": class_of(model)}
 
     def compute(
-        self, number: int, weights_N: Any, header: Mapping[str, Any], payload: bytes, *, counts: bool, give: bool
-    ) -> PackAnswer:
-        """Compute one piece of work of round `number`. `counts`: its integers belong into the sum of the round; `give`:
-        they are wanted themselves too."""
+        self, number: int, weights_N: Any, work: "Work", *, counts: bool, give: bool
+    ) -> "tuple[WorkResult, int | None]":
+        """Compute one piece of work of round `number`. Return its numbers, and the digest where it is compared.
+
+        `counts`: its integers belong into the sum of the round. `give`: they are returned too.
+        """
         import torch
 
-        from hivetune.train.worker.exchange.work import compute, read_work
-
-        self._take_weights(number, weights_N)
-        work: Work = read_work(header, memoryview(bytearray(payload)))
-        result = compute(self._model, work)
-        if counts and result.integers_N is not None:
-            total_N = self.sums.get(number)
-            self.sums = {number: torch.clone(result.integers_N) if total_N is None else total_N.add_(result.integers_N)}
-        figures = result.figures
-        wanted_N = result.integers_N.numpy() if give and result.integers_N is not None else None
-        digest = result.digest() if give or not counts else ""
-        return PackAnswer(figures.nlls, figures.peak, figures.fits, digest, wanted_N)
-
-    def _take_weights(self, number: int, weights_N: Any) -> None:
-        import torch
+        from hivetune.train.worker.exchange.work import compute
 
         if self.weights_of != number:
             self._model.master_N.copy_(torch.from_numpy(weights_N.copy()))
             self.weights_of = number
+        result = compute(self._model, work)
+        if counts and result.integers_N is not None:
+            total_N = self.sums.get(number)
+            self.sums = {number: torch.clone(result.integers_N) if total_N is None else total_N.add_(result.integers_N)}
+        digest = result.digest() if give or not counts else None
+        return result if give else replace(result, integers_N=None), digest
 
     def take(self, number: int) -> Any:
         """Return the sum of the integers that this actor has for a round, and forget it; None without any."""

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from hivetune.errors import HivetuneError
 from hivetune.machine.cluster import DEVICE, claim_device, connect_ray, offered_by, read_membership
-from hivetune.train.worker.exchange.actor import ActorOrder, PackActor, PackAnswer
-from hivetune.train.worker.exchange.pack import is_checked
+from hivetune.train.worker.exchange.actor import ActorOrder, PackActor
 from hivetune.train.worker.exchange.trust import (
     OWN,
     Comparisons,
@@ -32,7 +31,7 @@ from hivetune.train.worker.exchange.trust import (
     more_than_rounding,
     objection,
 )
-from hivetune.train.worker.exchange.work import Figures, Gradient, Work, WorkResult, compute, cost_of, work_message
+from hivetune.train.worker.exchange.work import Work, WorkResult, compute
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -198,7 +197,7 @@ class RayCrew:
         self._rounds = self._step = 0
         self._computed: Counter[int] = Counter()
 
-    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
         """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
         self._step = step
         self._rounds += 1
@@ -238,24 +237,22 @@ class RayCrew:
 
 
 class Round:
-    """The works of one call of `RayCrew.run`, until each of them has figures and is in the sum."""
+    """The works of one call of `RayCrew.run`, until each of them has a result and is in the sum."""
 
     def __init__(self, crew: RayCrew, works: Sequence[Work], sum_N: Tensor):
         self._crew, self._works, self._sum_N = crew, works, sum_N
         self._ray = crew._placer.ray
-        self._costs = [cost_of(work) for work in works]
-        order = sorted(range(len(works)), key=lambda number: (-self._costs[number], number))
+        order = sorted(range(len(works)), key=lambda number: (-works[number].cost, number))
         self._left: deque[int] = deque(order)
         self._handed: dict[Any, Handed] = {}
-        self._figures: dict[int, Figures] = {}
+        self._results: dict[int, WorkResult] = {}
         self._of: dict[int, list[int]] = {}
         """Works whose integers are in the sum of an actor."""
-        self._given: dict[int, tuple[Seat, WorkResult, str]] = {}
-        """Results of actors that this process compares with its own."""
-        self._messages = {number: work_message(number, work) for number, work in enumerate(works)}
+        self._compared: dict[int, tuple[Seat, int]] = {}
+        """Works that this process computes too, each with the actor and the digest of its result."""
         self._weights = self._ray.put(crew._model.master_N.cpu().numpy()) if crew._seats else None
 
-    def finish(self) -> list[Figures]:
+    def finish(self) -> list[WorkResult]:
         while True:
             self._hand_out()
             self._collect(0.0)
@@ -267,21 +264,20 @@ class Round:
             elif not self._fetch_sums():
                 break
         self._compare()
-        return [self._figures[number] for number in range(len(self._works))]
+        return [self._results[number] for number in range(len(self._works))]
 
     def _hand_out(self) -> None:
         for seat in list(self._crew._seats):
             while self._left and len(self._held(seat)) < (AHEAD if len(self._left) > 2 * len(self._crew._seats) else 1):
                 number = self._left.popleft()
                 work = self._works[number]
-                give = isinstance(work, Gradient) and (not seat.proven or is_checked(work.pack.seed))
+                give = work.pack is not None and (not seat.proven or work.is_checked)
                 seat.proven = seat.proven or give
-                self._submit(seat, number, give)
+                call = self._call(seat, work, counts=True, give=give)
+                self._handed[call] = Handed(seat, number, time.monotonic())
 
-    def _submit(self, seat: Seat, number: int, give: bool) -> None:
-        header, payload = self._messages[number]
-        call = seat.actor.compute.remote(self._crew._rounds, self._weights, header, payload, counts=True, give=give)
-        self._handed[call] = Handed(seat, number, time.monotonic())
+    def _call(self, seat: Seat, work: Work, *, counts: bool, give: bool) -> Any:
+        return seat.actor.compute.remote(self._crew._rounds, self._weights, work, counts=counts, give=give)
 
     def _held(self, seat: Seat) -> list[Handed]:
         return [handed for handed in self._handed.values() if handed.seat is seat]
@@ -297,42 +293,40 @@ class Round:
             if handed is None:  # it was lost with another one of its actor
                 continue
             try:
-                answer = self._ray.get(call)
+                result, digest = self._ray.get(call)
             except self._ray.exceptions.RayError as error:
                 self._lose(handed.seat, error)
                 continue
             del self._handed[call]
-            self._take(handed, answer)
+            self._take(handed, result, digest)
 
-    def _take(self, handed: Handed, answer: PackAnswer) -> None:
+    def _take(self, handed: Handed, result: WorkResult, digest: int | None) -> None:
         seat, number = handed.seat, handed.number
         now = time.monotonic()
-        pace = (now - handed.since) / max(1, self._costs[number])
+        pace = (now - handed.since) / max(1, self._works[number].cost)
         before = seat.seconds_per_token
         seat.seconds_per_token = pace if before is None else (1 - NEWEST) * before + NEWEST * pace
         seat.ends = 0
         for other in self._held(seat):
             other.since = now
-        self._figures[number] = figures = Figures(answer.nlls, answer.peak, answer.fits)
-        if isinstance(self._works[number], Gradient):
+        self._results[number] = result
+        if self._works[number].pack is not None:
             self._of.setdefault(seat.number, []).append(number)
-        if answer.digest:
-            integers = None if answer.integers_N is None else torch.from_numpy(answer.integers_N.copy())
-            self._given[number] = (seat, WorkResult(figures, integers), answer.digest)
+        if digest is not None:
+            self._compared[number] = (seat, digest)
 
     def _compute_own(self, number: int) -> None:
-        crew, work = self._crew, self._works[number]
-        result = compute(crew._model, work)
+        work = self._works[number]
+        result = self._results[number] = compute(self._crew._model, work)
         if result.integers_N is not None:
             self._sum_N.add_(result.integers_N)
-        self._figures[number] = result.figures
-        crew._computed[OWN] += isinstance(work, Gradient)
+        self._crew._computed[OWN] += work.pack is not None
 
     def _lose_late(self) -> None:
         now = time.monotonic()
         for handed in list(self._handed.values()):
             pace = handed.seat.seconds_per_token
-            usual_s = None if pace is None else LATE_TIMES * pace * self._costs[handed.number]
+            usual_s = None if pace is None else LATE_TIMES * pace * self._works[handed.number].cost
             if now - handed.since > (FIRST_PACK_S if usual_s is None else max(LATE_FLOOR_S, usual_s)):
                 self._lose(handed.seat, None)
                 return
@@ -344,7 +338,7 @@ class Round:
         held = [handed.number for handed in self._held(seat)]
         packs = sorted({*held, *self._of.pop(seat.number, [])})
         self._handed = {call: handed for call, handed in self._handed.items() if handed.seat is not seat}
-        self._given = {number: given for number, given in self._given.items() if given[0] is not seat}
+        self._compared = {number: pair for number, pair in self._compared.items() if pair[0] is not seat}
         self._left.extend(packs)
         self._crew._seats.remove(seat)
         why = "it is late" if error is None else _words(error)
@@ -359,32 +353,31 @@ class Round:
         """Add the sums that the actors have; return whether works are left, since one of them was lost."""
         crew = self._crew
         calls = {seat.actor.take.remote(crew._rounds): seat for seat in crew._seats if self._of.get(seat.number)}
+        usual_tokens = sum(work.cost for work in self._works)
         for call, seat in calls.items():
-            packs = self._of[seat.number]
             pace = seat.seconds_per_token or 0.0
             try:
-                part_N = self._ray.get(call, timeout=max(FIRST_PACK_S, LATE_TIMES * pace * sum(self._costs)))
+                part_N = self._ray.get(call, timeout=max(FIRST_PACK_S, LATE_TIMES * pace * usual_tokens))
             except self._ray.exceptions.RayError as error:
                 self._lose(seat, error)
                 continue
             if part_N is not None:
                 self._sum_N.add_(torch.from_numpy(part_N.copy()))
-            crew._computed[seat.number] += len(packs)
-            del self._of[seat.number]
+            crew._computed[seat.number] += len(self._of.pop(seat.number))
         return bool(self._left)
 
     def _compare(self) -> None:
         """Compare results of actors with those of this process: bit for bit, or as far as rounding goes for a class of
         its own. Raises WorkerWrong, CanaryFailed."""
         crew, model = self._crew, self._crew._model
-        for number, (seat, result, digest) in sorted(self._given.items()):
+        for number, (seat, digest) in sorted(self._compared.items()):
             if seat.differs and not crew._comparable:
                 continue
             own = compute(model, self._works[number])
             if not seat.differs:
                 votes = [Vote(seat.number, digest), Vote(OWN, own.digest())]
-                crew._comparisons.judge(crew._step, number, votes, partial(self._ask, number))
-            elif off := more_than_rounding(result, own, model.dtype):
+                crew._comparisons.judge(crew._step, number, votes, partial(self._ask, self._works[number]))
+            elif off := more_than_rounding(self._results[number], own, model.dtype):
                 products = canary.shapes_of(model.adapter, canary.TOKENS)
                 canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
                 why = f"its gradient of step {crew._step}, pack {number}: {off}"
@@ -392,20 +385,17 @@ class Round:
             else:
                 crew._comparisons.passed(seat.number, crew._step)
 
-    def _ask(self, number: int) -> list[Vote]:
+    def _ask(self, work: Work) -> list[Vote]:
         """Return what this process and every actor of its class compute for one pack, twice."""
-        votes = [Vote(OWN, compute(self._crew._model, self._works[number]).digest()) for _ in range(2)]
-        header, payload = self._messages[number]
+        votes = [Vote(OWN, compute(self._crew._model, work).digest()) for _ in range(2)]
         for seat in [seat for seat in self._crew._seats if not seat.differs]:
             for _ in range(2):
-                call = seat.actor.compute.remote(
-                    self._crew._rounds, self._weights, header, payload, counts=False, give=False
-                )
                 try:
-                    votes.append(Vote(seat.number, self._ray.get(call, timeout=FIRST_PACK_S).digest))
+                    _, digest = self._ray.get(self._call(seat, work, counts=False, give=False), timeout=FIRST_PACK_S)
                 except self._ray.exceptions.RayError as error:
                     self._lose(seat, error)
                     break
+                votes.append(Vote(seat.number, digest))
         return votes
 
 

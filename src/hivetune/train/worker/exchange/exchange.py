@@ -1,4 +1,4 @@
-"""How a step's gradient comes about: the one interface that the loop knows, with packs or without.
+"""How a step's gradient comes about, with packs or without: all that the loop knows of workers.
 
 `Whole` is one process that adds in fp32. `Packs` adds integers (grid.py), so the sum is the same whoever computes. A
 `Crew` decides who that is: this process alone, a group on this machine (group.py), or a cluster's actors (cluster.py).
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from hivetune.train.worker.exchange.grid import exponent_of, to_gradient
-from hivetune.train.worker.exchange.pack import PackTerms, make_packs, step_seed
-from hivetune.train.worker.exchange.work import Figures, Gradient, Work, compute, losses_of
+from hivetune.train.worker.exchange.work import Pack, Work, WorkResult, compute, pack_seed, step_seed
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 # Documents that a worker scores at once in validation.
@@ -25,28 +24,13 @@ SCORED_TOGETHER = 16
 
 @dataclass(frozen=True)
 class Summed:
-    """`losses` [1]: nll of the step's trained tokens; [2] in stage 2: of good rows, and the loss of the bad ones. The
-    gradient is in `grad_N`. `exponent`: of the next step's grid."""
+    """The losses of a step, whose gradient is in `grad_N`. `exponent`: of the next step's grid.
+
+    `losses` [1]: nll of the step's trained tokens; [2] in stage 2: of good rows, and the loss of the bad ones.
+    """
 
     losses: Tensor
     exponent: int
-
-
-class Exchange(Protocol):
-    def backward(
-        self, documents: Sequence[Document], step: int, *, scale: float, exponent: int, beta: float | None = None
-    ) -> Summed:
-        """Leave the gradient of `scale` times the step's loss in the model's `grad_N`. `beta`: of stage 2.
-
-        Raises WorkerWrong.
-        """
-        ...
-
-    def nll(self, documents: Sequence[Document], step: int) -> list[float]:
-        """Return the sum over the trained tokens of each document."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Whole:
@@ -58,6 +42,7 @@ class Whole:
     def backward(
         self, documents: Sequence[Document], step: int, *, scale: float, exponent: int, beta: float | None = None
     ) -> Summed:
+        """Leave the gradient of `scale` times the step's loss in the model's `grad_N`. `beta`: of stage 2."""
         torch.manual_seed(step_seed(self._seed, step))
         self._model.grad_N.zero_()
         if beta is not None:
@@ -65,6 +50,7 @@ class Whole:
         return Summed(self._model.backward(documents, scale)[None], exponent)
 
     def nll(self, documents: Sequence[Document], step: int) -> list[float]:
+        """Return the sum over the trained tokens of each document."""
         return list(self._model.nll(documents).tolist())
 
     def close(self) -> None:
@@ -74,8 +60,8 @@ class Whole:
 class Crew(Protocol):
     """The processes that compute a round."""
 
-    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
-        """Return the figures of each work, and add the gradients' integers to `sum_N`."""
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
+        """Return the numbers of each work's result, and add the gradients' integers to `sum_N`."""
         ...
 
     def close(self) -> None: ...
@@ -87,14 +73,13 @@ class Alone:
     def __init__(self, model: LoraModel):
         self._model = model
 
-    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
-        figures = []
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
+        results = []
         for work in works:
-            result = compute(self._model, work)
-            if result.integers_N is not None:
-                sum_N.add_(result.integers_N)
-            figures.append(result.figures)
-        return figures
+            results.append(compute(self._model, work))
+            if results[-1].integers_N is not None:
+                sum_N.add_(results[-1].integers_N)
+        return results
 
     def close(self) -> None:
         pass
@@ -110,33 +95,39 @@ class Packs:
     def backward(
         self, documents: Sequence[Document], step: int, *, scale: float, exponent: int, beta: float | None = None
     ) -> Summed:
+        """Compute `Whole.backward` by the crew. Raises WorkerWrong."""
         if beta is not None:
             raise ValueError("stage 2 is computed by one process")
-        packs = make_packs(self._model, documents, self._seed, step)
-        while True:
-            terms = PackTerms(scale, exponent, len(packs))
+        batches = [tuple(documents[index] for index in indices) for indices in self._model.micro_batches(documents)]
+        grad_N, fits = self._model.grad_N, False
+        while not fits:
+            works = [
+                Work(batch, Pack(pack_seed(self._seed, step, number), scale, exponent, len(batches)))
+                for number, batch in enumerate(batches)
+            ]
             self._sum_N.zero_()
-            every = self._crew.run([Gradient(pack, terms) for pack in packs], step, self._sum_N)
-            if not all(figures.finite for figures in every):
-                return self._not_finite(exponent)
-            if all(figures.fits for figures in every):
-                break
-            exponent = exponent_of(max(figures.peak for figures in every), exponent)
-        grad_N = self._model.grad_N
+            results = self._crew.run(works, step, self._sum_N)
+            if not all(result.finite for result in results):
+                grad_N.fill_(torch.nan)
+                return Summed(self._loss(math.nan), exponent)
+            fits = all(result.fits for result in results)
+            if not fits:
+                exponent = exponent_of(max(result.peak for result in results), exponent)
         grad_N.copy_(to_gradient(self._sum_N, exponent, grad_N.dtype))
-        peak = float(grad_N.abs().max())
-        return Summed(self._one(math.fsum(figures.nlls[0] for figures in every)), exponent_of(peak, exponent))
+        loss = self._loss(math.fsum(result.nlls[0] for result in results))
+        return Summed(loss, exponent_of(float(grad_N.abs().max()), exponent))
 
     def nll(self, documents: Sequence[Document], step: int) -> list[float]:
-        every = self._crew.run(losses_of(documents, SCORED_TOGETHER), step, self._sum_N)
-        return [nll for figures in every for nll in figures.nlls]
+        """Compute `Whole.nll` by the crew."""
+        starts = range(0, len(documents), SCORED_TOGETHER)
+        works = [Work(tuple(documents[start : start + SCORED_TOGETHER])) for start in starts]
+        return [nll for result in self._crew.run(works, step, self._sum_N) for nll in result.nlls]
 
     def close(self) -> None:
         self._crew.close()
 
-    def _not_finite(self, exponent: int) -> Summed:
-        self._model.grad_N.fill_(torch.nan)
-        return Summed(self._one(math.nan), exponent)
-
-    def _one(self, value: float) -> Tensor:
+    def _loss(self, value: float) -> Tensor:
         return torch.tensor([value], dtype=torch.float64, device=self._model.device)
+
+
+Exchange = Whole | Packs

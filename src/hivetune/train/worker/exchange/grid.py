@@ -2,8 +2,8 @@
 
 A pack's gradient is rounded to multiples of 2^(exponent - 45), where 2^exponent bounds the largest value of the step
 before. A value 2^-22 times as large as that bound still keeps all 24 bits of its significand, and smaller ones are off
-by less than a sum in fp32 would be. int64 leaves 16 bits above the bound: what exceeds them is an `Overflow`, and the
-step is repeated on a wider grid. Prior art: reproducible summation (Demmel and Nguyen, ARITH 2013); the same
+by less than a sum in fp32 would be. int64 leaves 16 bits above the bound: where a gradient exceeds them, the step is
+repeated on a wider grid. Prior art: reproducible summation (Demmel and Nguyen, ARITH 2013); the same
 training result on any number of workers: EasyScale (SC '23).
 
 Shapes: N adapter weights.
@@ -24,10 +24,6 @@ MIN_EXPONENT, MAX_EXPONENT = -80, 128
 FIRST_EXPONENT = 0
 
 
-class Overflow(ArithmeticError):
-    """A gradient that does not fit on the grid."""
-
-
 def exponent_of(peak: float, before: int) -> int:
     """Return the grid after a step whose largest value was `peak`; `before` where there was no gradient."""
     if peak == 0:
@@ -35,13 +31,13 @@ def exponent_of(peak: float, before: int) -> int:
     return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
 
 
-def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tensor:
-    """Return `grad_N` on the grid as int64 on the CPU, so small that `packs` of them can be added. `peak`: its maximum.
+def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tensor | None:
+    """Return `grad_N` on the grid as int64 on the CPU, so small that `packs` of them can be added; None: it is larger.
 
-    Raises Overflow when it does not fit.
+    `peak`: its largest value.
     """
     if peak > 2.0 ** (exponent + HEADROOM_BITS) / packs:
-        raise Overflow
+        return None
     return torch.round(grad_N * 2.0 ** _shift(exponent)).to(torch.int64).cpu()
 
 

@@ -8,7 +8,7 @@ are left, and repeats the round. A worker that comes later takes part from the n
 Workers and rank 0 meet in a store. The supervisor's workers use a file that only this user can open, and the loopback;
 processes of torchrun use its store and the network that GLOO_SOCKET_IFNAME names.
 
-Shapes: N adapter weights, F figures, R ranks, C comparisons.
+Shapes: N adapter weights, W numbers of works, R ranks, C compared works.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -30,17 +30,8 @@ from torch import Tensor
 from hivetune.errors import MachineNotFit
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Meeting
-from hivetune.train.worker.exchange.pack import is_checked
 from hivetune.train.worker.exchange.trust import OWN, Comparisons, Tell, Vote, differences, objection
-from hivetune.train.worker.exchange.work import (
-    Figures,
-    Gradient,
-    Work,
-    compute,
-    cost_of,
-    read_work,
-    work_message,
-)
+from hivetune.train.worker.exchange.work import Work, WorkResult, compute, read_message, to_message
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.measure.canary import CanaryFailed
 from hivetune.train.worker.model.protocol import LoraModel
@@ -107,38 +98,39 @@ def _broken() -> Iterator[None]:
         raise GroupBroken(str(error).partition("\n")[0]) from None
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """What one rank computes of a round: numbers of the works that count, then those that are only compared."""
 
-    counted: tuple[int, ...]
-    compared: tuple[int, ...] = ()
+    counted: Sequence[int]
+    compared: Sequence[int] = ()
 
 
-@dataclass
-class RoundTables:
-    """What the ranks report of a round besides integers. Each entry is written by one rank, so sums are exact."""
+class Report:
+    """What the ranks report of a round besides integers: a vector in which one rank writes each number.
 
-    figures_F: Tensor
-    ranks_R: Tensor
-    """Of each rank: seconds that it computed, and 1 after a wrong test product."""
-    digests_RC: Tensor
+    The others leave it 0, so the sum over all ranks is exact. `works`: of each work the largest value, 1 if it fits,
+    and the losses. `ranks_R2`: of each rank the seconds that it computed, and 1 after a wrong test product.
+    `digests_RC`: of each rank and compared work.
+    """
 
-    @classmethod
-    def empty(cls, works: Sequence[Work], ranks: int, comparisons: int) -> "RoundTables":
-        return cls(
-            torch.zeros(sum(2 + len(work.documents) for work in works), dtype=torch.float64),
-            torch.zeros(2 * ranks, dtype=torch.float64),
-            torch.zeros(ranks * comparisons, dtype=torch.int64),
-        )
+    def __init__(self, works: Sequence[Work], ranks: int, compared: Sequence[int]):
+        self.compared = list(compared)
+        self._sizes = [2 + len(work.documents) for work in works]
+        sizes = [sum(self._sizes), 2 * ranks, ranks * len(compared)]
+        self.vector = torch.zeros(sum(sizes), dtype=torch.float64)
+        works_W, ranks_R2, digests_RC = self.vector.split(sizes)
+        self.works = works_W.split(self._sizes)
+        self.ranks_R2, self.digests_RC = ranks_R2.view(ranks, 2), digests_RC.view(ranks, len(compared))
 
-    def figures(self, works: Sequence[Work]) -> list[Figures]:
-        found, at = [], 0
-        for work in works:
-            peak, fits, *nlls = self.figures_F[at : at + 2 + len(work.documents)].tolist()
-            found.append(Figures(tuple(nlls), peak, bool(fits)))
-            at += 2 + len(work.documents)
-        return found
+    def write(self, number: int, result: WorkResult) -> None:
+        """Write the numbers of the result of work `number`."""
+        values = (result.peak, float(result.fits), *result.nlls)
+        self.works[number][: len(values)] = torch.tensor(values, dtype=torch.float64)
+
+    def results(self) -> list[WorkResult]:
+        return [
+            WorkResult(tuple(nlls), peak, bool(fits)) for peak, fits, *nlls in (part.tolist() for part in self.works)
+        ]
 
 
 @dataclass
@@ -195,7 +187,7 @@ class GroupCrew:
         self._computed: Counter[int] = Counter()
         store.set("welcome", json.dumps(welcome))
 
-    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[Figures]:
+    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
         """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
         self._step = step
         while True:
@@ -234,36 +226,28 @@ class GroupCrew:
 
     def _regroup(self, why: str, came: Sequence[Member] = ()) -> None:
         """Form a group of the members that call again and of those that came; the other members are lost."""
-        self._group = None
-        newcomers = list(came)
-        self._form(self._called_again(newcomers), newcomers, why)
-
-    def _called_again(self, came: list[Member]) -> list[Member]:
-        """Return the members that have called again; a newcomer that calls meanwhile is added to `came`."""
+        self._group, newcomers = None, list(came)
         again: list[Member] = []
         # A member that has a pack to finish first needs about as long for its share as this process did.
         deadline = time.monotonic() + self._own_s + CALL_AGAIN_S
         while time.monotonic() < deadline and any(
-            member not in again and not (self._local and _is_gone(member)) for member in self._members
+            member not in again and not self._is_gone(member) for member in self._members
         ):
             for caller in self._callers():
-                before = next((each for each in self._members if each.process == caller.process), None)
+                before = next((member for member in self._members if member.process == caller.process), None)
                 if before is None:
-                    came.append(caller)
+                    newcomers.append(caller)
                 else:
                     before.call = caller.call
                     again.append(before)
             time.sleep(POLL_S)
-        return again
-
-    def _form(self, again: Sequence[Member], came: Sequence[Member], why: str) -> None:
         for member in self._members:
             if member not in again:
                 self._tell("worker_lost", {"step": self._step, "worker": member.number, "why": why, "packs": []})
-        newest = {member.number: member for member in (*again, *came)}  # a worker may have been started again
-        here = [member for member in newest.values() if not (self._local and _is_gone(member))]
+        newest = {member.number: member for member in (*again, *newcomers)}  # a worker may have been started again
+        here = [member for member in newest.values() if not self._is_gone(member)]
         self._members = sorted(here, key=lambda member: member.number)
-        self._group, self._groups, self._rounds_of_group = None, self._groups + 1, 0
+        self._groups, self._rounds_of_group = self._groups + 1, 0
         if not self._members:
             return
         size = 1 + len(self._members)
@@ -274,10 +258,16 @@ class GroupCrew:
         except GroupBroken as error:
             return self._regroup(str(error))
         for member in self._members:
-            if member in again:
-                continue
-            said = {name: member.said.get(name) for name in ("worker", "host", "pid")}
-            self._tell("worker_joined", {"step": self._step, **said})
+            if member not in again:
+                said = {name: member.said.get(name) for name in ("worker", "host", "pid")}
+                self._tell("worker_joined", {"step": self._step, **said})
+
+    def _is_gone(self, member: Member) -> bool:
+        """Return whether the member's process has ended, as far as that shows: on this machine only."""
+        try:
+            return self._local and psutil.Process(member.said["pid"]).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
 
     def _callers(self) -> list[Member]:
         """Return the workers that have called and may compute; the others are told why not."""
@@ -296,79 +286,69 @@ class GroupCrew:
                 found.append(Member(said["worker"], self._calls, said))
         return found
 
-    def _round(self, works: Sequence[Work], sum_N: Tensor) -> list[Figures]:
+    def _round(self, works: Sequence[Work], sum_N: Tensor) -> list[WorkResult]:
         ranks = [self._own, *self._members]
-        counted = shares_of([cost_of(work) for work in works], [each.seconds_per_token for each in ranks])
+        counted = shares_of([work.cost for work in works], [member.seconds_per_token for member in ranks])
         compared = self._compared(works, counted)
         shares = [
-            Share(tuple(numbers), tuple(number for number, those in compared if rank in those and rank != those[0]))
+            Share(numbers, [number for number, several in compared.items() if rank in several[1:]])
             for rank, numbers in enumerate(counted)
         ]
-        comparisons = [number for number, _ in compared]
-        tables = self._compute(works, shares, comparisons, sum_N)
-        self._learn(works, shares, tables)
-        digests_RC = tables.digests_RC.view(len(ranks), len(comparisons))
-        for place, (number, those) in enumerate(compared):
-            votes = [Vote(ranks[rank].number, str(int(digests_RC[rank, place]))) for rank in those]
+        report = self._compute(works, shares, list(compared), sum_N)
+        self._learn(works, shares, report)
+        for place, (number, several) in enumerate(compared.items()):
+            votes = [Vote(ranks[rank].number, int(report.digests_RC[rank, place])) for rank in several]
             self._comparisons.judge(self._step, number, votes, partial(self._ask, works[number]))
         for member in self._members:
-            member.proven = member.proven or any(isinstance(work, Gradient) for work in works)
-        return tables.figures(works)
+            member.proven = member.proven or any(work.pack is not None for work in works)
+        return report.results()
 
-    def _compared(self, works: Sequence[Work], counted: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    def _compared(self, works: Sequence[Work], counted: Sequence[Sequence[int]]) -> dict[int, list[int]]:
         """Return the packs that several ranks compute, each with these ranks, the one that counts first.
 
         The next rank computes one pack in a hundred too; rank 0 and each newcomer compute the smallest pack of a round.
         """
         owner = {number: rank for rank, numbers in enumerate(counted) for number in numbers}
-        packs = [number for number, work in enumerate(works) if isinstance(work, Gradient)]
+        packs = [number for number, work in enumerate(works) if work.pack is not None]
         newcomers = [rank for rank, member in enumerate(self._members, 1) if not member.proven]
         compared = {}
         if len(counted) > 1:
-            for number in packs:
-                if is_checked(works[number].pack.seed):  # type: ignore[union-attr]
-                    compared[number] = [owner[number], (owner[number] + 1) % len(counted)]
+            checked = [number for number in packs if works[number].is_checked]
+            compared = {number: [owner[number], (owner[number] + 1) % len(counted)] for number in checked}
         if newcomers and packs:
-            smallest = min(packs, key=lambda number: cost_of(works[number]))
-            ranks = {owner[smallest], OWN, *newcomers} - {owner[smallest]}
-            compared[smallest] = [owner[smallest], *sorted(ranks)]
-        return sorted(compared.items())
+            smallest = min(packs, key=lambda number: works[number].cost)
+            compared[smallest] = [owner[smallest], *sorted({OWN, *newcomers} - {owner[smallest]})]
+        return dict(sorted(compared.items()))
 
     def _ask(self, work: Work) -> list[Vote]:
         """Return what every rank computes for one pack, twice."""
         ranks = [self._own, *self._members]
+        shares = [Share([0]), *[Share([], [0])] * len(self._members)]
         votes = []
         for _ in range(2):
-            shares = [Share((0,) if rank == 0 else (), () if rank == 0 else (0,)) for rank in range(len(ranks))]
-            digests = self._compute([work], shares, [0], torch.zeros_like(self._model.master_N, dtype=torch.int64))
-            votes += [
-                Vote(each.number, str(int(digest))) for each, digest in zip(ranks, digests.digests_RC, strict=True)
-            ]
+            sum_N = torch.zeros_like(self._model.master_N, dtype=torch.int64)
+            digests = self._compute([work], shares, [0], sum_N).digests_RC[:, 0].tolist()
+            votes += [Vote(member.number, int(digest)) for member, digest in zip(ranks, digests, strict=True)]
         return votes
 
     def _compute(
-        self, works: Sequence[Work], shares: Sequence[Share], comparisons: Sequence[int], sum_N: Tensor
-    ) -> RoundTables:
+        self, works: Sequence[Work], shares: Sequence[Share], compared: Sequence[int], sum_N: Tensor
+    ) -> Report:
         """Have every rank compute its share; the integers that count are added to `sum_N`. Raises GroupBroken."""
-        tables = RoundTables.empty(works, len(shares), len(comparisons))
+        report = Report(works, len(shares), compared)
         if self._group is None:
-            _compute_share(self._model, works, shares[0], 0, comparisons, sum_N, tables)
-            return tables
-        messages = [work_message(number, work) for number, work in enumerate(works)]
-        header = {
-            "works": [header for header, _ in messages],
-            "shares": [[share.counted, share.compared] for share in shares],
-            "comparisons": comparisons,
-        }
-        self._command(self._group, WORK, json.dumps(header).encode(), b"".join(data for _, data in messages))
+            _compute_share(self._model, works, shares[0], 0, report, sum_N)
+            return report
+        headers, tokens = to_message(works)
+        message = json.dumps({"works": headers, "shares": shares, "compared": compared})
+        self._command(self._group, WORK, message.encode(), tokens)
         started = time.monotonic()
-        _compute_share(self._model, works, shares[0], 0, comparisons, sum_N, tables)
-        floor_s = SILENT_FLOOR_S if self._rounds_of_group else FIRST_ROUND_S
+        _compute_share(self._model, works, shares[0], 0, report, sum_N)
         self._own_s = time.monotonic() - started
-        silent_s = max(floor_s, SILENT_TIMES * self._own_s)
-        _reduce_all(self._group, works, tables, sum_N, silent_s)
+        floor_s = SILENT_FLOOR_S if self._rounds_of_group else FIRST_ROUND_S
+        _reduce_all(self._group, works, report, sum_N, max(floor_s, SILENT_TIMES * self._own_s))
         self._rounds_of_group += 1
-        return tables
+        return report
 
     def _command(self, group: Group, kind: int, header: bytes = b"", payload: bytes = b"") -> None:
         group.broadcast(torch.tensor([kind, len(header), len(payload)], dtype=torch.int64), SILENT_FLOOR_S)
@@ -378,19 +358,20 @@ class GroupCrew:
         if kind == WORK:
             group.broadcast(self._model.master_N.cpu(), SILENT_FLOOR_S)
 
-    def _learn(self, works: Sequence[Work], shares: Sequence[Share], tables: RoundTables) -> None:
+    def _learn(self, works: Sequence[Work], shares: Sequence[Share], report: Report) -> None:
         """Read each rank's pace and whether its test products are right. Raises WorkerWrong."""
-        costs = [cost_of(work) for work in works]
-        seconds_wrong_R2 = tables.ranks_R.view(-1, 2).tolist()
-        ranks = [self._own, *self._members]
-        for member, share, (seconds, _) in zip(ranks, shares, seconds_wrong_R2, strict=True):
+        wrong = []
+        for member, share, (seconds, failed) in zip(
+            [self._own, *self._members], shares, report.ranks_R2.tolist(), strict=True
+        ):
             if share.counted:
                 self._comparisons.begin(member.number, self._step)
-                pace = seconds / max(1, sum(costs[number] for number in (*share.counted, *share.compared)))
+                pace = seconds / max(1, sum(works[number].cost for number in (*share.counted, *share.compared)))
                 before = member.seconds_per_token
                 member.seconds_per_token = pace if before is None else (1 - NEWEST) * before + NEWEST * pace
-            self._computed[member.number] += sum(isinstance(works[number], Gradient) for number in share.counted)
-        wrong = [member.number for member, (_, wrong) in zip(ranks, seconds_wrong_R2, strict=True) if wrong]
+            self._computed[member.number] += sum(works[number].pack is not None for number in share.counted)
+            if failed:
+                wrong.append(member.number)
         if wrong:
             self._comparisons.accuse(wrong, self._step, "a product that it computed to test itself is wrong")
 
@@ -461,22 +442,15 @@ class Rank:
         return json.loads(parts[0]), parts[1]
 
     def compute(self, group: Group, header: Mapping[str, Any], payload: bytearray) -> None:
-        works, at = [], 0
-        for each in header["works"]:
-            size = 5 * sum(each["lengths"])
-            works.append(read_work(each, memoryview(payload)[at : at + size]))
-            at += size
-        share = Share(*map(tuple, header["shares"][group.rank]))
-        tables = RoundTables.empty(works, group.size, len(header["comparisons"]))
+        works, share = read_message(header["works"], payload), Share(*header["shares"][group.rank])
+        report = Report(works, group.size, header["compared"])
         failed = self._test_products()
-        tables.ranks_R[2 * group.rank + 1] = failed is not None
+        report.ranks_R2[group.rank, 1] = failed is not None
         sum_N = torch.zeros(self.model.master_N.numel(), dtype=torch.int64)
-        _compute_share(
-            self.model, works, share, group.rank, header["comparisons"], sum_N, tables,
-            lambda: self.heartbeat.beat(Beat.ITEM),
-        )  # fmt: skip
+        beat = partial(self.heartbeat.beat, Beat.ITEM)
+        _compute_share(self.model, works, share, group.rank, report, sum_N, beat)
         with _beating(self.heartbeat):
-            _reduce_all(group, works, tables, sum_N, IDLE_S)
+            _reduce_all(group, works, report, sum_N, IDLE_S)
         if failed is not None:
             raise failed
         self.computed += len(share.counted)
@@ -534,46 +508,24 @@ def _compute_share(
     works: Sequence[Work],
     share: Share,
     rank: int,
-    comparisons: Sequence[int],
+    report: Report,
     sum_N: Tensor,
-    tables: RoundTables,
     on_item: Callable[[], None] = lambda: None,
 ) -> None:
     started = time.perf_counter()
-    starts, at = [], 0
-    for work in works:
-        starts.append(at)
-        at += 2 + len(work.documents)
     for number in (*share.counted, *share.compared):
         result = compute(model, works[number])
-        if number in comparisons:
-            tables.digests_RC[rank * len(comparisons) + comparisons.index(number)] = _short(result.digest())
+        if number in report.compared:
+            report.digests_RC[rank, report.compared.index(number)] = result.digest()
         if number in share.counted:
+            report.write(number, result)
             if result.integers_N is not None:
                 sum_N.add_(result.integers_N)
-            figures = result.figures
-            values = (figures.peak, float(figures.fits), *figures.nlls)
-            tables.figures_F[starts[number] : starts[number] + len(values)] = torch.tensor(values, dtype=torch.float64)
         on_item()
-    tables.ranks_R[2 * rank] = time.perf_counter() - started
+    report.ranks_R2[rank, 0] = time.perf_counter() - started
 
 
-def _reduce_all(group: Group, works: Sequence[Work], tables: RoundTables, sum_N: Tensor, timeout_s: float) -> None:
-    for table in (tables.figures_F, tables.ranks_R, tables.digests_RC):
-        if table.numel():
-            group.reduce(table, timeout_s)
-    if any(isinstance(work, Gradient) for work in works):
+def _reduce_all(group: Group, works: Sequence[Work], report: Report, sum_N: Tensor, timeout_s: float) -> None:
+    group.reduce(report.vector, timeout_s)
+    if any(work.pack is not None for work in works):
         group.reduce(sum_N, timeout_s)
-
-
-def _is_gone(member: Member) -> bool:
-    """Whether the member's process on this machine has ended."""
-    try:
-        return psutil.Process(member.said["pid"]).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _short(digest: str) -> int:
-    """Return a digest as one int64, which ranks can add to zeros."""
-    return int.from_bytes(bytes.fromhex(digest)[:8], "big", signed=True)

@@ -9,9 +9,8 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -83,20 +82,19 @@ def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 def more_than_rounding(theirs: WorkResult, mine: WorkResult, dtype: torch.dtype) -> str:
     """Return in words how a gradient of another class differs, "" where rounding explains the difference."""
     if theirs.integers_N is None or mine.integers_N is None:
-        same = theirs.figures.finite == mine.figures.finite
-        return "" if same else "it is not finite" if mine.figures.finite else "it is finite, this process's is not"
+        same = theirs.finite == mine.finite
+        return "" if same else "it is not finite" if mine.finite else "it is finite, this process's is not"
     right = mine.integers_N.to(torch.float64)
     off = float((theirs.integers_N.to(torch.float64) - right).norm() / right.norm().clamp_min(1.0))
     bound = GRADIENT[str(dtype).removeprefix("torch.")]
     return "" if off <= bound else f"it is {off:.0%} of its length off, and rounding explains {bound:.1%}"
 
 
-@dataclass(frozen=True)
-class Vote:
+class Vote(NamedTuple):
     """The digest of a pack's result, as one worker computed it."""
 
     worker: int
-    digest: str
+    digest: int
 
 
 class Comparisons:
@@ -126,10 +124,11 @@ class Comparisons:
             truth = majority(votes)
             wrong = sorted({vote.worker for vote in votes if vote.digest != truth})
             if truth is None or OWN in wrong:
-                self._tell("packs_differ", {"step": step, "pack": pack, "wrong": wrong if truth else []})
+                known = [] if truth is None else wrong
+                self._tell("packs_differ", {"step": step, "pack": pack, "wrong": known})
                 raise CanaryFailed(
                     f"step {step}, pack {pack}: two workers computed different numbers, "
-                    + ("this process is in the minority" if truth else "and each repeats its own"),
+                    + ("and each repeats its own" if truth is None else "this process is in the minority"),
                     hint="one of the cards, its driver or its memory is broken: hivetune doctor",
                 )
             if wrong:
@@ -143,7 +142,7 @@ class Comparisons:
         raise WorkerWrong(workers[0], min(self._good.get(worker, 0) for worker in workers), why)
 
 
-def majority(votes: Sequence[Vote]) -> str | None:
+def majority(votes: Sequence[Vote]) -> int | None:
     """Return the digest of most workers, None while two are level. A worker that contradicts itself does not count."""
     digests = {vote.worker: {other.digest for other in votes if other.worker == vote.worker} for vote in votes}
     steady = Counter(next(iter(each)) for each in digests.values() if len(each) == 1)

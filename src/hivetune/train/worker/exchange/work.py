@@ -1,125 +1,144 @@
-"""The work that a worker can be asked for: a pack's gradient, or the loss of some documents. As values and messages.
+"""A piece of work for a worker: the gradient of a pack, or the loss of some documents. And what comes out of it.
 
-A message carries the tokens, so a worker needs neither snapshot nor plan: it can't compute another plan's rows.
+A pack is a micro-batch as a pure function of plan and budget. Nothing here knows how many workers there are: dropout is
+seeded by step and pack, every pack begins with a gradient of zeros, and sums are made of integers (grid.py). A message
+carries the tokens, so a worker needs neither snapshot nor plan: it can't compute another plan's rows.
 
-Shapes: N adapter weights.
+Shapes: L positions of a document, N adapter weights.
 """
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.exchange.pack import PackTerms, StepPack, compute_pack
+from hivetune.train.worker.exchange.grid import to_integers
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
-
-@dataclass(frozen=True)
-class Gradient:
-    """The loss and the gradient of one pack."""
-
-    pack: StepPack
-    terms: PackTerms
-
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        return self.pack.documents
+# This share of all packs is computed by two workers and compared.
+CHECKED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The loss of each of these documents, without a gradient."""
+class Pack:
+    """What a gradient needs besides documents: dropout's `seed`, the loss's `scale`, the grid's `exponent`, and the
+    number of `packs` in the step."""
+
+    seed: int
+    scale: float
+    exponent: int
+    packs: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Documents that are computed at once: their gradient, or without `pack` the loss of each."""
 
     documents: tuple[Document, ...]
+    pack: Pack | None = None
 
+    @property
+    def cost(self) -> int:
+        """Return the number of tokens, to which the time is about proportional."""
+        return sum(len(document.tokens_L) for document in self.documents)
 
-Work = Gradient | Losses
+    @property
+    def is_checked(self) -> bool:
+        """Return whether two workers compute it: one pack in a hundred, the same ones in each repetition."""
+        return self.pack is not None and _number(f"checked/{self.pack.seed}") < CHECKED_SHARE * 2**56
 
 
 @dataclass(frozen=True)
-class Figures:
-    """The numbers of a result. `nlls`: of each document of Losses, one for a pack.
+class WorkResult:
+    """What a work came to. `nlls`: of each document, or the sum of a pack.
 
-    A gradient also has its largest value `peak`, and `fits` says whether it fits on the grid.
+    A pack also has the largest value `peak` of its gradient, and the gradient on the grid, `integers_N`, where it is
+    finite and `fits`.
     """
 
     nlls: tuple[float, ...]
     peak: float = 0.0
     fits: bool = True
+    integers_N: Tensor | None = None
 
     @property
     def finite(self) -> bool:
         return math.isfinite(self.peak) and all(map(math.isfinite, self.nlls))
 
-
-@dataclass(frozen=True)
-class WorkResult:
-    """What a work came to. `integers_N`: the gradient, where it is finite and fits on the grid."""
-
-    figures: Figures
-    integers_N: Tensor | None = None
-
     def kept(self) -> "WorkResult":
         """Return a copy with memory of its own: a worker's next result is written over this one."""
-        return WorkResult(self.figures, None if self.integers_N is None else self.integers_N.clone())
+        return replace(self, integers_N=None if self.integers_N is None else self.integers_N.clone())
 
-    def digest(self) -> str:
-        """Return a hash of the result, bit for bit."""
-        hashed = hashlib.sha256(repr(self.figures).encode())
+    def digest(self) -> int:
+        """Return 48 bits of a hash of the result, bit for bit: as many as fp64 holds exactly."""
+        hashed = hashlib.sha256(repr((self.nlls, self.peak, self.fits)).encode())
         if self.integers_N is not None:
             hashed.update(memoryview(self.integers_N.numpy()))
-        return hashed.hexdigest()
+        return int.from_bytes(hashed.digest()[:6], "big")
 
 
-def cost_of(work: Work) -> int:
-    """Return the number of tokens of a work. Its time is about proportional to them."""
-    return sum(len(document.tokens_L) for document in work.documents)
+def step_seed(seed: int, step: int) -> int:
+    """Return the seed of dropout in a step, so that resuming is "go to step i"."""
+    return _number(f"{seed}/{step}")
+
+
+def pack_seed(seed: int, step: int, number: int) -> int:
+    """Return the seed of dropout in one pack, so that it does not matter who computes it."""
+    return _number(f"{seed}/{step}/{number}")
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 def compute(model: LoraModel, work: Work) -> WorkResult:
-    """Return what the model makes of a work, on its own device."""
-    if isinstance(work, Losses):
-        return WorkResult(Figures(tuple(model.nll(work.documents).tolist())))
-    result = compute_pack(model, work.pack, work.terms)
-    fits = result.integers_N is not None
-    return WorkResult(Figures((result.nll,), result.peak, fits), result.integers_N)
+    """Return what the model makes of a work, on its own device. `grad_N` holds a pack's gradient afterwards."""
+    pack = work.pack
+    if pack is None:
+        return WorkResult(tuple(model.nll(work.documents).tolist()))
+    torch.manual_seed(pack.seed)
+    model.grad_N.zero_()
+    sum_nll = model.backward_one(work.documents, pack.scale)
+    nll, peak = torch.stack([sum_nll.to(torch.float64), model.grad_N.abs().max().to(torch.float64)]).tolist()
+    integers_N = None
+    if math.isfinite(nll) and math.isfinite(peak):
+        integers_N = to_integers(model.grad_N, peak, pack.exponent, pack.packs)
+    return WorkResult((nll,), peak, integers_N is not None, integers_N)
 
 
-def work_message(number: int, work: Work) -> tuple[dict[str, Any], bytes]:
-    """Return a work as a header for JSON and the bytes of its tokens."""
-    header: dict[str, Any] = {
-        "kind": "work",
-        "number": number,
-        "rows": [document.row for document in work.documents],
-        "lengths": [len(document.tokens_L) for document in work.documents],
-    }
-    if isinstance(work, Gradient):
-        header["pack"] = {"number": work.pack.number, "seed": work.pack.seed}
-        terms = work.terms
-        header["terms"] = {"scale": terms.scale, "exponent": terms.exponent, "packs": terms.packs}
-    tokens = torch.cat([document.tokens_L.cpu() for document in work.documents]).to(torch.int32)
-    trained = torch.cat([document.trained_L.cpu() for document in work.documents]).to(torch.uint8)
-    return header, tokens.numpy().tobytes() + trained.numpy().tobytes()
+def to_message(works: Sequence[Work]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return works as headers for JSON and the bytes of their tokens."""
+    headers = [
+        {
+            "rows": [document.row for document in work.documents],
+            "lengths": [len(document.tokens_L) for document in work.documents],
+            "pack": work.pack and asdict(work.pack),
+        }
+        for work in works
+    ]
+    documents = [document for work in works for document in work.documents]
+    if not documents:
+        return headers, b""
+    tokens = torch.cat([document.tokens_L.cpu() for document in documents]).to(torch.int32)
+    trained = torch.cat([document.trained_L.cpu() for document in documents]).to(torch.uint8)
+    return headers, tokens.numpy().tobytes() + trained.numpy().tobytes()
 
 
-def read_work(header: Mapping[str, Any], payload: memoryview) -> Work:
-    """Return the work of a message. Raises KeyError, TypeError or ValueError for a message that holds none."""
-    total = sum(header["lengths"])
-    if payload.nbytes != 5 * total:
-        raise ValueError(f"{payload.nbytes} bytes for {total} tokens")
-    tokens = torch.frombuffer(payload, dtype=torch.int32, count=total).to(torch.int64)
-    trained = torch.frombuffer(payload, dtype=torch.uint8, count=total, offset=4 * total).bool()
-    parts = zip(header["rows"], tokens.split(header["lengths"]), trained.split(header["lengths"]), strict=True)
-    documents = tuple(Document(row, tokens_L, trained_L) for row, tokens_L, trained_L in parts)
-    if "pack" not in header:
-        return Losses(documents)
-    return Gradient(StepPack(documents=documents, **header["pack"]), PackTerms(**header["terms"]))
-
-
-def losses_of(documents: Sequence[Document], size: int) -> list[Work]:
-    """Return the work that scores these documents, `size` of them at a time."""
-    return [Losses(tuple(documents[start : start + size])) for start in range(0, len(documents), size)]
+def read_message(headers: Sequence[Mapping[str, Any]], payload: bytearray) -> list[Work]:
+    """Return the works of a message of `to_message`."""
+    rows = [row for header in headers for row in header["rows"]]
+    lengths = [length for header in headers for length in header["lengths"]]
+    if not rows:
+        return [Work(()) for _ in headers]
+    total = sum(lengths)
+    tokens = torch.frombuffer(payload, dtype=torch.int32, count=total).to(torch.int64).split(lengths)
+    trained = torch.frombuffer(payload, dtype=torch.uint8, count=total, offset=4 * total).bool().split(lengths)
+    documents = map(Document, rows, tokens, trained)
+    return [
+        Work(tuple(next(documents) for _ in header["rows"]), header["pack"] and Pack(**header["pack"]))
+        for header in headers
+    ]

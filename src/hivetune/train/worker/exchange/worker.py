@@ -1,4 +1,4 @@
-"""A process that computes packs beside a run's own worker on this machine. The supervisor starts and watches it.
+"""A process that computes packs beside a run's own worker: started by the supervisor, or a rank of torchrun above 0.
 
 It holds the base model and nothing that must survive: weights and tokens come with the work.
 """
@@ -6,14 +6,17 @@ It holds the base model and nothing that must survive: weights and tokens come w
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from hivetune.base.typed import from_plain
 from hivetune.config import LoraConfig
-from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, ComputePacks
-from hivetune.run.choices import Choices
+from hivetune.process.child import Heartbeat, Ranks, run_child
+from hivetune.process.protocol import Beat, ComputePacks, Train
+from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.device import cap_memory, start_with
 from hivetune.train.worker.exchange.group import POLL_S, open_store, serve_group
 from hivetune.train.worker.exchange.trust import class_of, hello
@@ -22,15 +25,39 @@ from hivetune.train.worker.model.protocol import LoraModel
 
 
 def main(task: ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
-    heartbeat.beat(Beat.PREPARING)
-    store = open_store(task.meeting)
-    while not store.check(["welcome"]):  # the run's own worker still loads
+    """Compute packs for the run of the supervisor that started this process."""
+    changes = task.changes.over(Choices(device=task.device))
+    return _serve(open_store(task.meeting), task.model, task.number, changes, heartbeat, local=True)
+
+
+def serve_as_rank(task: Train, ranks: Ranks, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Do everything that a process of torchrun does which is not the first."""
+    card = f"cuda:{ranks.local_rank}"
+    return _serve(open_store(None), task.model, ranks.rank, NO_CHOICES, heartbeat, local=False, card=card)
+
+
+def _serve(
+    store: dist.Store,
+    folder: Path,
+    number: int,
+    changes: Choices,
+    heartbeat: Heartbeat,
+    *,
+    local: bool,
+    card: str = "",
+) -> dict[str, Any]:
+    """Load the run's model and compute until the run ends. `card`: for a choice that names no card of its own."""
+    while True:
         heartbeat.beat(Beat.PREPARING)
+        if store.check(["welcome"]):  # the run's own worker has loaded
+            break
         time.sleep(10 * POLL_S)
     welcome = json.loads(store.get("welcome"))
-    model = load_welcomed(task.model, welcome, task.changes.over(Choices(device=task.device)))
-    said = {**hello(task.number, task.model), "class": class_of(model)}
-    return {"computed": serve_group(model, store, said, heartbeat, local=True)}
+    if card and welcome["choices"]["device"] == "cuda":
+        changes = replace(changes, device=card)
+    model = load_welcomed(folder, welcome, changes)
+    said = {**hello(number, folder), "class": class_of(model)}
+    return {"computed": serve_group(model, store, said, heartbeat, local=local)}
 
 
 def load_welcomed(folder: Path, welcome: Mapping[str, Any], changes: Choices) -> LoraModel:
