@@ -35,9 +35,8 @@ from hivetune.specialists.routes import routes_document
 from hivetune.specialists.station import train_specialists
 from hivetune.specialists.survey import Attended
 from hivetune.synth.demo import write_inputs
-from hivetune.train.open import open_run
 from hivetune.train.probe import probe_run
-from hivetune.train.start import train_run
+from hivetune.train.start import open_run, train_run
 
 SHARED = "demo"
 QUESTIONS = [

@@ -20,9 +20,8 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.models.fetch import fetch_model
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
-from hivetune.train.open import open_run
 from hivetune.train.probe import probe_run
-from hivetune.train.start import train_run
+from hivetune.train.start import open_run, train_run
 
 RUNS = 3
 STEPS = 52

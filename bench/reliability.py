@@ -34,8 +34,7 @@ from hivetune.config import parse_config  # noqa: E402
 from hivetune.errors import HivetuneError  # noqa: E402
 from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
 from hivetune.synth.demo import write_demo_data  # noqa: E402
-from hivetune.train.open import open_run  # noqa: E402
-from hivetune.train.start import train_run  # noqa: E402
+from hivetune.train.start import open_run, train_run  # noqa: E402
 from hivetune.train.supervise.attempt import Terms  # noqa: E402
 from hivetune.train.supervise.ladder import Bounds  # noqa: E402
 

@@ -23,11 +23,11 @@ from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.prove import export_merged, prove_export
 from hivetune.run.find import find_run
 from hivetune.serve.register import register_run
-from hivetune.train.open import Run, load_run, open_run
+from hivetune.train.open import Run, load_run
 from hivetune.train.plan.choose import with_advice
 from hivetune.train.plan.run import Planned, case_of, plan_run
 from hivetune.train.probe import probe_run, proof_is_due, prove_again
-from hivetune.train.start import train_run
+from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from hivetune.machine.cluster import DEVICE, Membership, write_membership
 from hivetune.run.checkpoints import newest_good
 from hivetune.run.folder import EVENTS, METRICS, read_record
 from hivetune.run.status import run_status
-from hivetune.train import open as open_station
-from hivetune.train.open import Run, load_run, open_run
+from hivetune.train import start as open_station
+from hivetune.train.open import Run, load_run
+from hivetune.train.start import open_run
 
 GUEST = Path(__file__).with_name("guest_run.py")
 

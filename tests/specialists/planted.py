@@ -27,8 +27,8 @@ from hivetune.records import Verdict
 from hivetune.release.registry import Release, promote, register
 from hivetune.run.folder import EVENTS, adapter_hash
 from hivetune.specialists import routes, runs, station, survey
-from hivetune.train.open import Run, load_run, open_run, update_record
-from hivetune.train.start import account
+from hivetune.train.open import Run, load_run, update_record
+from hivetune.train.start import account, open_run
 from hivetune.train.supervise.attempt import Terms
 
 SHARED = "team"

@@ -25,8 +25,8 @@ from hivetune.records import Metric, Verdict
 from hivetune.run.folder import read_record
 from hivetune.sweep import sweep as station
 from hivetune.sweep.sweep import run_sweep
-from hivetune.train import open as open_station
 from hivetune.train import queue
+from hivetune.train import start as open_station
 
 # Long enough that a run which goes on alone is not over before the next sweep has started on a busy machine.
 STEPS = 3000

@@ -31,7 +31,8 @@ from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.prove import describe_proof, prove_export
 from hivetune.run.folder import EVALUATION
 from hivetune.synth.demo import ask_some, write_inputs
-from hivetune.train.open import Run, open_run
+from hivetune.train.open import Run
+from hivetune.train.start import open_run
 
 
 def demo(

@@ -26,8 +26,8 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.find import shortest_name
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses
-from hivetune.train.open import Run, open_run
-from hivetune.train.start import train_run
+from hivetune.train.open import Run
+from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import ArithmeticChange
 from hivetune.train.supervise.verify import verify_resume as verify

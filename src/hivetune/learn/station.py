@@ -25,7 +25,8 @@ from hivetune.judge.losses import scored
 from hivetune.models.sides import BASELINE
 from hivetune.records import Progress, Verdict, silent
 from hivetune.run.folder import EVALUATION, adapter_hash
-from hivetune.train.open import Run, open_run
+from hivetune.train.open import Run
+from hivetune.train.start import open_run
 
 STAGE1, STAGE2, LONGER = "stage1", "stage2", "stage1-longer"
 DOCUMENT, AGAINST = "learn.json", "against"

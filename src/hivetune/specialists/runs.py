@@ -32,10 +32,10 @@ from hivetune.run.status import has_begun, run_status
 from hivetune.serve.register import register_run
 from hivetune.specialists.decide import GRADIENT_PARTS, Screen, decide_birth, screen
 from hivetune.specialists.survey import ALONE, Attended, Survey, scored_parts, step_of
-from hivetune.train.open import Run, open_run
+from hivetune.train.open import Run
 from hivetune.train.probe import probe_run
 from hivetune.train.queue import Going, places_of, run_queue, why_failed
-from hivetune.train.start import train_run
+from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
 FORK_STEPS = 40

@@ -32,8 +32,9 @@ from hivetune.release.prune import remove_run
 from hivetune.run.chart import curves_chart
 from hivetune.run.folder import EVENTS, ROW_LOSSES, SUPERVISOR_LOG
 from hivetune.run.status import loss_curve, run_status
-from hivetune.train.open import Run, load_run, open_run
+from hivetune.train.open import Run, load_run
 from hivetune.train.queue import Going, places_of, run_queue, why_failed
+from hivetune.train.start import open_run
 
 RESULT, CURVES = "sweep.json", "sweep.svg"
 Keep = Literal["all", "best"]

@@ -1,29 +1,20 @@
-"""Opening a run folder: it is found, or made with its plan and its record. Nothing is trained here."""
+"""A run folder that exists: its data, model and plan, as every later station reads them."""
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hivetune import __version__
-from hivetune.base.database import open_database
-from hivetune.base.disk import LOCK, home, lock, problems_once
-from hivetune.base.paths import real_path
-from hivetune.base.private import check_own, make_folder
+from hivetune.base.disk import lock, problems_once
+from hivetune.base.private import check_own
 from hivetune.checkers.find import find_checker
 from hivetune.config import EvalConfig, RunConfig
-from hivetune.data.identity import identity_hash, identity_of, refuse_changed, refuse_other
-from hivetune.data.prepare.prepare import prepare_data
+from hivetune.data.identity import identity_of, refuse_changed
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
-from hivetune.errors import Busy, UsageError
-from hivetune.models.fetch import fetch_model
+from hivetune.errors import UsageError
 from hivetune.models.sides import parse_side
-from hivetune.process.cluster import cluster_of, own_address
-from hivetune.records import Progress, silent
-from hivetune.run.choices import Choices, read_resolved, write_resolved
-from hivetune.run.folder import RECORD, read_record, write_record
+from hivetune.run.choices import read_resolved, write_resolved
+from hivetune.run.folder import read_record, write_record
 from hivetune.train.plan.steps import (
     MIN_VOUCHED,
     Plan,
@@ -32,7 +23,6 @@ from hivetune.train.plan.steps import (
     make_plan,
     make_stage2_plan,
     read_plan,
-    write_plan,
 )
 
 
@@ -49,53 +39,6 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         return read_record(self.folder)
-
-
-def open_run(
-    config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
-) -> Run:
-    """Return the run of this config and data: found when it exists, else made with its plan. Trains nothing.
-
-    `on_busy` as in prepare_data: a second run on the same rows waits until the first has prepared them.
-
-    Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
-    whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer.
-    """
-    model = fetch_model(config.model, progress)
-    snapshot = prepare_data(config, model, progress, on_busy)
-    identity = identity_of(config, snapshot, model)
-    settings_hash = identity_hash(identity)
-    folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")
-    if (folder / RECORD).exists():
-        refuse_other(folder, identity)
-        return with_workers(load_run(folder), config.workers)
-    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
-        raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
-    check_eval(config.eval)  # now, not after hours of training
-    plan = plan_of(config, snapshot, settings_hash)
-    if (cluster := cluster_of(config)) is not None:
-        own_address(cluster)  # raised before a folder is made: no run is left that never began
-    make_folder(folder)
-    check_own(folder)
-    write_resolved(folder, config, Choices())
-    write_plan(folder, plan)
-    record = {
-        "schema": 1,
-        "name": name,
-        "created": round(time.time(), 3),
-        "hivetune": __version__,
-        "model": str(model),
-        "snapshot": str(snapshot.folder),
-        "identity": identity,
-        "status": "new",
-    }
-    write_record(folder, record)
-    with closing(open_database()) as database:
-        database.execute(
-            "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
-            (str(folder), name, record["created"], snapshot.hash),
-        )
-    return Run(folder, config, model, snapshot, plan)
 
 
 def check_eval(config: EvalConfig) -> None:
@@ -185,16 +128,15 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
             steps=config.max_steps or config.learn.steps,
         )
 
-    def make(part: Sequence[PlanRow]) -> Plan:
-        return make_plan(
-            part,
-            snapshot_hash=snapshot.hash,
-            settings_hash=settings_hash,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            max_steps=config.max_steps,
-        )
+    make = partial(
+        make_plan,
+        snapshot_hash=snapshot.hash,
+        settings_hash=settings_hash,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
 
     chunk_rows = config.supervise.chunk_rows
     return make(rows) if chunk_rows is None else in_chunks(rows, chunk_rows, make)

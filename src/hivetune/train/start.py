@@ -1,17 +1,31 @@
-"""The station that takes the time: the supervisor brings the run to its end, and every row is accounted for."""
+"""The run of a config: opened with its plan, trained to its end by the supervisor, every row accounted for."""
 
+import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Any
 
-from hivetune.base.disk import write_manifest
+from hivetune import __version__
+from hivetune.base.database import open_database
+from hivetune.base.disk import LOCK, home, write_manifest
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import real_path
+from hivetune.base.private import check_own, make_folder
+from hivetune.config import RunConfig
+from hivetune.data.identity import identity_hash, identity_of, refuse_other
+from hivetune.data.prepare.prepare import prepare_data
+from hivetune.errors import Busy, UsageError
+from hivetune.models.fetch import fetch_model
+from hivetune.process.cluster import cluster_of, own_address
 from hivetune.process.detach import Exporters
-from hivetune.records import Accounting
+from hivetune.records import Accounting, Progress, silent
 from hivetune.run.chart import write_loss_chart
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVENTS
+from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.run.folder import EVENTS, RECORD, write_record
 from hivetune.run.status import hold_run, run_status
-from hivetune.train.open import Run, load_run, update_record
+from hivetune.train.open import Run, check_eval, load_run, plan_of, update_record, with_workers
+from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import arithmetic_changes
 from hivetune.train.supervise.room import write_when_there_is_room
@@ -37,6 +51,53 @@ REPORTED = (
     "device",
     "dtype",
 )
+
+
+def open_run(
+    config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+) -> Run:
+    """Return the run of this config and data: found when it exists, else made with its plan. Trains nothing.
+
+    `on_busy` as in prepare_data: a second run on the same rows waits until the first has prepared them.
+
+    Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
+    whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer.
+    """
+    model = fetch_model(config.model, progress)
+    snapshot = prepare_data(config, model, progress, on_busy)
+    identity = identity_of(config, snapshot, model)
+    settings_hash = identity_hash(identity)
+    folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")
+    if (folder / RECORD).exists():
+        refuse_other(folder, identity)
+        return with_workers(load_run(folder), config.workers)
+    if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+        raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
+    check_eval(config.eval)  # now, not after hours of training
+    plan = plan_of(config, snapshot, settings_hash)
+    if (cluster := cluster_of(config)) is not None:
+        own_address(cluster)  # raised before a folder is made: no run is left that never began
+    make_folder(folder)
+    check_own(folder)
+    write_resolved(folder, config, Choices())
+    write_plan(folder, plan)
+    record = {
+        "schema": 1,
+        "name": name,
+        "created": round(time.time(), 3),
+        "hivetune": __version__,
+        "model": str(model),
+        "snapshot": str(snapshot.folder),
+        "identity": identity,
+        "status": "new",
+    }
+    write_record(folder, record)
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
+            (str(folder), name, record["created"], snapshot.hash),
+        )
+    return Run(folder, config, model, snapshot, plan)
 
 
 def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:

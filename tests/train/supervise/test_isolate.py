@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hivetune.process.protocol import Item
 from hivetune.train.plan.steps import max_quarantined
-from hivetune.train.supervise.isolate import Attempt, Ending, Findings, isolate, within
+from hivetune.train.supervise.isolate import Ending, Findings, isolate, within
 
 
 class Card:
@@ -20,11 +20,11 @@ class Card:
         self.kills, self.nan = kills, nan
         self.children = 0
 
-    def replay(self, attempt: Attempt) -> Ending:
+    def replay(self, items: Sequence[Item], other: bool) -> Ending:
         self.children += 1
         finite: list[bool] = []
-        for item in attempt.items:
-            if self.kills(item, attempt.other):
+        for item in items:
+            if self.kills(item, other):
                 return Ending(tuple(finite), "was killed by SIGABRT")
             finite.append(not self.nan & set(item.rows))
         return Ending(tuple(finite))
@@ -35,7 +35,7 @@ def bad_rows(*rows: int) -> Callable[[Item, bool], bool]:
 
 
 def found(findings: Findings) -> list[int]:
-    return [bad.row for bad in findings.rows]
+    return list(findings.rows)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 16, 64, 256])
@@ -60,7 +60,7 @@ def test_exactly_the_bad_rows_are_found(size: int, kill: set[int], nan: set[int]
 def test_a_kernel_that_dies_at_one_shape_is_no_bad_row() -> None:
     card = Card(lambda item, other: 5 in item.rows and not item.padded)
     findings = isolate(range(16), card.replay, control=99)
-    assert (findings.culprit, findings.rows) == ("kernel", ())
+    assert (findings.culprit, findings.rows) == ("kernel", {})
     assert "bad kernel: row 5" in findings.words
 
 
@@ -78,7 +78,7 @@ def test_a_bad_row_and_a_bad_kernel_in_one_batch_are_told_apart() -> None:
 
 def test_rows_that_die_only_together_are_not_quarantined() -> None:
     findings = isolate(range(16), Card(lambda item, other: len(item.rows) > 4).replay, control=99)
-    assert (findings.culprit, findings.rows) == ("kernel", ())
+    assert (findings.culprit, findings.rows) == ("kernel", {})
     assert "the size of the batch" in findings.words
     findings = isolate(range(16), Card(lambda item, other: len(item.rows) > 4 and not item.padded).replay, control=99)
     assert "another order" in findings.words
@@ -94,9 +94,9 @@ def test_a_machine_that_fails_everywhere_costs_no_rows() -> None:
     for control in (None, 99):
         card = Card(lambda item, other: True)
         findings = isolate(range(16), card.replay, control=control)
-        assert (findings.culprit, findings.rows) == ("machine", ())
+        assert (findings.culprit, findings.rows) == ("machine", {})
         assert card.children <= 3
-    findings = isolate(range(16), lambda attempt: Ending((), "MachineNotFit: no torch", started=False), control=99)
+    findings = isolate(range(16), lambda items, other: Ending((), "MachineNotFit: no torch", started=False), control=99)
     assert (findings.culprit, findings.children) == ("machine", 1)
     nan_weights = Card(lambda item, other: False, frozenset(range(100)))
     assert isolate(range(16), nan_weights.replay, control=99).culprit == "machine"
@@ -116,5 +116,5 @@ def test_more_bad_rows_than_are_borne_are_the_machine() -> None:
     findings = isolate(range(16), Card(bad_rows(3, 5)).replay, control=99)
     assert within(findings, 14, 16) == findings
     stopped = within(findings, 15, 16)
-    assert (stopped.culprit, stopped.rows) == ("machine", ())
+    assert (stopped.culprit, stopped.rows) == ("machine", {})
     assert max_quarantined(10_000, 0.2) == 2000 and max_quarantined(10, 0.2) == 16

@@ -21,9 +21,9 @@ from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
-from hivetune.train.open import Run, load_run, open_run
+from hivetune.train.open import Run, load_run
 from hivetune.train.probe import probe_run
-from hivetune.train.start import train_run
+from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
 

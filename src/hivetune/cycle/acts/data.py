@@ -35,7 +35,7 @@ from hivetune.release.dry_export import dry_export
 from hivetune.release.registry import Release
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import CONFIG, RECORD, SCORES
-from hivetune.train.open import open_run
+from hivetune.train.start import open_run
 
 
 def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:

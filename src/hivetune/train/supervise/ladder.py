@@ -8,10 +8,10 @@ go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
-from hivetune.machine.faults import Fault
 from hivetune.machine.faults import fault as fault_of
 from hivetune.run.choices import NO_CHOICES, Choices
 
@@ -21,7 +21,7 @@ LATE_STEPS = 1
 SHARED_PLACE = 2
 # After so many faults of one kind on a device, at different steps and with progress between them, a change is tried.
 SCATTERED_CHANGE = 5
-_LONGEST_WAIT_S = 300.0
+MAX_WAIT_S = 300.0
 # The widest tile that the over-reading kernels of gfx12 have (ROCm/rocm-libraries#7992, #11714).
 RANK_MULTIPLE = 64
 EVERY_LAYER = 10_000
@@ -45,54 +45,38 @@ class Rung:
     exact: bool = False
 
 
+# A rung that only a run on a card has.
+_card = partial(Rung, device_only=True)
+
 RUNGS = {
     rung.name: rung
     for rung in (
-        Rung(
-            "blas",
-            "rocBLAS's own kernels instead of hipBLASLt",
-            LEAVE_HIPBLASLT,
-            device_only=True,
-        ),
-        Rung(
-            "graphs",
-            "kernels launched one by one instead of as graphs",
-            choices=Choices(graphs=False),
-            device_only=True,
-        ),
-        Rung(
+        _card("blas", "rocBLAS's own kernels instead of hipBLASLt", LEAVE_HIPBLASLT),
+        _card("graphs", "kernels launched one by one instead of as graphs", choices=Choices(graphs=False)),
+        _card(
             "kernels",
             "torch's kernels between the products instead of our own in Triton",
             choices=Choices(kernels="torch"),
-            device_only=True,
         ),
         Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),
-        Rung(
-            "bucket",
-            "fewer shapes, token counts in multiples of 256",
-            choices=Choices(token_multiple=256),
-            device_only=True,
-        ),
-        Rung(
+        _card("bucket", "fewer shapes, token counts in multiples of 256", choices=Choices(token_multiple=256)),
+        _card(
             "rank64",
             "ranks padded to a multiple of 64 in products",
             choices=Choices(rank_multiple=RANK_MULTIPLE),
-            device_only=True,
         ),
         Rung("dtype", "float32", choices=Choices(dtype="float32")),
-        Rung(
+        _card(
             "allocator",
             "the allocator's plain mode",
             {"PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None, "PYTORCH_HIP_ALLOC_CONF": None},
-            device_only=True,
             exact=True,
         ),
-        Rung(
+        _card(
             "no-cache",
             "every allocation made by the driver, so that no operand ends right before unmapped memory",
             {"PYTORCH_NO_HIP_MEMORY_CACHING": "1"},
             Choices(graphs=False),  # a captured graph allocates from a pool of the cache
-            device_only=True,
         ),
         Rung("micro", "micro-batches of half the size, the same effective batch", choices=Choices(halvings=1)),
         Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices=Choices(halvings=3)),
@@ -115,33 +99,14 @@ RUNGS = {
             {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
             Choices(kernels="torch"),  # ours are compiled for this very processor
         ),
-        Rung(
-            "sdma-off",
-            "copies made by kernels instead of the DMA engine",
-            {"HSA_ENABLE_SDMA": "0"},
-            device_only=True,
-            exact=True,
-        ),
-        Rung(
-            "interrupt",
-            "polling of the card instead of its interrupts",
-            {"HSA_ENABLE_INTERRUPT": "0"},
-            device_only=True,
-            exact=True,
-        ),
-        Rung(
-            "no-override",
-            "no HSA_OVERRIDE_GFX_VERSION",
-            {"HSA_OVERRIDE_GFX_VERSION": None},
-            device_only=True,
-            exact=True,
-        ),
-        Rung(
+        _card("sdma-off", "copies made by kernels instead of the DMA engine", {"HSA_ENABLE_SDMA": "0"}, exact=True),
+        _card("interrupt", "polling of the card instead of its interrupts", {"HSA_ENABLE_INTERRUPT": "0"}, exact=True),
+        _card("no-override", "no HSA_OVERRIDE_GFX_VERSION", {"HSA_OVERRIDE_GFX_VERSION": None}, exact=True),
+        _card(
             "cpu",
             "the processor instead of the card",
             {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""},
             Choices(device="cpu"),
-            device_only=True,
         ),
         Rung("rank", "half the rank, trained again from step 0"),
         Rung("sample", "every second of the rows still to come"),
@@ -221,44 +186,53 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
         return Reply("stop", f"{fault.title}: another attempt would end the same way", last.rungs)
     if fault.waits_for:
         return Reply("wait", f"{fault.title}: the run waits, and continues by itself", last.rungs)
-    ask_rows = "isolate" in fault.rungs and last.step >= 0 and not _asked_rows(history)
+    asks_rows = "isolate" in fault.rungs and last.step >= 0 and not _asked_rows(history)
     left = attempts_left(history, bounds)
-    if left <= 0 and ask_rows:
-        return Reply(
-            "isolate",
-            "no attempt is left; the rows of the step are replayed, in case one of them is the cause",
-            kept_rungs(history),
-        )
+    if left <= 0 and asks_rows:
+        why = "no attempt is left; the rows of the step are replayed, in case one of them is the cause"
+        return Reply("isolate", why, kept_rungs(history))
     if left <= 0:
-        return Reply(
-            "stop",
-            f"{idle_attempts(history)} attempts without progress, the last one ended by: {fault.title}",
-            last.rungs,
-        )
+        why = f"{idle_attempts(history)} attempts without progress, the last one ended by: {fault.title}"
+        return Reply("stop", why, last.rungs)
     alike = _alike(history)
     # Failures that ended in a quarantine were caused by the row, not by the machine.
     scattered = [
         f for f in history[:-1] if (f.fault, f.quarantined) == (last.fault, last.quarantined) and f not in alike
     ]
-    often = [earlier for earlier in scattered if earlier.rungs == last.rungs]
-    worn_out = fault.domain == "device" and len(often) + 1 >= SCATTERED_CHANGE
-    known = _open_rungs(bounds.published.get(fault.id, {}), history, bounds)
-    if fault.first == "again" and not alike and not worn_out and not known:
-        if ask_rows and _rows_did_it(history):
-            return Reply(
-                "isolate",
-                "a row caused this fault before; the rows of the step are replayed, in case one of them does",
-                last.rungs,
-            )
+    often = sum(earlier.rungs == last.rungs for earlier in scattered)
+    worn_out = fault.domain == "device" and often + 1 >= SCATTERED_CHANGE
+    tried = {failure.tried for failure in (*alike, last)} | set(last.rungs)
+    published = bounds.published.get(fault.id, {})
+    helped_others = any(name not in tried and _is_open(name, bounds) for name in published)
+    if fault.first == "again" and not alike and not worn_out and not helped_others:
+        if asks_rows and _rows_did_it(history):
+            why = "a row caused this fault before; the rows of the step are replayed, in case one of them does"
+            return Reply("isolate", why, last.rungs)
         patient = fault.backoff or (fault.domain == "device" and scattered)
         wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
-        why = (
-            "faults at different steps point to the machine, not to the data"
-            if scattered
-            else "one fault may be chance"
-        )
-        return Reply("again", why, last.rungs, wait_s=wait_s)
-    return _climb(history, fault, bounds, last_try=left == 1, isolate=not worn_out or bool(alike))
+        why = "faults at different steps point to the machine, not to the data"
+        return Reply("again", why if scattered else "one fault may be chance", last.rungs, wait_s=wait_s)
+    # Climb: the next change, the replay of the rows, or the end.
+    kept = kept_rungs(history)
+    if last.step < 0:
+        tried |= OF_A_STEP
+    elif (worn_out and not alike) or _asked_rows(history):
+        tried.add("isolate")
+    rungs = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
+    if left == 1:  # an isolation takes no attempt, and the processor is the safest device
+        rungs = [name for name in ("isolate", "cpu") if name in rungs] or rungs
+    rungs = rungs or [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
+    if not rungs and left > 1:
+        wait_s = _wait_s(idle_attempts(history), bounds)
+        return Reply("again", "no change is left to try; the same again after a pause", kept, wait_s=wait_s)
+    if not rungs:
+        return Reply("stop", f"no change is left to try against: {fault.title}", kept)
+    if rungs[0] == "isolate":
+        why = "the step failed again; its rows are replayed one by one, in case one of them is the cause"
+        return Reply("isolate", why, kept)
+    rung = RUNGS[rungs[0]]
+    why = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
+    return Reply("change", why, (*kept, rung.name), rung.name)
 
 
 def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bounds: Bounds) -> tuple[Reply, Failure]:
@@ -392,50 +366,9 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))
 
 
-def _climb(history: Sequence[Failure], fault: Fault, bounds: Bounds, *, last_try: bool, isolate: bool) -> Reply:
-    """Return the next change, the replay of the rows, or the end."""
-    last = history[-1]
-    kept = kept_rungs(history)
-    here = [*_alike(history), last]
-    tried = {failure.tried for failure in here} | set(last.rungs)
-    if last.step < 0:
-        tried |= OF_A_STEP
-    elif not isolate or _asked_rows(history):
-        tried.add("isolate")
-    published = bounds.published.get(fault.id, {})
-    left = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
-    if last_try:  # an isolation takes no attempt, and the processor is the safest device
-        left = [name for name in ("isolate", "cpu") if name in left] or left
-    if not left:
-        left = [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
-    if not left:
-        if attempts_left(history, bounds) > 1:
-            return Reply(
-                "again",
-                "no change is left to try; the same again after a pause",
-                kept,
-                wait_s=_wait_s(idle_attempts(history), bounds),
-            )
-        return Reply("stop", f"no change is left to try against: {fault.title}", kept)
-    if left[0] == "isolate":
-        return Reply(
-            "isolate", "the step failed again; its rows are replayed one by one, in case one of them is the cause", kept
-        )
-    rung = RUNGS[left[0]]
-    why = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
-    return Reply("change", why, (*kept, rung.name), rung.name)
-
-
-def _open_rungs(names: Iterable[str], history: Sequence[Failure], bounds: Bounds) -> list[str]:
-    """Return those of `names` that are neither in effect nor void, nor tried at the place of the last failure."""
-    last = history[-1]
-    tried = {failure.tried for failure in (*_alike(history), last)} | set(last.rungs)
-    return [name for name in names if name not in tried and _is_open(name, bounds)]
-
-
 def _is_open(name: str, bounds: Bounds) -> bool:
     return name == "isolate" or (name not in bounds.void and (bounds.on_device or not RUNGS[name].device_only))
 
 
 def _wait_s(number: int, bounds: Bounds) -> float:
-    return min(bounds.backoff_s * 2.0**number, _LONGEST_WAIT_S)
+    return min(bounds.backoff_s * 2.0**number, MAX_WAIT_S)

@@ -25,14 +25,14 @@ from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, run_task, start_child
-from hivetune.process.protocol import Beat, Outcome, Salvage, Train
+from hivetune.process.protocol import Beat, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby
 from hivetune.run.status import hold_run, quarantined
-from hivetune.train.plan.steps import max_quarantined, read_plan
+from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
 from hivetune.train.supervise.attempt import (
     Ended,
     Job,
@@ -53,7 +53,7 @@ from hivetune.train.supervise.history import (
     remember_rungs,
     remembered_rungs,
 )
-from hivetune.train.supervise.isolate import amend_plan, isolate, replay_in_children, within
+from hivetune.train.supervise.isolate import isolate, replay_in_children, within
 from hivetune.train.supervise.ladder import (
     RANK_MULTIPLE,
     Bounds,
@@ -191,7 +191,7 @@ class _Supervisor:
         """Start a worker with the rungs in effect, watch it to its end, and explain how it ended."""
         job = self.job
         self.attempts += 1
-        limits = self._limits()
+        limits = LearnedLimits(job.settings, self.start_s.get(self.rungs))
         environment, choices = worker_effects(job.run, self.rungs)
         devices = devices_beside(job.run, job.model, self.config, self.machine, self._device())
         memory_bytes = int(self.machine.memory_bytes * job.settings.memory_share) // (1 + len(devices))
@@ -250,8 +250,11 @@ class _Supervisor:
     def answer(self, ended: Ended) -> RunOutcome | None:
         """Return the run's outcome, or None when another worker is to be started."""
         if ended.outcome.status == "done":
-            if self.rungs:
-                self._remember()
+            try:
+                if self.rungs:
+                    remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
+            except OSError as error:  # a profile that can't be written must not end the run
+                self.job.events.append("warning", text=f"the machine's profile could not be written: {error}")
             return self._outcome("done", ended.durable, ended.outcome.result)
         if ended.diagnosis is None:
             return self._stopped(ended.outcome.result)
@@ -262,7 +265,9 @@ class _Supervisor:
         if action.kind == "wait":
             self._wait_for_disk()
         if action.tried in SMALLER:
-            self._make_smaller(action.tried)
+            run = self.job.run
+            text = lower_rank(run) if action.tried == "rank" else thin_out(run, self.job.snapshot)
+            self.job.events.append("smaller", how=action.tried, text=text)
         self.job.stop.sleep(action.wait_s)
         return self._stopped(ended.outcome.result) if self.job.stop.count else None
 
@@ -271,15 +276,6 @@ class _Supervisor:
         self.job.events.append("warning", text=f"the disk is full: {error}")
         self._wait_for_disk()
         return self._stopped({}) if self.job.stop.count else None
-
-    def _remember(self) -> None:
-        try:
-            remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
-        except OSError as error:  # a profile that can't be written must not end the run
-            self.job.events.append("warning", text=f"the machine's profile could not be written: {error}")
-
-    def _limits(self) -> LearnedLimits:
-        return LearnedLimits(self.job.settings, self.start_s.get(self.rungs))
 
     def _choose_action(self, ended: Ended) -> Reply:
         """Journal the failure and choose what to do. An isolation is made here, and the ladder is asked again."""
@@ -300,11 +296,13 @@ class _Supervisor:
         self.history.append(failure)
         job.events.append("failure", **asdict(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
         action = next_action(self.history, self._bounds())
-        if action.kind == "isolate":
-            self._journal_action(action)
+        while True:
+            job.events.append(
+                "action", action=action.kind, why=action.why, rungs=list(action.rungs), tried=action.tried
+            )
+            if action.kind != "isolate":
+                return action
             action = self._isolate(failure)
-        self._journal_action(action)
-        return action
 
     def _isolate(self, failure: Failure) -> Reply:
         """Replay the rows of the step. Quarantine a guilty one and go on, else do what the ladder says next."""
@@ -316,27 +314,23 @@ class _Supervisor:
             return next_action(self.history, self._bounds())
         before = steps[failure.step - 1].rows if failure.step else ()
         replay = replay_in_children(
-            run, job.model, data.folder, rungs=self.rungs, module=job.replay, limits=self._limits
+            run,
+            job.model,
+            data.folder,
+            rungs=self.rungs,
+            module=job.replay,
+            limits=lambda: LearnedLimits(job.settings, self.start_s.get(self.rungs)),
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = max_quarantined(plan.num_rows, self.config.data.max_rejected)
         findings = within(findings, failure.quarantined, most)
-        entries = amend_plan(run, failure.step, findings, lambda row: data.info(row).source)
         job.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
-        for entry in entries:
-            job.events.append("quarantined", **entry)
+        for row, reason in findings.rows.items():  # each is on disk before the next attempt
+            where = data.info(row).source
+            append_amendment(run, Amendment(failure.step, (row,), f"{where}: {reason}"))
+            job.events.append("quarantined", row=row, source=where, from_step=failure.step, reason=reason)
         action, self.history[-1] = after_isolation(self.history, findings.culprit, findings.words, self._bounds())
         return action
-
-    def _make_smaller(self, how: str) -> None:
-        run = self.job.run
-        text = lower_rank(run) if how == "rank" else thin_out(run, self.job.snapshot)
-        self.job.events.append("smaller", how=how, text=text)
-
-    def _journal_action(self, action: Reply) -> None:
-        self.job.events.append(
-            "action", action=action.kind, why=action.why, rungs=list(action.rungs), tried=action.tried
-        )
 
     def _distrust(self, ended: Ended) -> None:
         """Set aside the checkpoints since the last good test of the numbers: they may hold wrong ones."""
@@ -357,21 +351,8 @@ class _Supervisor:
         state_to_disk(self.job)
 
     def _bounds(self) -> Bounds:
-        settings = self.config.supervise
-        # A run that begins with another run's adapter has that adapter's rank.
-        allowed = {name for name in settings.allow if name != "rank" or self.config.lora.start is None}
-        return Bounds(
-            attempts=settings.attempts,
-            on_device=self._on_device() and "cpu" not in self.rungs,
-            backoff_s=settings.backoff_s,
-            allow=frozenset(allowed),
-            void=self._void(),
-            published=published_remedies(self.machine),
-        )
-
-    def _void(self) -> frozenset[str]:
-        """Return the rungs that would change nothing in a worker as it is started now."""
-        run = self.job.run
+        settings, run = self.config.supervise, self.job.run
+        # A worker as it is started now: rungs that would change nothing in it are void.
         environment, changes = worker_effects(run, self.rungs)
         config, settled = read_resolved(run)  # a lower rank is written there
         started = [e for e in read_journal(run / METRICS) if e["event"] == "started" and "path" in e]
@@ -381,7 +362,16 @@ class _Supervisor:
             rank_multiple=math.gcd(config.lora.r, RANK_MULTIPLE),
         )
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-        return void_rungs(variables, changes.over(settled.over(as_started)))
+        # A run that begins with another run's adapter has that adapter's rank.
+        allowed = {name for name in settings.allow if name != "rank" or self.config.lora.start is None}
+        return Bounds(
+            attempts=settings.attempts,
+            on_device=self._on_device() and "cpu" not in self.rungs,
+            backoff_s=settings.backoff_s,
+            allow=frozenset(allowed),
+            void=void_rungs(variables, changes.over(settled.over(as_started))),
+            published=published_remedies(self.machine),
+        )
 
     def _on_device(self) -> bool:
         return self._device() != "cpu"
@@ -405,7 +395,10 @@ class _Supervisor:
         assert ended.diagnosis is not None
         refused = ended.outcome.error
         if refused is not None and refused.exit_code in (2, 3, 4, 5):
-            return self._outcome("failed", ended.durable, {}, _refusal(ended.outcome))
+            try:
+                ended.outcome.check("training")
+            except HivetuneError as refusal:
+                return self._outcome("failed", ended.durable, {}, refusal)
         fault, run = ended.diagnosis.fault, self.job.run
         left = self._salvage() if ended.durable else "No step was saved, so there is no adapter."
         where = f"in step {ended.step}" if ended.step >= 0 else "while it loaded the model"
@@ -446,14 +439,6 @@ class _Supervisor:
             "supervisor_ended", status=status, steps=steps, restarts=outcome.restarts, rungs=list(self.rungs), why=why
         )
         return outcome
-
-
-def _refusal(outcome: Outcome) -> HivetuneError:
-    try:
-        outcome.check("training")
-    except HivetuneError as error:
-        return error
-    return HivetuneError("the worker refused to train and gave no reason")
 
 
 def _reserve_bytes(run: Path) -> int:
