@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train.supervise.disks import CountingDisk, FailingDisk
 
-from hivetune.base.disk import MANIFEST, Disk
+from hivetune.base.disk import DISK, MANIFEST, Disk
 from hivetune.base.journal import Journal
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS, checkpoint_interval_s
@@ -36,12 +36,15 @@ from hivetune.train.worker.checkpoint import (
     load_newest_good,
     load_parameters,
     read_rng,
-    save,
     set_rng,
     to_files,
 )
 
 NAMES = ("model.layers.0.q_proj.lora_A.weight", "model.layers.0.q_proj.lora_B.weight")
+
+
+def save(run: Path, state: TrainState, *, disk: Disk = DISK) -> Path:
+    return checkpoints.commit_within(run, state.step, to_files(state), disk=disk)
 
 
 def state_at(step: int, best: int | None = 4) -> TrainState:

@@ -18,8 +18,7 @@ def a_run(*amendments: Amendment) -> SimpleNamespace:
         seed=0,
         batch_size=1,
         epochs=1,
-        amendments=amendments,
-    )
+    ).amended(*amendments)
     snapshot = SimpleNamespace(manifest={"accounting": TAKEN_IN}, first_views=lambda: FIRST, bad_rows=lambda: ())
     return SimpleNamespace(plan=plan, snapshot=snapshot)
 

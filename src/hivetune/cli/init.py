@@ -147,10 +147,10 @@ def _about_model(proposal: Proposal) -> Iterator[str]:
         yield f"# This model is not on this machine yet: hivetune fetch {quoted(proposal.config.model)}"
         return
     yield f"# On {planned.device.name}: {_predicted(planned)}"
-    others = {o.model: o for o in reversed(planned.options) if o.fits and o.model != proposal.config.model}
+    others = {o.case.model: o for o in reversed(planned.options) if o.fits and o.case.model != proposal.config.model}
     for option in sorted(others.values(), key=lambda option: option.peak_bytes)[:3]:
         hours = "" if option.hours is None else f", about {duration(option.hours * 3600)}"
-        yield f"# also fits: {option.model}, {option.length} tokens: peak {size(option.peak_bytes)}{hours}"
+        yield f"# also fits: {option.case.model}, {option.case.length} tokens: peak {size(option.peak_bytes)}{hours}"
 
 
 def _predicted(planned: Planned) -> str:

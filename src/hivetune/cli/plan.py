@@ -128,10 +128,10 @@ def _option_cells(option: Option) -> tuple[object, ...]:
     hours = duration(option.hours * 3600) if option.hours is not None else "-"
     fits = "yes" if option.fits else "no"
     return (
-        option.model.rpartition("/")[2].removesuffix("-Instruct"),
-        option.length,
-        option.rank,
-        option.precision,
+        option.case.model.rpartition("/")[2].removesuffix("-Instruct"),
+        option.case.length,
+        option.case.rank,
+        option.case.precision,
         f"{option.choice.setup.streamed} layers" if option.choice and option.choice.setup.streamed else "-",
         fits,
         size(option.least_bytes),

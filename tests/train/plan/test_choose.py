@@ -123,9 +123,9 @@ def test_the_table_offers_what_fits_instead() -> None:
     seven, half = (a_setup(name).architecture for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"))
     own = Case("7B", seven, 1024, 16, "bfloat16")
     options = what_would_fit(own, device, work(), {"0.5B": half})
-    whole = [o.choice for o in options if o.model == "7B" and o.precision == "bfloat16" and o.choice]
+    whole = [o.choice for o in options if o.case.model == "7B" and o.case.precision == "bfloat16" and o.choice]
     assert whole and all(choice.setup.streamed > 20 for choice in whole)
-    assert any(option.fits and option.model == "7B" and option.precision == "nf4" for option in options)
+    assert any(option.fits and option.case.model == "7B" and option.case.precision == "nf4" for option in options)
     assert all(option.hours is not None for option in options if option.fits)
     nearest = advice(options, own)
     assert nearest and nearest[0].startswith("7B, ") and "layers streamed" in nearest[0]
@@ -138,7 +138,7 @@ def test_four_bits_are_offered_where_they_are_right() -> None:
     whole = a_setup("Qwen2.5-0.5B-Instruct").architecture
     odd = replace(whole, linears=tuple(replace(linear, inputs=linear.inputs + 16) for linear in whole.linears))
     offered = {
-        (name, device.kind): any(option.precision == "nf4" for option in what_would_fit(case, device, work(), {}))
+        (name, device.kind): any(option.case.precision == "nf4" for option in what_would_fit(case, device, work(), {}))
         for name, architecture in (("whole", whole), ("odd", odd))
         for device in (small_gpu(24), device_of_card("zen4"))
         for case in (Case(name, architecture, 512, 8, "bfloat16"),)
@@ -150,7 +150,9 @@ def test_longer_rows_and_larger_models_take_longer() -> None:
     device = device_of_card("R9700")
     own = Case("1.5B", a_setup("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")
     hours = {
-        o.length: o.hours for o in what_would_fit(own, device, work(), {}) if o.rank == 16 and o.precision != "nf4"
+        o.case.length: o.hours
+        for o in what_would_fit(own, device, work(), {})
+        if o.case.rank == 16 and o.case.precision != "nf4"
     }
     assert hours[512] and hours[1024] and hours[8192]
     assert hours[512] < hours[1024] < hours[8192]

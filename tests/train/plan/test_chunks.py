@@ -23,7 +23,7 @@ def test_one_chunk_after_the_other(tmp_path: Path) -> None:
     for start, end, chunk in ((0, 6, range(10)), (6, 12, range(10, 20)), (12, 16, range(20, 25))):
         trained = sorted(row for step in steps[start:end] for row in step.rows)
         assert trained == sorted([*chunk, *chunk])
-    assert plan.count_rows() == (25, 0, 0)
+    assert plan.rows_reached() == (set(range(25)), set())
     write_plan(tmp_path, plan)
     read = read_plan(tmp_path)
     assert read.chunk_ends == plan.chunk_ends and list(read.steps) == steps
@@ -40,4 +40,4 @@ def test_the_step_limit_counts_over_all_chunks(most: int) -> None:
     plan = in_chunks(rows(25), 10, lambda part: make(part, most))
     assert list(plan.steps) == list(whole.steps)[:most]
     assert set(plan.chunk_ends) - {most} == {end for end in (6, 12, 16) if end < most}
-    assert plan.count_rows(most).not_reached == 25 - len({r for s in plan.steps for r in s.rows})
+    assert plan.rows_reached(most)[0] == {row for step in plan.steps for row in step.rows}

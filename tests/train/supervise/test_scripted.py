@@ -99,7 +99,7 @@ def test_solvable(tmp_path: Path, case: Case) -> None:
     assert sorted(quarantined) == case.rows
     assert all(entry["source"] == f"rows.jsonl:{entry['row'] + 1}" for entry in events(tmp_path, "quarantined"))
     plan = read_plan(tmp_path / "run")
-    assert plan.count_rows().quarantined == len(case.rows)
+    assert len(plan.rows_reached()[1]) == len(case.rows)
     if not case.rows and not case.rungs:  # what changed nothing of the arithmetic ends in the same state
         make_run(tmp_path / "clean", [])
         clean = supervise(tmp_path / "clean", config)

@@ -17,7 +17,7 @@ from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.models.targets import ALL_LINEAR
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 from hivetune.run.choices import Choices
-from hivetune.train.plan.device import Device
+from hivetune.train.plan.device import MARGIN, Device
 from hivetune.train.plan.layout import TrimmedDocument
 from hivetune.train.plan.memory import (
     WORTH_STREAMING,
@@ -86,6 +86,19 @@ class Workload:
 
 
 @dataclass(frozen=True)
+class StreamedFrom:
+    """Where streamed layers come from, and how fast.
+
+    From `hiding_tokens` tokens of a micro-batch on, reading them costs no time; `waited_s` is what it costs in a step.
+    """
+
+    source: StreamSource
+    bytes_per_s: float
+    hiding_tokens: float
+    waited_s: float
+
+
+@dataclass(frozen=True)
 class Choice:
     """How the steps of a run are computed. `micro_batches` and `step_s` are means over the steps of the workload."""
 
@@ -97,7 +110,7 @@ class Choice:
     limit_bytes: int
     step_s: float
     error: float
-    streaming: "StreamedFrom | None" = None
+    streaming: StreamedFrom | None = None
 
     def to_choices(self) -> Choices:
         """Return the fields that the engine reads."""
@@ -111,27 +124,14 @@ class Choice:
         )
 
 
-@dataclass(frozen=True)
-class StreamedFrom:
-    """Where streamed layers come from, and how fast.
-
-    From `hiding_tokens` tokens of a micro-batch on, reading them costs no time; `waited_s` is what it costs in a step.
-    """
-
-    source: StreamSource
-    bytes_per_s: float
-    hiding_tokens: float
-    waited_s: float
-
-
 def assumed_workload(
     *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None, trained: float = 0.5
 ) -> Workload:
     """Return a workload of equal lengths, for data of which nothing but a mean is known."""
     length = max(2, min(round(mean), longest))
-    lengths = (length,) * min(batch_size, max(rows, 1))
-    counts = tuple(max(1, round(length * trained)) for _ in lengths)
-    return Workload(lengths, counts, longest, rows, batch_size, epochs, max_steps, assumed=True)
+    counts = min(batch_size, max(rows, 1))
+    lengths, part = (length,) * counts, (max(1, round(length * trained)),) * counts
+    return Workload(lengths, part, longest, rows, batch_size, epochs, max_steps, assumed=True)
 
 
 def choose_dtype(wanted: str, device: Device) -> str:
@@ -184,7 +184,7 @@ def fastest_that_fits(
         smallest = predict_peak(smallest_setup(setup), rounded_up(work.longest), correction)
         raise DoesNotFit(
             f"at least {size_words(smallest.bytes)} are needed, {size_words(limit)} may be used on {device.name} "
-            f"({size_words(device.free_bytes)} free, {100 * device.margin:.0f} % reserved)"
+            f"({size_words(device.free_bytes)} free, {100 * MARGIN[device.kind]:.0f} % reserved)"
         )
     whole = [choice for choice in fitting if not choice.setup.streamed]
     if whole and min(c.step_s for c in fitting) > (1 - WORTH_STREAMING) * min(c.step_s for c in whole):
@@ -304,37 +304,6 @@ COMPARED_LARGE = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-14B-Instruct")
 
 
 @dataclass(frozen=True)
-class Option:
-    """One line of the table of what would fit."""
-
-    model: str
-    length: int
-    rank: int
-    precision: str
-    choice: Choice | None
-    peak_bytes: int
-    """The peak of the choice, or `least_bytes` when nothing fits."""
-    least_bytes: int
-    """The peak with every layer recomputed and streamed where it can be, and micro-batches of one row of this length.
-    """
-    hours: float | None
-    error: float
-    disk: int
-
-    @property
-    def fits(self) -> bool:
-        return self.choice is not None
-
-    def to_plain(self) -> dict[str, Any]:
-        plain = {
-            name: getattr(self, name) for name in ("model", "length", "rank", "precision", "fits", "hours", "error")
-        }
-        streamed, step_s = (self.choice.setup.streamed, self.choice.step_s) if self.choice else (None, None)
-        plain |= {"streamed": streamed, "step_s": step_s}
-        return {**plain, "peak_bytes": self.peak_bytes, "least_bytes": self.least_bytes, "disk_bytes": self.disk}
-
-
-@dataclass(frozen=True)
 class Case:
     """One combination of model, length, rank and precision to try."""
 
@@ -346,6 +315,44 @@ class Case:
     """A dtype, or nf4."""
     streamed: bool = False
     """Whether all frozen layers are streamed, also where that is not needed."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A case, and what would fit of it: one line of the table.
+
+    `least_bytes`: the peak with every layer recomputed and streamed where it can be, and micro-batches of one row.
+    """
+
+    case: Case
+    choice: Choice | None
+    least_bytes: int
+    hours: float | None
+    disk: int
+
+    @property
+    def fits(self) -> bool:
+        return self.choice is not None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the peak of the choice, or the least one when nothing fits."""
+        return self.choice.peak.bytes if self.choice else self.least_bytes
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the line as `plan --json` has it."""
+        case, choice = self.case, self.choice
+        return {
+            **{name: getattr(case, name) for name in ("model", "length", "rank", "precision")},
+            "fits": self.fits,
+            "hours": self.hours,
+            "error": choice.error if choice else 0.0,
+            "streamed": choice.setup.streamed if choice else None,
+            "step_s": choice.step_s if choice else None,
+            "peak_bytes": self.peak_bytes,
+            "least_bytes": self.least_bytes,
+            "disk_bytes": self.disk,
+        }
 
 
 def try_case(case: Case, device: Device, work: Workload, *, memory_share: float = 0.9) -> Option:
@@ -375,17 +382,11 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
         choice = fastest_that_fits(setup, device, at_length, memory_share=memory_share, only_streamed=case.streamed)
     except DoesNotFit:
         choice = None
-    deepest = predict_peak(smallest_setup(setup), rounded_up(case.length))
     return Option(
-        model=case.model,
-        length=case.length,
-        rank=case.rank,
-        precision=case.precision,
+        case=case,
         choice=choice,
-        peak_bytes=choice.peak.bytes if choice else deepest.bytes,
-        least_bytes=deepest.bytes,
+        least_bytes=predict_peak(smallest_setup(setup), rounded_up(case.length)).bytes,
         hours=choice.step_s * at_length.steps / 3600 if choice else None,
-        error=choice.error if choice else 0.0,
         disk=sum(disk_bytes(setup).values()),
     )
 
@@ -395,11 +396,6 @@ def precisions(device: Device) -> list[str]:
     half = "bfloat16" if "bfloat16" in device.rates else "float16"
     found = [dtype for dtype in (half, "float32") if dtype in device.rates]
     return [*sorted(found, key=lambda dtype: -device.rates[dtype]), "nf4"]
-
-
-def _is_right(case: Case, device: Device) -> bool:
-    """Return whether 4-bit weights are unpacked right: on a CPU only in whole blocks (worker/model/general.py)."""
-    return case.precision != "nf4" or device.kind != "cpu" or case.architecture.has_whole_blocks
 
 
 def what_would_fit(
@@ -420,25 +416,30 @@ def what_would_fit(
         for name, architecture in others.items()
         for precision in dict.fromkeys((own.precision, "nf4"))
     ]
-    tried = [try_case(case, device, work, memory_share=memory_share) for case in cases if _is_right(case, device)]
+    tried = [
+        try_case(case, device, work, memory_share=memory_share)
+        for case in cases
+        # On a CPU 4-bit weights are unpacked right in whole blocks only (worker/model/general.py).
+        if case.precision != "nf4" or device.kind != "cpu" or case.architecture.has_whole_blocks
+    ]
     return [streamed, *tried] if streamed.fits else tried
 
 
 def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
     """Return the nearest options that fit, in words: same model first, then precision, then rank."""
-    fitting = [option for option in options if option.fits]
-    near = sorted(
-        fitting,
-        key=lambda o: (o.model != own.model, o.precision != own.precision, abs(o.rank - own.rank), -o.peak_bytes),
-    )
-    return [_words(option) for option in near[:most]]
 
+    def distance(option: Option) -> tuple[bool, bool, int, int]:
+        case = option.case
+        return case.model != own.model, case.precision != own.precision, abs(case.rank - own.rank), -option.peak_bytes
 
-def _words(option: Option) -> str:
-    streamed = option.choice.setup.streamed if option.choice else 0
-    layers = f", {streamed} layers streamed" if streamed else ""
-    words = f"{option.model}, length {option.length}, rank {option.rank}, {option.precision}"
-    return f"{words}{layers}: {size_words(option.peak_bytes)}"
+    near = sorted((option for option in options if option.fits), key=distance)[:most]
+    words = []
+    for option in near:
+        case, streamed = option.case, option.choice.setup.streamed if option.choice else 0
+        layers = f", {streamed} layers streamed" if streamed else ""
+        named = f"{case.model}, length {case.length}, rank {case.rank}, {case.precision}"
+        words.append(f"{named}{layers}: {size_words(option.peak_bytes)}")
+    return words
 
 
 def compared(own: str, device: Device) -> dict[str, Architecture]:

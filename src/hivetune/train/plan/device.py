@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.inventory import Card, Machine
+from hivetune.machine.inventory import Machine
 from hivetune.machine.knowledge.cards import known_card, similar_card
 from hivetune.machine.profile import Profile
 
@@ -49,34 +49,18 @@ class Device:
     """From pinned host memory to a card; measured where the doctor did."""
     disk_bytes_per_s: float = DISK_READ_BYTES_PER_S
 
-    @property
-    def margin(self) -> float:
-        """Return the share of free memory that is left alone."""
-        return MARGIN[self.kind]
-
     def limit_bytes(self, memory_share: float = 0.9) -> int:
         """Return the most that a run may hold: free memory less the margin, and no more than its share of the whole."""
-        return round(min(self.free_bytes * (1 - self.margin), self.memory_bytes * memory_share))
+        return round(min(self.free_bytes * (1 - MARGIN[self.kind]), self.memory_bytes * memory_share))
 
 
 def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Device:
     """Return a card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError."""
     card = known_card(name)
+    device = _published(card, cores or card.get("cores", 0))
     memory = round((memory_gb or card["memory_gb"]) * GB)
-    if card["kind"] == "cpu":
-        cores = cores or card["cores"]
-        return _cpu_device(card, f"{card['name']}, {cores} cores", cores, memory, memory)
-    return Device(
-        name=card["name"],
-        kind=card["kind"],
-        memory_bytes=memory,
-        free_bytes=memory,
-        rates={dtype: rate * 1e12 for dtype, rate in card["tflops"].items()},
-        bandwidth=card["bandwidth_gbs"] * 1e9,
-        source=card["measured"],
-        note=card.get("note", ""),
-        torch_name="cuda",
-    )
+    words = f"{card['name']}, {device.cores} cores" if device.kind == "cpu" else card["name"]
+    return replace(device, name=words, memory_bytes=memory, free_bytes=memory)
 
 
 def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") -> Device:
@@ -87,7 +71,14 @@ def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") 
     if wanted == "auto":
         wanted = "cuda:0" if machine.cards else "cpu"
     if wanted == "cpu":
-        return _this_cpu(machine, profile)
+        isa = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
+        known = replace(
+            _published(known_card(isa), machine.cores),
+            name=f"{machine.cpu}, {machine.cores} cores",
+            memory_bytes=machine.memory_bytes,
+            free_bytes=machine.available_bytes,
+        )
+        return _with_measured(known, profile)
     kind, _, index_text = wanted.partition(":")
     index_text = index_text or "0"
     if kind != "cuda" or not index_text.isdigit():
@@ -100,64 +91,56 @@ def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") 
             f"device {wanted} is not available: this machine has {len(machine.cards)} cards",
             hint="set device: cpu, or plan for another machine with --card",
         )
-    card = _this_card(machine.cards[index], profile, f"cuda:{index}")
-    link = profile.other_rates.get(card.torch_name, {}).get("to_device", LINK_BYTES_PER_S)
-    return replace(card, host_free_bytes=machine.available_bytes, link_bytes_per_s=link)
-
-
-def _this_card(card: Card, profile: Profile, torch_name: str) -> Device:
-    known = similar_card(card.name, card.architecture, card.memory_bytes)
-    measured = profile.right_rates(torch_name)
-    if measured is None and known is None:
-        raise MachineNotFit(
-            f"the memory and speed of {card.name} are unknown",
-            hint="plan for a similar card: hivetune plan CONFIG --card NAME",
-        )
-    published_bandwidth = known["bandwidth_gbs"] * 1e9 if known else None
-    published = {dtype: rate * 1e12 for dtype, rate in known["tflops"].items()} if known else {}
-    return Device(
+    card = machine.cards[index]
+    entry = similar_card(card.name, card.architecture, card.memory_bytes)
+    device = (
+        Device(card.name, card.kind, card.memory_bytes, card.free_bytes, {}) if entry is None else _published(entry)
+    )
+    device = replace(
+        device,
         name=card.name,
         kind=card.kind,
         memory_bytes=card.memory_bytes,
         free_bytes=card.free_bytes,
-        rates=measured or published,
-        bandwidth=profile.other_rates.get(torch_name, {}).get("bandwidth", published_bandwidth),
-        measured=measured is not None,
-        source="GEMMs measured on this machine" if measured else str(known and known["measured"]),
-        note=known.get("note", "") if known else "",
-        torch_name=torch_name,
-        decided_dtype=profile.decided_dtype(torch_name),
+        torch_name=f"cuda:{index}",
+        host_free_bytes=machine.available_bytes,
     )
+    device = _with_measured(device, profile)
+    if not device.rates:
+        raise MachineNotFit(
+            f"the memory and speed of {card.name} are unknown",
+            hint="plan for a similar card: hivetune plan CONFIG --card NAME",
+        )
+    return device
 
 
-def _this_cpu(machine: Machine, profile: Profile) -> Device:
-    entry = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
-    name = f"{machine.cpu}, {machine.cores} cores"
-    known = _cpu_device(known_card(entry), name, machine.cores, machine.memory_bytes, machine.available_bytes)
-    measured = profile.right_rates("cpu")
-    if measured is None:
-        return known
+def _published(card: Mapping[str, Any], cores: int = 0) -> Device:
+    """Return an entry of cards.yaml as a device. A CPU's rates are for each of its cores."""
+    on_cpu = card["kind"] == "cpu"
+    times = 1e12 * (cores if on_cpu else 1)
     return Device(
-        name=name,
-        kind="cpu",
-        memory_bytes=machine.memory_bytes,
-        free_bytes=machine.available_bytes,
-        rates=measured,
-        measured=True,
-        source="GEMMs measured on this machine",
-        cores=machine.cores,
-        decided_dtype=profile.decided_dtype("cpu"),
-    )
-
-
-def _cpu_device(card: Mapping[str, Any], name: str, cores: int, memory: int, free: int) -> Device:
-    return Device(
-        name=name,
-        kind="cpu",
-        memory_bytes=memory,
-        free_bytes=free,
-        rates={dtype: rate * 1e12 * cores for dtype, rate in card["tflops"].items()},
+        name=card["name"],
+        kind=card["kind"],
+        memory_bytes=0,
+        free_bytes=0,
+        rates={dtype: rate * times for dtype, rate in card["tflops"].items()},
+        bandwidth=None if on_cpu else card["bandwidth_gbs"] * 1e9,
         source=card["measured"],
         note=card.get("note", ""),
-        cores=cores,
+        cores=cores if on_cpu else 0,
+        torch_name="cpu" if on_cpu else "cuda",
     )
+
+
+def _with_measured(device: Device, profile: Profile) -> Device:
+    """Return the device with what was measured on this machine in place of published numbers."""
+    measured = profile.right_rates(device.torch_name)
+    if measured is not None:
+        note = "" if device.kind == "cpu" else device.note
+        device = replace(device, rates=measured, measured=True, source="GEMMs measured on this machine", note=note)
+    device = replace(device, decided_dtype=profile.decided_dtype(device.torch_name))
+    if device.kind == "cpu":
+        return device
+    others = profile.other_rates.get(device.torch_name, {})
+    link = others.get("to_device", LINK_BYTES_PER_S)
+    return replace(device, bandwidth=others.get("bandwidth", device.bandwidth), link_bytes_per_s=link)

@@ -60,14 +60,6 @@ class Amendment:
         return step >= self.from_step and (self.until_step is None or step < self.until_step)
 
 
-class RowCounts(NamedTuple):
-    """Where the rows of the train split are after some steps; the three add up to `Plan.num_rows` (law 1)."""
-
-    trained: int
-    quarantined: int
-    not_reached: int
-
-
 @dataclass(frozen=True)
 class Plan:
     """A plan. `entry_*` list the rows of all steps one after the other; step i ends before `step_ends[i]`."""
@@ -104,11 +96,6 @@ class Plan:
     def amended(self, *more: Amendment) -> Plan:
         return replace(self, amendments=self.amendments + more)
 
-    def count_rows(self, steps_done: int | None = None) -> RowCounts:
-        """Count each row of the train split once: quarantined, else trained in `steps_done` steps, else not reached."""
-        trained, quarantined = self.rows_reached(steps_done)
-        return RowCounts(len(trained), len(quarantined), self.num_rows - len(trained) - len(quarantined))
-
     def rows_reached(self, steps_done: int | None = None) -> tuple[set[int], set[int]]:
         """Return (rows trained in `steps_done` steps, rows quarantined); None: all steps."""
         steps = self.steps
@@ -118,6 +105,8 @@ class Plan:
 
 
 class _Steps(Sequence[Step]):
+    """The steps of a plan, each made when it is asked for: a plan may have millions of rows."""
+
     def __init__(self, plan: Plan):
         self._plan = plan
         self._taken: dict[int, list[Amendment]] = {}
@@ -133,21 +122,13 @@ class _Steps(Sequence[Step]):
     @overload
     def __getitem__(self, index: slice) -> list[Step]: ...
     def __getitem__(self, index: int | slice) -> Step | list[Step]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"step {index} of {len(self)}")
+        numbers = range(len(self))[index]  # raises IndexError
+        if not isinstance(numbers, int):
+            return [self[number] for number in numbers]
         plan = self._plan
-        start = plan.step_ends[index - 1] if index else 0
-        rows, trained_tokens = [], 0
-        for i in range(start, plan.step_ends[index]):
-            row = plan.entry_rows[i]
-            if not any(amendment.covers(index) for amendment in self._taken.get(row, ())):
-                rows.append(row)
-                trained_tokens += plan.entry_trained[i]
-        return Step(tuple(rows), trained_tokens)
+        entries = range(plan.step_ends[numbers - 1] if numbers else 0, plan.step_ends[numbers])
+        left = [i for i in entries if not any(one.covers(numbers) for one in self._taken.get(plan.entry_rows[i], ()))]
+        return Step(tuple(plan.entry_rows[i] for i in left), sum(plan.entry_trained[i] for i in left))
 
 
 def make_plan(
@@ -159,7 +140,6 @@ def make_plan(
     batch_size: int,
     epochs: float,
     max_steps: int | None = None,
-    amendments: Sequence[Amendment] = (),
 ) -> Plan:
     """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
@@ -172,19 +152,18 @@ def make_plan(
     for row in rows:
         if not 0 < row.trained < row.length:
             raise ValueError(f"row {row.row} trains {row.trained} of {row.length} tokens")
+
+    def batches() -> Iterator[list[PlanRow]]:
+        for epoch in range(math.ceil(epochs) if rows else 0):
+            share = min(1.0, epochs - epoch)
+            ordered = epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
+            yield from (ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size))
+
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
-    for epoch in range(math.ceil(epochs) if rows else 0):
-        if max_steps is not None and len(step_ends) == max_steps:
-            break
-        share = min(1.0, epochs - epoch)
-        ordered = epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
-        for start in range(0, len(ordered), batch_size):
-            if max_steps is not None and len(step_ends) == max_steps:
-                break
-            batch = ordered[start : start + batch_size]
-            entry_rows.extend(row.row for row in batch)
-            entry_trained.extend(row.trained for row in batch)
-            step_ends.append(len(entry_rows))
+    for batch in itertools.islice(batches(), max_steps):
+        entry_rows.extend(row.row for row in batch)
+        entry_trained.extend(row.trained for row in batch)
+        step_ends.append(len(entry_rows))
     return Plan(
         snapshot_hash=snapshot_hash,
         settings_hash=settings_hash,
@@ -196,7 +175,6 @@ def make_plan(
         entry_rows=entry_rows,
         entry_trained=entry_trained,
         step_ends=step_ends,
-        amendments=tuple(amendments),
     )
 
 
@@ -233,7 +211,6 @@ def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence
 def write_plan(run: Path, plan: Plan) -> None:
     """Write plan.bin, then plan.json with its hash. Amendments are appended by `append_amendment`, never here."""
     binary = _encode(plan)
-    counts = replace(plan, amendments=()).count_rows()
     write_atomic(run / PLAN_ROWS, binary)
     description = {
         "schema": 1,
@@ -244,7 +221,7 @@ def write_plan(run: Path, plan: Plan) -> None:
         "epochs": plan.epochs,
         "max_steps": plan.max_steps,
         "rows": plan.num_rows,
-        "rows_not_reached": counts.not_reached,
+        "rows_not_reached": plan.num_rows - len(set(plan.entry_rows)),
         "steps": len(plan.step_ends),
         "trained_tokens": sum(plan.entry_trained),
         "chunk_ends": list(plan.chunk_ends),
@@ -262,7 +239,7 @@ def read_plan(run: Path) -> Plan:
         binary = read_bounded(run / PLAN_ROWS, most, links=False)
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
-        entry_rows, entry_trained, step_ends = _decode(binary)
+        step_ends, entry_rows, entry_trained = _decode(binary)
         return Plan(
             snapshot_hash=description["snapshot"],
             settings_hash=description["settings"],
@@ -329,20 +306,14 @@ def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[Pl
     return sorted(rows, key=key)
 
 
-def _little_endian(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values = array(values.typecode, values)
-        values.byteswap()
-    return values.tobytes()
-
-
 def _encode(plan: Plan) -> bytes:
-    parts = (plan.step_ends, plan.entry_rows, plan.entry_trained)
     header = HEADER.pack(PLAN_MAGIC, len(plan.step_ends), len(plan.entry_rows))
-    return header + b"".join(_little_endian(part) for part in parts)
+    columns = (array(column.typecode, column) for column in (plan.step_ends, plan.entry_rows, plan.entry_trained))
+    return header + b"".join(_swapped(column).tobytes() for column in columns)
 
 
 def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
+    """Return step_ends, entry_rows and entry_trained."""
     if len(binary) < HEADER.size:
         raise ValueError("shorter than its header")
     magic, steps, entries = HEADER.unpack_from(binary)
@@ -350,17 +321,16 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
         raise ValueError("not a plan of this version")
     if len(binary) != HEADER.size + 8 * steps + 8 * entries:
         raise ValueError(f"{len(binary)} bytes do not hold {steps} steps of {entries} rows")
-    columns: list[array[int]] = []
-    start = HEADER.size
-    for typecode, count in (("Q", steps), ("I", entries), ("I", entries)):
-        column = array(typecode)
-        column.frombytes(binary[start : start + count * column.itemsize])
-        if sys.byteorder == "big":
-            column.byteswap()
-        columns.append(column)
-        start += count * column.itemsize
-    step_ends, entry_rows, entry_trained = columns
-    return entry_rows, entry_trained, step_ends
+    ends, rows = HEADER.size + 8 * steps, HEADER.size + 8 * steps + 4 * entries
+    parts = array("Q", binary[HEADER.size : ends]), array("I", binary[ends:rows]), array("I", binary[rows:])
+    return _swapped(parts[0]), _swapped(parts[1]), _swapped(parts[2])
+
+
+def _swapped(column: array[int]) -> array[int]:
+    """Return a column between the machine's byte order and the file's, which is little endian."""
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
 
 
 # Bad rows in a step for each good one. Together they may push half as much as the good rows pull (train/worker).
@@ -388,14 +358,16 @@ def make_stage2_plan(
     as the steps need. A bad row counts nothing in a step's divisor, so the plan has the format of any other: its entry
     trains 0 tokens.
     """
-    empty = make_plan(
-        [], snapshot_hash=snapshot_hash, settings_hash=settings_hash, seed=seed, batch_size=batch_size, epochs=1
-    )
     known = {row.row: row for row in rows}
     kept = [known[row] for row in good]
     wrong = [PlanRow(one.row, one.content_id, one.length, one.trained) for one in bad]
     better_of = {one.row: one.better for one in bad}
-    next_bad, next_good = _in_turn(wrong, seed, "bad"), _in_turn(kept, seed, "good")
+
+    def in_turn(rows: Sequence[PlanRow], kind: str) -> Iterator[PlanRow]:
+        """Yield all rows, then all of them again in another order, without an end."""
+        return itertools.chain.from_iterable(epoch_order(rows, seed, f"{kind} {turn}") for turn in itertools.count())
+
+    next_bad, next_good = in_turn(wrong, "bad"), in_turn(kept, "good")
     num_bad = min(len(wrong), max(1, int(BAD_SHARE * batch_size)))
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
     for _ in range(steps if kept and wrong else 0):
@@ -405,8 +377,12 @@ def make_stage2_plan(
         entry_rows.extend([*chosen, *taken])
         entry_trained.extend([row.trained for row in chosen.values()] + [0] * len(taken))
         step_ends.append(len(entry_rows))
-    return replace(
-        empty,
+    return Plan(
+        snapshot_hash=snapshot_hash,
+        settings_hash=settings_hash,
+        seed=seed,
+        batch_size=batch_size,
+        epochs=1,
         max_steps=steps,
         num_rows=len(rows) + len(bad),
         entry_rows=entry_rows,
@@ -424,18 +400,13 @@ def longest_unit(lengths: Mapping[int, int], bad: Sequence[BadAnswer]) -> int:
     return max(sizes.values())
 
 
-def _in_turn(rows: Sequence[PlanRow], seed: int, kind: str) -> Iterator[PlanRow]:
-    """Yield all rows, then all of them again in another order, without an end."""
-    return itertools.chain.from_iterable(epoch_order(rows, seed, f"{kind} {turn}") for turn in itertools.count())
-
-
 def _some(rows: Iterator[PlanRow], count: int, taken: dict[int, PlanRow]) -> dict[int, PlanRow]:
     """Return `taken` and the next rows that are not among them, until they are `count`."""
-    found = dict(taken)
-    while len(found) < count:
+    chosen = dict(taken)
+    while len(chosen) < count:
         row = next(rows)
-        found.setdefault(row.row, row)
-    return found
+        chosen.setdefault(row.row, row)
+    return chosen
 
 
 def spread_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:

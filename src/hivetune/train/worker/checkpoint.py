@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,8 @@ from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby
 
 _KINDS = ("param", "exp_avg", "exp_avg_sq")
+# The fields of `TrainState` that STATE holds; the tensors are in a file of their own.
+_PLAIN = ("step", "rng", "schedule", "best", "plan_sha256", "settings_hash", "loop")
 
 
 class NotFinite(ArithmeticError):
@@ -53,20 +55,6 @@ class TrainState:
     best: Mapping[str, Any] | None
     plan_sha256: str
     settings_hash: str
-    loop: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """The content of STATE, by the fields of TrainState."""
-
-    schema: int
-    step: int
-    rng: Mapping[str, str]
-    schedule: Mapping[str, Any]
-    best: Mapping[str, Any] | None
-    plan_sha256: str
-    settings_hash: str
     loop: Mapping[str, Any]
 
 
@@ -83,10 +71,8 @@ def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, by
     bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise NotFinite(f"step {state.step}: {len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}")
-    plain = _Plain(
-        1, state.step, state.rng, state.schedule, state.best, state.plan_sha256, state.settings_hash, state.loop
-    )
-    text = json.dumps(to_plain(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    plain = {"schema": 1} | {name: to_plain(getattr(state, name)) for name in _PLAIN}
+    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
     return {TENSORS: _serialise(tensors, bytearray() if buffer is None else buffer), STATE: text.encode()}
 
 
@@ -96,16 +82,18 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
     Raises ValueError for anything else, such as a tensor that is not finite or not fp32, or another JSON object.
     """
     try:
-        plain = from_plain(_Plain, parse_json(bytes(files[STATE]), finite=True))
+        plain = parse_json(bytes(files[STATE]), finite=True)
+        schema = plain.pop("schema", None) if isinstance(plain, dict) else None
+        if schema != 1:
+            raise ValueError(f"schema {schema}, this Hivetune reads 1")
+        state = from_plain(TrainState, {**plain, **{kind: {} for kind in _KINDS}})
     except ValueError as error:
         raise ValueError(f"{STATE}: {error}") from None
-    if plain.schema != 1:
-        raise ValueError(f"{STATE}: schema {plain.schema}, this Hivetune reads 1")
     try:
         tensors = safetensors.torch.load(bytes(files[TENSORS]))
     except SafetensorError as error:
         raise ValueError(f"{TENSORS}: {error}") from error
-    by_kind: dict[str, dict[str, Tensor]] = {kind: {} for kind in _KINDS}
+    by_kind: dict[str, Any] = {kind: {} for kind in _KINDS}
     for key, tensor in tensors.items():
         kind, _, name = key.partition("/")
         if kind not in by_kind:
@@ -117,16 +105,7 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
         by_kind[kind][name] = tensor
     if not by_kind["param"].keys() == by_kind["exp_avg"].keys() == by_kind["exp_avg_sq"].keys():
         raise ValueError(f"{TENSORS}: parameters and optimizer state name different tensors")
-    values: dict[str, Any] = {each.name: getattr(plain, each.name) for each in fields(plain) if each.name != "schema"}
-    return TrainState(**values | by_kind)
-
-
-def save(run: Path, state: TrainState, *, disk: Disk = DISK) -> Path:
-    """Commit `state` as a checkpoint and keep the newest three and the best. A full disk is reclaimed from once.
-
-    Returns its folder. Raises OSError (training may go on; earlier checkpoints are untouched) and NotFinite.
-    """
-    return checkpoints.commit_within(run, state.step, to_files(state), disk=disk)
+    return replace(state, **by_kind)
 
 
 def load(folder: Path) -> TrainState:
@@ -249,10 +228,7 @@ def _serialise(tensors: Mapping[str, Tensor], buffer: bytearray) -> memoryview:
     return view
 
 
-# When the state is saved, and by whom: the loop only copies it, a thread hashes and writes.
-#
-# Two places: the standby in memory (every few seconds, survives the worker) and a checkpoint on disk (by Young's rule,
-# survives the machine). How each is written: hivetune/run/standby.py and hivetune/run/checkpoints.py.
+# When the state is saved: docs of `Saver`. How each place is written: run/standby.py and run/checkpoints.py.
 
 # The standby is written as often as it is cheap, so that even a card that dies every few seconds gets on; and so often
 # that at most max(30 s, one step) is lost: the waiting, the writing, and the step under way.
