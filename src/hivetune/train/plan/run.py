@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import scratch_folder
@@ -27,7 +27,6 @@ from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
 from hivetune.process.cluster import ask_cluster, cluster_of, own_address
-from hivetune.records import Example
 from hivetune.train.plan.choose import (
     DISK_BYTES_PER_S,
     Case,
@@ -66,8 +65,7 @@ class CountedRows:
     words: str
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """Rows that were found in `read_bytes` of the files, and about how many tokens they have."""
 
     rows: int
@@ -75,15 +73,30 @@ class _Part:
     read_bytes: int
 
 
-def refuse_missing(data: DataConfig) -> None:
-    """Raise UsageError when `data.path` names nothing that exists, or files without a row."""
+class _Sources(NamedTuple):
+    """What `data.path` names: files, whether one of them is a pipe, which is read once, and whether the store too."""
+
+    files: list[str]
+    piped: bool
+    stored: bool
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(os.path.getsize, self.files))
+
+
+def _sources_of(data: DataConfig) -> _Sources:
     sources = find_sources(data.path)
     files = [name for name in sources if name != "store"]
-    if any(name == "-" or is_pipe(name) or os.path.getsize(name) for name in files):
+    return _Sources(files, any(name == "-" or is_pipe(name) for name in files), len(files) < len(sources))
+
+
+def refuse_missing(data: DataConfig) -> None:
+    """Raise UsageError when `data.path` names nothing that exists, or files without a row."""
+    sources = _sources_of(data)
+    if sources.piped or sources.size_bytes or (sources.stored and _stored().rows):
         return
-    if len(files) < len(sources) and _stored().rows:
-        return
-    what = "the store is empty" if not files else f"{files[0]} is empty"
+    what = f"{sources.files[0]} is empty" if sources.files else "the store is empty"
     raise UsageError(what, hint="to plan without rows, state how many there will be: --rows N --tokens N")
 
 
@@ -94,13 +107,14 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     less the share that is held out.
     """
     data = config.data
-    try:
-        if model_folder is not None and _are_few(data):
+    # Counting says why a check could not be made.
+    with contextlib.suppress(UsageError, MachineNotFit, DoesNotFit, OSError):
+        sources = _sources_of(data)
+        few = not sources.piped and sources.size_bytes <= CHECKED_BYTES
+        if model_folder is not None and few and (not sources.stored or _stored().rows <= CHECKED_ROWS):
             found = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
             if found.document["splits"]["train"]:
                 return checked_rows(found.document)
-    except (UsageError, MachineNotFit, DoesNotFit, OSError):
-        pass  # counting says why
     counted = count_rows(data)
     return replace(counted, rows=max(1, round(counted.rows * (1 - data.validation - data.test))))
 
@@ -111,24 +125,15 @@ def checked_rows(report: Mapping[str, Any]) -> CountedRows:
     return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], words)
 
 
-def _are_few(data: DataConfig) -> bool:
-    sources = find_sources(data.path)
-    files = [name for name in sources if name != "store"]
-    if any(name == "-" or is_pipe(name) for name in files) or sum(map(os.path.getsize, files)) > CHECKED_BYTES:
-        return False
-    return len(files) == len(sources) or _stored().rows <= CHECKED_ROWS
-
-
 def count_rows(data: DataConfig) -> CountedRows:
     """Return the rows of `data.path`; where they can't be counted, an assumption with the reason in `words`."""
     try:
-        sources = find_sources(data.path)
-        if any(name == "-" or is_pipe(name) for name in sources):
+        sources = _sources_of(data)
+        if sources.piped:
             return _assumed("standard input and pipes are read once, by the training itself")
-        files = [name for name in sources if name != "store"]
-        total_bytes = sum(map(os.path.getsize, files))
-        part = _count(files, data) if total_bytes <= COUNTED_BYTES else _first_part(files, data)
-        stored = _stored() if len(files) < len(sources) else _Part(0, 0, 0)
+        total_bytes = sources.size_bytes
+        part = (_count if total_bytes <= COUNTED_BYTES else _first_part)(sources.files, data)
+        stored = _stored() if sources.stored else _Part(0, 0, 0)
     except (UsageError, MachineNotFit) as error:
         return _assumed(error.message)
     except OSError as error:
@@ -176,15 +181,10 @@ def _mean_tokens(found: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[i
         rows += 1
         if rows <= SAMPLED or rows % SAMPLED_OF_MORE == 0:
             with contextlib.suppress(RowRefused, RecursionError):  # the checks say why; it is not trained
-                sampled.append(_tokens(read_example(raw, columns).example))
+                messages = read_example(raw, columns).example.messages
+                texts = (text for m in messages for text in (m.content, m.reasoning or "", *map(str, m.tool_calls)))
+                sampled.append(sum(map(len, texts)) / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(messages))
     return rows, sum(sampled) / len(sampled) if sampled else ASSUMED_TOKENS
-
-
-def _tokens(example: Example) -> float:
-    chars = sum(
-        len(m.content) + len(m.reasoning or "") + sum(map(len, map(str, m.tool_calls))) for m in example.messages
-    )
-    return chars / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(example.messages)
 
 
 def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
@@ -199,7 +199,7 @@ def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
                 part = folder / str(number) / os.path.basename(name)
                 part.parent.mkdir()
                 copied = _copy_beginning(name, part, PART_BYTES - read_bytes)
-                found = replace(_count([str(part)], data), read_bytes=copied)
+                found = _count([str(part)], data)._replace(read_bytes=copied)
             else:
                 continue
             rows, tokens, read_bytes = rows + found.rows, tokens + found.tokens, read_bytes + found.read_bytes
@@ -313,7 +313,7 @@ def plan_run(
         choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
     except DoesNotFit as error:
         why_not = error.message
-    own = Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
+    own = own_case(config, architecture, setup)
     options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
     disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
     cards = len(machine.cards)
@@ -375,9 +375,13 @@ def precision_of(setup: TrainingSetup) -> str:
     return "nf4" if setup.quantized else setup.dtype
 
 
+def own_case(config: RunConfig, architecture: Architecture, setup: TrainingSetup) -> Case:
+    """Return the config's own case among those that would fit."""
+    return Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
+
+
 def case_of(planned: Planned) -> Case:
-    config = planned.config
-    return Case(config.model, planned.architecture, config.max_length, config.lora.r, precision_of(planned.setup))
+    return own_case(planned.config, planned.architecture, planned.setup)
 
 
 def plan_document(planned: Planned) -> dict[str, Any]:

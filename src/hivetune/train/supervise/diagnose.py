@@ -103,7 +103,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         or _search(evidence, (), (), evidence.facts)
         or _last_resort(evidence)
     )
-    return Diagnosis(*found, _shape(evidence))
+    product = SHAPE.search(evidence.error) or SHAPE.search(evidence.log)
+    return Diagnosis(*found, (int(product[1]), int(product[2]), int(product[3])) if product else None)
 
 
 def _search(
@@ -129,7 +130,8 @@ def _search(
 def _last_resort(evidence: Evidence) -> tuple[Fault, str]:
     for fault in catalogue():
         if fault.id in LAST_RESORT and (fault.facts & evidence.facts or _matching_line(fault.patterns, evidence.log)):
-            return fault, _last_line(evidence)
+            lines = (evidence.error or evidence.log).strip().splitlines()
+            return fault, lines[-1][:QUOTE_LIMIT] if lines else ""
     raise AssertionError("the catalogue ends with a fault that matches everything")
 
 
@@ -166,13 +168,3 @@ def _matching_line(signs: Sequence[Sign], text: str) -> str:
     begin = text.rfind("\n", 0, min(starts)) + 1
     line = text[begin:].partition("\n")[0].strip()
     return line[:QUOTE_LIMIT] or text[min(starts) :][:QUOTE_LIMIT]
-
-
-def _last_line(evidence: Evidence) -> str:
-    lines = (evidence.error or evidence.log).strip().splitlines()
-    return lines[-1][:QUOTE_LIMIT] if lines else ""
-
-
-def _shape(evidence: Evidence) -> tuple[int, int, int] | None:
-    match = SHAPE.search(evidence.error) or SHAPE.search(evidence.log)
-    return (int(match[1]), int(match[2]), int(match[3])) if match else None

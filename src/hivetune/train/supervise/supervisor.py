@@ -15,34 +15,26 @@ from typing import Any
 
 from hivetune import __version__
 from hivetune.base.disk import FULL_DISK, boot_id, manifest_problems
-from hivetune.base.journal import read_journal
+from hivetune.base.journal import Journal, read_journal
 from hivetune.base.paths import quoted
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
+from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.limits import LearnedLimits
 from hivetune.process.parent import Child, run_task, start_child
-from hivetune.process.protocol import Beat, Salvage, Train
+from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE
-from hivetune.run.standby import Standby
+from hivetune.run.standby import Standby, persist
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
-from hivetune.train.supervise.attempt import (
-    Ended,
-    Job,
-    Terms,
-    journal_end,
-    newest_step,
-    state_to_disk,
-    step_of_death,
-    watch,
-)
+from hivetune.train.supervise.attempt import Ended, Terms, last_step, newest_step, step_of_death
 from hivetune.train.supervise.changes import lower_rank, thin_out, worker_effects
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
 from hivetune.train.supervise.history import (
@@ -72,6 +64,9 @@ SMALLER = ("rank", "sample")
 CHECKPOINTS_ON_DISK = 5
 MIN_RESERVE_BYTES = 64 << 20
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+SAMPLE_EVERY_S = 30.0
+# The first sample comes sooner: many faults come within the first half minute.
+FIRST_SAMPLE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -125,8 +120,10 @@ def supervise_run(
         StopRequest(terms.ends) as stop,
         closing(Standby.create()) as standby,
     ):
-        job = Job(run, model, snapshot, worker, replay, config.supervise, events, stop, standby, terms)
-        supervisor = _Supervisor(job, config, machine or read_machine(folder=run))
+        machine = machine or read_machine(folder=run)
+        supervisor = _Supervisor(
+            run, config, model, snapshot, machine, terms, worker, replay, events=events, stop=stop, standby=standby
+        )
         supervisor.begin()
         outcome: RunOutcome | None = None
         while outcome is None:
@@ -139,23 +136,32 @@ def supervise_run(
         return outcome
 
 
+@dataclass
 class _Supervisor:
     """The state of one `supervise_run`: what failed so far, and which rungs are in effect."""
 
-    def __init__(self, job: Job, config: RunConfig, machine: Machine):
-        self.job, self.config, self.machine = job, config, machine
-        self.history: list[Failure] = []
-        self.rungs: tuple[str, ...] = ()
-        self.tried = ""
-        self.attempts = 0
-        self.start_s: dict[tuple[str, ...], float] = {}
-        self.started = time.monotonic()
+    run: Path
+    config: RunConfig
+    model: Path
+    snapshot: Path
+    machine: Machine
+    terms: Terms
+    worker: str | None
+    replay: str | None
+    events: Journal
+    stop: StopRequest
+    standby: Standby
+    history: list[Failure] = field(default_factory=list)
+    rungs: tuple[str, ...] = ()
+    tried: str = ""
+    attempts: int = 0
+    start_s: dict[tuple[str, ...], float] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
         """Adopt what an earlier supervisor left, and refuse what can't go well."""
-        job = self.job
-        before = list(read_journal(job.run / EVENTS))
-        job.events.append(
+        before = list(read_journal(self.run / EVENTS))
+        self.events.append(
             "supervisor_started",
             boot_id=boot_id(),
             host=os.uname().nodename,
@@ -167,72 +173,71 @@ class _Supervisor:
         self.rungs = tuple(dict.fromkeys((*remembered, *last_rungs(before))))
         self.history = open_failures(before)
         for warning in drift(before, self.machine):
-            job.events.append("warning", text=warning)
+            self.events.append("warning", text=warning)
         if self.rungs:
-            job.events.append("remembered", rungs=list(self.rungs))
+            self.events.append("remembered", rungs=list(self.rungs))
         for folder, what, hint in (
-            (job.model, "the model", f"hivetune fetch {quoted(self.config.model)}"),
-            (job.snapshot, "the data", "train from the config again: hivetune train CONFIG"),
+            (self.model, "the model", f"hivetune fetch {quoted(self.config.model)}"),
+            (self.snapshot, "the data", "train from the config again: hivetune train CONFIG"),
         ):
             problems = manifest_problems(folder)
             if problems:
-                raise UsageError(f"{what} of {job.run} changed since the run began: {folder}/{problems[0]}", hint=hint)
+                raise UsageError(f"{what} of {self.run} changed since the run began: {folder}/{problems[0]}", hint=hint)
         cluster = cluster_of(self.config)
-        if cluster is not None and not newest_step(job.run):
+        if cluster is not None and not newest_step(self.run):
             ask_cluster(cluster)  # a run that has begun goes on without it
-        reserve, free = _reserve_bytes(job.run), disk_free_bytes(job.run)
-        if free < reserve and not checkpoints.reclaim(job.run):
+        reserve, free = _reserve_bytes(self.run), disk_free_bytes(self.run)
+        if free < reserve and not checkpoints.reclaim(self.run):
             raise DoesNotFit(
-                f"the checkpoints of {job.run} need {reserve >> 20} MiB of disk, and {free >> 20} MiB are free",
+                f"the checkpoints of {self.run} need {reserve >> 20} MiB of disk, and {free >> 20} MiB are free",
                 hint="free some space, or choose another output folder",
             )
 
     def attempt(self) -> Ended:
         """Start a worker with the rungs in effect, watch it to its end, and explain how it ended."""
-        job = self.job
         self.attempts += 1
-        limits = LearnedLimits(job.settings, self.start_s.get(self.rungs))
-        environment, choices = worker_effects(job.run, self.rungs)
-        devices = devices_beside(job.run, job.model, self.config, self.machine, self._device())
-        memory_bytes = int(self.machine.memory_bytes * job.settings.memory_share) // (1 + len(devices))
+        limits = LearnedLimits(self.config.supervise, self.start_s.get(self.rungs))
+        environment, choices = worker_effects(self.run, self.rungs)
+        devices = devices_beside(self.run, self.model, self.config, self.machine, self._device())
+        memory_bytes = int(self.machine.memory_bytes * self.config.supervise.memory_share) // (1 + len(devices))
         between_s = max(1.0, (time.monotonic() - self.started) / len(self.history)) if self.history else None
         kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
-        state_to_disk(job)  # what an earlier attempt left and a full disk refused
+        self.state_to_disk()  # what an earlier attempt left and a full disk refused
         child: Child | None = None
         beside = Workers(
-            job.run,
-            job.model,
+            self.run,
+            self.model,
             devices,
-            job.events,
+            self.events,
             environment=environment,
-            limits=lambda: LearnedLimits(job.settings),
-            module=job.worker,
+            limits=lambda: LearnedLimits(self.config.supervise),
+            module=self.worker,
         )
         try:
             with beside:
-                handles = job.standby.handles
+                handles = self.standby.handles
                 child = start_child(
-                    Train(job.run, job.model, job.snapshot, choices, handles, between_s, beside.meeting),
-                    job.run,
-                    module=job.worker,
+                    Train(self.run, self.model, self.snapshot, choices, handles, between_s, beside.meeting),
+                    self.run,
+                    module=self.worker,
                     limits=limits,
                     environment=environment,
                     pass_fds=handles,
                     memory_limit_bytes=None if self._on_device() else memory_bytes,
-                    start=job.terms.start,
+                    start=self.terms.start,
                 )
                 pid = child.process.pid
-                job.events.append(
+                self.events.append(
                     "attempt", number=self.attempts, pid=pid, rungs=list(self.rungs), environment=environment
                 )
-                outcome = watch(job, child, beside)
+                outcome = self.watch(child, beside)
             if limits.started:
                 self.start_s[self.rungs] = limits.start_s
-            state_to_disk(job)
+            self.state_to_disk()
             seconds = time.monotonic() - started
-            ended = Ended(outcome, step_of_death(job.run, pid), newest_step(job.run), child.last_beat, seconds)
-            journal_end(job, ended)
-            if outcome.status in ("done", "stopped") or (job.stop.count and outcome.status != "failed"):
+            ended = Ended(outcome, step_of_death(self.run, pid), newest_step(self.run), child.last_beat, seconds)
+            self.journal_end(ended)
+            if outcome.status in ("done", "stopped") or (self.stop.count and outcome.status != "failed"):
                 return ended
             settle_kernel()
             override = environment[OVERRIDE] if OVERRIDE in environment else os.environ.get(OVERRIDE)
@@ -247,6 +252,65 @@ class _Supervisor:
         finally:
             kernel.close()
 
+    def watch(self, child: Child, workers: Workers) -> Outcome:
+        """Wait until the worker ends, hangs, or was asked to stop and did so."""
+        asked = hot = False
+        next_sample = time.monotonic() + FIRST_SAMPLE_S
+        while not child.ended:
+            beats = child.wait_beats()
+            self.terms.on_look()
+            if Beat.ITEM in beats:
+                self.terms.on_step(last_step(self.run))
+            still = self.terms.stand_still() and not self.stop.count
+            if still != child.still and not child.ended:
+                # SIGSTOP at any instruction: somebody else needs the processor now, and no step has to end first.
+                child.stand_still(still)
+                self.events.append("stands_still" if still else "goes_on")
+            workers.tend(still=still)
+            if child.hung:
+                return child.end_hung()
+            if self.stop.count and not asked:
+                asked = True
+                self.events.append("stop_requested", signal=self.stop.number)
+                child.ask_to_stop()
+            if self.stop.count > 1 or (asked and not child.worked):  # a worker that still loads has nothing to save
+                child.kill()
+            if time.monotonic() >= next_sample:
+                next_sample = time.monotonic() + SAMPLE_EVERY_S
+                taken, beside, was_hot = sample(child.process.pid, self.run), workers.sample(), hot
+                self.events.append("sample", **taken, **({"workers": beside} if beside else {}))
+                hot = any_hot(taken.get("cards", ()))
+                if hot and not was_hot:  # steps then take longer, which is no hang
+                    text = "a card throttles at its limit of heat or power: steps take longer"
+                    self.events.append("warning", text=text)
+        child.wait_beats(0)
+        child.kill()
+        return child.outcome()
+
+    def journal_end(self, ended: Ended) -> None:
+        """Journal how an attempt ended, before anything is concluded from it."""
+        outcome = ended.outcome
+        self.events.append(
+            "ended",
+            **{name: getattr(outcome, name) for name in ("status", "returncode", "signal", "state", "survived")},
+            phase=ended.phase.phase if ended.phase else "",
+            step=ended.step,
+            durable=ended.durable,
+            seconds=round(ended.seconds, 3),
+            error=None if outcome.error is None else f"{outcome.error.type}: {outcome.error.message}"[:1000],
+        )
+
+    def state_to_disk(self) -> None:
+        """Write what a worker left in memory as a checkpoint. While the disk refuses it, it stays in memory."""
+        try:
+            step = persist(self.run, self.standby)
+        except OSError as error:
+            self.events.append("warning", text=f"the state in memory could not be written to disk yet: {error}")
+            return
+        self.standby.clear()
+        if step is not None:
+            self.events.append("from_memory", step=step)
+
     def answer(self, ended: Ended) -> RunOutcome | None:
         """Return the run's outcome, or None when another worker is to be started."""
         if ended.outcome.status == "done":
@@ -254,7 +318,7 @@ class _Supervisor:
                 if self.rungs:
                     remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
             except OSError as error:  # a profile that can't be written must not end the run
-                self.job.events.append("warning", text=f"the machine's profile could not be written: {error}")
+                self.events.append("warning", text=f"the machine's profile could not be written: {error}")
             return self._outcome("done", ended.durable, ended.outcome.result)
         if ended.diagnosis is None:
             return self._stopped(ended.outcome.result)
@@ -265,39 +329,38 @@ class _Supervisor:
         if action.kind == "wait":
             self._wait_for_disk()
         if action.tried in SMALLER:
-            run = self.job.run
-            text = lower_rank(run) if action.tried == "rank" else thin_out(run, self.job.snapshot)
-            self.job.events.append("smaller", how=action.tried, text=text)
-        self.job.stop.sleep(action.wait_s)
-        return self._stopped(ended.outcome.result) if self.job.stop.count else None
+            run = self.run
+            text = lower_rank(run) if action.tried == "rank" else thin_out(run, self.snapshot)
+            self.events.append("smaller", how=action.tried, text=text)
+        self.stop.sleep(action.wait_s)
+        return self._stopped(ended.outcome.result) if self.stop.count else None
 
     def pause_for_disk(self, error: OSError) -> RunOutcome | None:
         """Wait until the disk has room again. Return the run's outcome when it was stopped meanwhile."""
-        self.job.events.append("warning", text=f"the disk is full: {error}")
+        self.events.append("warning", text=f"the disk is full: {error}")
         self._wait_for_disk()
-        return self._stopped({}) if self.job.stop.count else None
+        return self._stopped({}) if self.stop.count else None
 
     def _choose_action(self, ended: Ended) -> Reply:
         """Journal the failure and choose what to do. An isolation is made here, and the ladder is asked again."""
         assert ended.diagnosis is not None
-        job = self.job
         if ended.diagnosis.fault.distrust:
             self._distrust(ended)
         failure = Failure(
             fault=ended.diagnosis.fault.id,
             step=ended.step,
-            durable=newest_step(job.run),
-            quarantined=quarantined(job.run),
+            durable=newest_step(self.run),
+            quarantined=quarantined(self.run),
             rungs=self.rungs,
             tried=self.tried,
             # Validation and saving compute no training rows, so there is none to look for.
             isolated=ended.phase in (Beat.VALIDATING, Beat.SAVING),
         )
         self.history.append(failure)
-        job.events.append("failure", **asdict(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
+        self.events.append("failure", **asdict(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
         action = next_action(self.history, self._bounds())
         while True:
-            job.events.append(
+            self.events.append(
                 "action", action=action.kind, why=action.why, rungs=list(action.rungs), tried=action.tried
             )
             if action.kind != "isolate":
@@ -306,8 +369,8 @@ class _Supervisor:
 
     def _isolate(self, failure: Failure) -> Reply:
         """Replay the rows of the step. Quarantine a guilty one and go on, else do what the ladder says next."""
-        job, run = self.job, self.job.run
-        plan, data = read_plan(run), open_snapshot(job.snapshot)
+        run = self.run
+        plan, data = read_plan(run), open_snapshot(self.snapshot)
         steps = plan.steps
         if failure.step >= len(steps):  # after the last one: there are no rows to replay
             self.history[-1] = replace(failure, isolated=True)
@@ -315,43 +378,43 @@ class _Supervisor:
         before = steps[failure.step - 1].rows if failure.step else ()
         replay = replay_in_children(
             run,
-            job.model,
+            self.model,
             data.folder,
             rungs=self.rungs,
-            module=job.replay,
-            limits=lambda: LearnedLimits(job.settings, self.start_s.get(self.rungs)),
+            module=self.replay,
+            limits=lambda: LearnedLimits(self.config.supervise, self.start_s.get(self.rungs)),
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = max_quarantined(plan.num_rows, self.config.data.max_rejected)
         findings = within(findings, failure.quarantined, most)
-        job.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
+        self.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
         for row, reason in findings.rows.items():  # each is on disk before the next attempt
             where = data.info(row).source
             append_amendment(run, Amendment(failure.step, (row,), f"{where}: {reason}"))
-            job.events.append("quarantined", row=row, source=where, from_step=failure.step, reason=reason)
+            self.events.append("quarantined", row=row, source=where, from_step=failure.step, reason=reason)
         action, self.history[-1] = after_isolation(self.history, findings.culprit, findings.words, self._bounds())
         return action
 
     def _distrust(self, ended: Ended) -> None:
         """Set aside the checkpoints since the last good test of the numbers: they may hold wrong ones."""
-        run = self.job.run
+        run = self.run
         good = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "canary" and e["passed"]]
-        self.job.standby.clear()
+        self.standby.clear()
         doubtful = checkpoints.distrust_after(run, max(good, default=0))
-        self.job.events.append("distrusted", steps=doubtful, newest=ended.durable)
+        self.events.append("distrusted", steps=doubtful, newest=ended.durable)
 
     def _wait_for_disk(self) -> None:
         """Free what the run can spare, then wait for room. Training stands still, and nothing is lost."""
-        run = self.job.run
+        run = self.run
         freed = checkpoints.reclaim(run)
-        self.job.events.append("disk_wait", reclaimed_bytes=freed, free_bytes=disk_free_bytes(run))
-        while not has_room(run, _reserve_bytes(run)) and not self.job.stop.count:
-            self.job.stop.sleep(LOOK_S)
-        self.job.events.append("disk_ready", free_bytes=disk_free_bytes(run))
-        state_to_disk(self.job)
+        self.events.append("disk_wait", reclaimed_bytes=freed, free_bytes=disk_free_bytes(run))
+        while not has_room(run, _reserve_bytes(run)) and not self.stop.count:
+            self.stop.sleep(LOOK_S)
+        self.events.append("disk_ready", free_bytes=disk_free_bytes(run))
+        self.state_to_disk()
 
     def _bounds(self) -> Bounds:
-        settings, run = self.config.supervise, self.job.run
+        settings, run = self.config.supervise, self.run
         # A worker as it is started now: rungs that would change nothing in it are void.
         environment, changes = worker_effects(run, self.rungs)
         config, settled = read_resolved(run)  # a lower rank is written there
@@ -378,15 +441,15 @@ class _Supervisor:
 
     def _device(self) -> str:
         """Return the device of the run's settled choices, before there are any by what is in the machine."""
-        device = read_resolved(self.job.run)[1].device or self.config.device
+        device = read_resolved(self.run)[1].device or self.config.device
         return ("cuda" if self.machine.cards else "cpu") if device == "auto" else device
 
     def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
-        step = newest_step(self.job.run)
+        step = newest_step(self.run)
         error = Stopped(
             f"stopped at step {step}; everything up to it is saved",
-            signal_number=self.job.stop.number,
-            hint=f"to continue: hivetune resume {quoted(self.job.run)}",
+            signal_number=self.stop.number,
+            hint=f"to continue: hivetune resume {quoted(self.run)}",
         )
         return self._outcome("stopped", step, result, error)
 
@@ -399,7 +462,7 @@ class _Supervisor:
                 ended.outcome.check("training")
             except HivetuneError as refusal:
                 return self._outcome("failed", ended.durable, {}, refusal)
-        fault, run = ended.diagnosis.fault, self.job.run
+        fault, run = ended.diagnosis.fault, self.run
         left = self._salvage() if ended.durable else "No step was saved, so there is no adapter."
         where = f"in step {ended.step}" if ended.step >= 0 else "while it loaded the model"
         error = RecoveryExhausted(
@@ -410,11 +473,11 @@ class _Supervisor:
 
     def _salvage(self) -> str:
         """Write the newest state as an adapter at the top of the run folder. Return one sentence about it."""
-        run = self.job.run
+        run = self.run
         on_cpu = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-        outcome = run_task(Salvage(run, self.job.model), run / SALVAGE, environment=on_cpu)
+        outcome = run_task(Salvage(run, self.model), run / SALVAGE, environment=on_cpu)
         if outcome.status != "done":
-            self.job.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
+            self.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
             return "Its checkpoints are whole, but no adapter could be written from them."
         return f"The adapter of step {outcome.result['adapter_step']} is in {run}."
 
@@ -435,7 +498,7 @@ class _Supervisor:
             error=error,
         )
         why = "" if error is None else error.message
-        self.job.events.append(
+        self.events.append(
             "supervisor_ended", status=status, steps=steps, restarts=outcome.restarts, rungs=list(self.rungs), why=why
         )
         return outcome

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hivetune.base.disk import write_atomic, write_manifest
 from hivetune.base.journal import read_journal
@@ -82,27 +81,6 @@ class Verification:
         return all(each.identical or each.difference is None or each.difference <= ROUNDING for each in self.files)
 
 
-@dataclass
-class _Killer:
-    """Ends the worker of `run` by SIGKILL, once at each of `at` finished steps, up to a step's time later."""
-
-    run: Path
-    at: list[int]
-    step_s: float
-    kills: int = 0
-
-    def look(self, done: int) -> None:
-        if not self.at or done < self.at[0]:
-            return
-        attempts = [entry for entry in read_journal(self.run / EVENTS) if entry["event"] == "attempt"]
-        if not attempts or len(attempts) <= self.kills:
-            return
-        time.sleep(random.random() * min(self.step_s, 2.0))
-        os.kill(attempts[-1]["pid"], signal.SIGKILL)
-        self.at.pop(0)
-        self.kills += 1
-
-
 def verify_resume(
     config: RunConfig,
     model: Path,
@@ -118,7 +96,8 @@ def verify_resume(
     """
     started = time.monotonic()
     train, validation = snapshot.rows("train")[: BATCH * MAX_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
-    judged = _judged_rows(snapshot) if config.learn.stage == 2 else []
+    bad = snapshot.bad_rows()[: BATCH * BATCH] if config.learn.stage == 2 else []
+    judged = [row for one in bad for row in (one.better, one.row) if row is not None]
     excerpt = excerpt_of(snapshot, [*dict.fromkeys([*train, *validation, *judged])], folder / "snapshot")
     calm, killed = folder / "calm", folder / "killed"
 
@@ -135,26 +114,33 @@ def verify_resume(
 
     steps = STEPS
     train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
-    step_s = _step_s(calm)
+    step_s = statistics.median(e["seconds"] for e in read_journal(calm / METRICS) if e["event"] == "step")
     if step_s * steps < MIN_TRAINING_S:
         steps = min(MAX_STEPS, math.ceil(MIN_TRAINING_S / max(step_s, 1e-3)))
         shutil.rmtree(calm)
         train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
-    killer = _Killer(killed, [max(1, steps * (i + 1) // (KILLS + 1)) for i in range(KILLS)], step_s)
+    at = [max(1, steps * (number + 1) // (KILLS + 1)) for number in range(KILLS)]
+    kills = 0
 
-    def on_step(done: int) -> None:
+    def kill_on_time(done: int) -> None:
+        """End the worker by SIGKILL, once at each of `at` finished steps, up to a step's time later."""
+        nonlocal kills
         progress(steps + done, 2 * steps)
-        killer.look(done)
+        attempts = [entry for entry in read_journal(killed / EVENTS) if entry["event"] == "attempt"]
+        if kills < min(len(at), len(attempts)) and done >= at[kills]:
+            time.sleep(random.random() * min(step_s, 2.0))
+            os.kill(attempts[-1]["pid"], signal.SIGKILL)
+            kills += 1
 
-    train_to_end(killed, steps, on_step, read_resolved(calm)[1])  # what was measured once holds for both
-    if not killer.kills:
+    train_to_end(killed, steps, kill_on_time, read_resolved(calm)[1])  # what was measured once holds for both
+    if not kills:
         raise HivetuneError(
             f"the run of {steps} steps was over before it could be killed", hint="run verify-resume again"
         )
     return Verification(
         files=tuple(compare_runs(calm, killed)),
         steps=steps,
-        kills=killer.kills,
+        kills=kills,
         resumed_from=tuple(e["durable"] for e in read_journal(killed / EVENTS) if e["event"] == "failure"),
         device=read_resolved(calm)[1].device or "cpu",
         seconds=round(time.monotonic() - started, 3),
@@ -168,12 +154,11 @@ def compare_runs(one: Path, other: Path) -> list[Compared]:
         return [Compared("newest checkpoint", False, None)]
     pairs = [(name, newest[0] / name, newest[1] / name) for name in (TENSORS, STATE)]
     pairs.append((ADAPTER, one / ADAPTER, other / ADAPTER))
-    found = []
-    for name, a, b in pairs:
-        left, right = a.read_bytes(), b.read_bytes()
-        difference = _difference(left, right) if name.endswith(".safetensors") else None
-        found.append(Compared(name, left == right, difference))
-    return found
+    files = [(name, a.read_bytes(), b.read_bytes()) for name, a, b in pairs]
+    return [
+        Compared(name, left == right, _difference(left, right) if name.endswith(".safetensors") else None)
+        for name, left, right in files
+    ]
 
 
 def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapshot:
@@ -223,31 +208,17 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
     return short
 
 
-def _judged_rows(snapshot: Snapshot) -> list[int]:
-    """Return some bad answers and the rows that they are compared with."""
-    bad = snapshot.bad_rows()[: BATCH * BATCH]
-    return [row for one in bad for row in (one.better, one.row) if row is not None]
-
-
-def _step_s(run: Path) -> float:
-    return float(statistics.median(e["seconds"] for e in read_journal(run / METRICS) if e["event"] == "step"))
-
-
 def _difference(left: bytes, right: bytes) -> float | None:
     """Return the largest difference of two files of fp32 tensors, relative to the largest value.
 
     None: they do not hold the same tensors.
     """
-    (a_names, a), (b_names, b) = _values(left), _values(right)
-    if a_names != b_names:
+    heads, values = [], []
+    for data in (left, right):
+        start = 8 + int.from_bytes(data[:8], "little")
+        heads.append(json.loads(data[8:start]))
+        values.append(array("f", data[start:]))
+    if heads[0] != heads[1]:
         return None
-    largest = max((abs(x) for x in a), default=0.0)
-    apart = [abs(x - y) for x, y in zip(a, b, strict=True)]
-    return max(apart, default=0.0) / (largest or 1.0)
-
-
-def _values(data: bytes) -> tuple[dict[str, Any], array[float]]:
-    size = int.from_bytes(data[:8], "little")
-    values: array[float] = array("f")
-    values.frombytes(data[8 + size :])
-    return json.loads(data[8 : 8 + size]), values
+    largest = max(map(abs, values[0]), default=0.0)
+    return max((abs(x - y) for x, y in zip(*values, strict=True)), default=0.0) / (largest or 1.0)
