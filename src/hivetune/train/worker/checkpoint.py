@@ -29,8 +29,6 @@ from hivetune.run.folder import METRICS
 from hivetune.run.standby import Standby
 
 _KINDS = ("param", "exp_avg", "exp_avg_sq")
-# The fields of `TrainState` that STATE holds; the tensors are in a file of their own.
-_PLAIN = ("step", "rng", "schedule", "best", "plan_sha256", "settings_hash", "loop")
 
 
 class NotFinite(ArithmeticError):
@@ -71,8 +69,17 @@ def to_files(state: TrainState, buffer: bytearray | None = None) -> dict[str, by
     bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise NotFinite(f"step {state.step}: {len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}")
-    plain = {"schema": 1} | {name: to_plain(getattr(state, name)) for name in _PLAIN}
-    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    plain = {
+        "schema": 1,
+        "step": state.step,
+        "rng": state.rng,
+        "schedule": state.schedule,
+        "best": state.best,
+        "plan_sha256": state.plan_sha256,
+        "settings_hash": state.settings_hash,
+        "loop": state.loop,
+    }
+    text = json.dumps(to_plain(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
     return {TENSORS: _serialise(tensors, bytearray() if buffer is None else buffer), STATE: text.encode()}
 
 
