@@ -199,12 +199,11 @@ def _other_format(where: str, shown: bytes, kind: str = "") -> UsageError:
 
 def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as OpenAI's API takes it, with the arguments of a call as text."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _as_text(call["function"].get("arguments"))}}
-        for call in message.get("tool_calls", ())
-    ]
-    return {**message, "tool_calls": calls} if calls else dict(message)
-
-
-def _as_text(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    sent = dict(message)
+    if message.get("tool_calls"):
+        sent["tool_calls"] = []
+        for call in message["tool_calls"]:
+            arguments = call["function"].get("arguments") or {}
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            sent["tool_calls"].append({**call, "function": {**call["function"], "arguments": text}})
+    return sent

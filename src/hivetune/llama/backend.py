@@ -126,35 +126,39 @@ def check_files(model: Path, settings: ServerSettings) -> None:
                 f"{path.parent / problems[0]}: it is damaged",
                 hint="delete it and make it again: hivetune export RUN, or restore it from a copy",
             )
-    for path in (model, *(path for path, _ in settings.adapters)):
-        read_header(path)
-        check_outside(path.resolve())
-    if read_header(model).is_adapter:
-        raise UsageError(f"{model} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf")
-    for path, _ in settings.adapters:
-        if not read_header(path).is_adapter:
+        is_adapter = read_header(path).is_adapter
+        check_outside(whole)
+        if is_adapter and path is model:
+            raise UsageError(
+                f"{path} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf"
+            )
+        if not is_adapter and path is not model:
             raise UsageError(f"{path} is not an adapter", hint="make one: hivetune export RUN --to gguf-adapter")
 
 
 def find_engine(engine: Engine) -> str | None:
     """Return the path of the user's `llama-server`, or None for xllamacpp, which `auto` takes where the other is too
     old. Raises MachineNotFit when there is neither."""
-    program = shutil.which("llama-server") if engine in ("auto", "llama-server") else None
-    problem = None if program is None else build_problem(program, os.stat(program).st_mtime_ns)
-    if program is not None and problem is None:
+    program, problem = _own_program() if engine != "xllamacpp" else (None, "")
+    if program is not None and not problem:
         return program
     if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
         return None
-    if problem is not None:
+    if problem:
         raise MachineNotFit(f"{program} {problem}", hint="install a newer llama.cpp, or: pip install xllamacpp")
     raise MachineNotFit("llama.cpp is not installed", hint="pip install xllamacpp, or put llama-server on PATH")
 
 
 def unused_program() -> str:
     """Return why `auto` does not use the `llama-server` on PATH, in words; empty where it does, or there is none."""
+    program, problem = _own_program()
+    return f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
+
+
+def _own_program() -> tuple[str | None, str]:
+    """Return the `llama-server` on PATH, and why it is not used."""
     program = shutil.which("llama-server")
-    problem = None if program is None else build_problem(program, os.stat(program).st_mtime_ns)
-    return "" if problem is None else f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one"
+    return program, "" if program is None else build_problem(program, os.stat(program).st_mtime_ns) or ""
 
 
 @functools.lru_cache(maxsize=8)
@@ -209,7 +213,18 @@ class Backend:
             request["tools"] = list(tools)
         started = time.monotonic()
         document = self.request("/v1/chat/completions", request)
-        return _answer(document, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        with explained():
+            choice, usage = document["choices"][0], document["usage"]
+            scored = (choice.get("logprobs") or {}).get("content") or ()
+            return Answer(
+                text=choice["message"].get("content") or "",
+                ended=choice["finish_reason"] != "length",
+                prompt_tokens=usage["prompt_tokens"],
+                new_tokens=usage["completion_tokens"],
+                seconds=seconds,
+                logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in scored),
+            )
 
     def stream(
         self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
@@ -228,7 +243,10 @@ class Backend:
                     if kind == b"data" and data == b"[DONE]":
                         return
                     if kind == b"data":
-                        yield piece_of(json.loads(data))
+                        event = json.loads(data)
+                        if "error" in event:
+                            raise HivetuneError(f"the server failed: {event['error']}")
+                        yield "".join(choice["delta"].get("content") or "" for choice in event["choices"])
         raise HivetuneError("the llama.cpp server ended in the middle of an answer")
 
     def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
@@ -249,7 +267,14 @@ class Backend:
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
         own = psutil.Process(self.process.pid)
-        return sum(_peak_memory_bytes(process) for process in (own, *own.children(recursive=True)))
+        total = 0
+        for process in (own, *own.children(recursive=True)):
+            try:  # the peak, which Linux alone keeps
+                status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
+                total += next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+            except (OSError, StopIteration):
+                total += int(process.memory_info().rss)
+        return total
 
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return the token ids that this server makes of a chat, up to where the answer begins."""
@@ -326,31 +351,10 @@ class Backend:
             ) from None
         if response.status != 200:
             text = response.read(2000).decode(errors="replace")
-            raise UsageError(f"the server refused {path} ({response.status}): {error_text(text)}")
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                text = str(json.loads(text)["error"]["message"])
+            raise UsageError(f"the server refused {path} ({response.status}): {text}")
         return response
-
-
-def _peak_memory_bytes(process: psutil.Process) -> int:
-    """Return the peak that Linux keeps; elsewhere the memory that is held now, after all answers."""
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return int(process.memory_info().rss)
-
-
-def _answer(document: Mapping[str, Any], seconds: float) -> Answer:
-    with explained():
-        choice, usage = document["choices"][0], document["usage"]
-        scored = ((choice.get("logprobs") or {}).get("content")) or []
-        return Answer(
-            text=choice["message"].get("content") or "",
-            ended=choice["finish_reason"] != "length",
-            prompt_tokens=usage["prompt_tokens"],
-            new_tokens=usage["completion_tokens"],
-            seconds=seconds,
-            logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in scored),
-        )
 
 
 def _start(
@@ -438,9 +442,6 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path
     )
 
 
-# What a llama.cpp server sends back, read: a piece of an answer, an error in words, and what is no reply at all.
-
-
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
     """Turn the errors of a server that dies, or is no llama.cpp, into a HivetuneError."""
@@ -451,16 +452,3 @@ def explained() -> Iterator[None]:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise HivetuneError(f"the llama.cpp server's answer can't be understood: {what}") from None
-
-
-def piece_of(event: Mapping[str, Any]) -> str:
-    if "error" in event:
-        raise HivetuneError(f"the server failed: {event['error']}")
-    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-
-
-def error_text(text: str) -> str:
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return text

@@ -82,7 +82,7 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     parameters.warmup = settings["warm_up"]
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
     server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
-    _report_ready(settings)
+    os.write(settings["report_fd"], b".")
     threading.Event().wait()
     del server
 
@@ -108,10 +108,17 @@ def _confine(settings: dict[str, Any]) -> None:
     )
 
 
-def _end_with_stdin() -> None:
+def _end_with_stdin(server: "subprocess.Popen[bytes] | None" = None) -> None:
+    """End this process, and the server's where it has one, when stdin closes. Neither holds what must be saved."""
     while os.read(0, 4096):
         pass
-    os._exit(0)  # the server has no close(); it holds nothing that must be saved
+    if server is not None:
+        server.terminate()
+        try:
+            server.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+    os._exit(0)
 
 
 def _run_program(settings: dict[str, Any]) -> None:
@@ -141,42 +148,21 @@ def _run_program(settings: dict[str, Any]) -> None:
         preexec_fn=prepare,
         pass_fds=settings["lease_fds"],
     )
-    threading.Thread(target=_stop_with_stdin, args=(process,), daemon=True).start()
-    while process.poll() is None and not _healthy(Path(settings["socket"])):
+    threading.Thread(target=_end_with_stdin, args=(process,), daemon=True).start()
+    while process.poll() is None:
+        connection = SocketConnection(Path(settings["socket"]), HEALTH_TIMEOUT_S)
+        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+            connection.request("GET", "/health")  # refused while it does not listen yet
+            if connection.getresponse().status == 200:
+                os.write(settings["report_fd"], b".")
+                break
         time.sleep(_POLL_S)
-    if process.poll() is None:
-        _report_ready(settings)
     sys.exit(process.wait())
-
-
-def _healthy(path: Path) -> bool:
-    with contextlib.closing(SocketConnection(path, HEALTH_TIMEOUT_S)) as connection:
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
 
 
 def _die_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _stop_with_stdin(process: "subprocess.Popen[bytes]") -> None:
-    while os.read(0, 4096):
-        pass
-    process.terminate()
-    try:
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    os._exit(0)
-
-
-def _report_ready(settings: dict[str, Any]) -> None:
-    os.write(settings["report_fd"], b".")
-    os.close(settings["report_fd"])
 
 
 if __name__ == "__main__":

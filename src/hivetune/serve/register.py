@@ -16,8 +16,7 @@ from hivetune.data.render.dialect import template_message
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.gate import judge_run, verdict_document
 from hivetune.llama.backend import ServerSettings, open_backend
-from hivetune.llama.prompts import prompt_of
-from hivetune.llama.recorded import RECORDED_PROMPTS, record_answers
+from hivetune.llama.prompts import RECORDED_PROMPTS, prompt_of, record_answers
 from hivetune.release.artefacts import exports_in
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf

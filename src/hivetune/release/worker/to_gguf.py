@@ -244,6 +244,13 @@ def _model_writer(base_class: Any) -> Any:
 
             return finish
 
+        def set_gguf_parameters(self) -> None:
+            super().set_gguf_parameters()
+            # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h); 0 caps nothing.
+            key = f"{gguf.MODEL_ARCH_NAMES[self.model_arch]}.final_logit_softcapping"
+            if self.hparams.get("final_logit_softcapping", 0) is None and key not in self.gguf_writer.kv_data[0]:
+                self.gguf_writer.add_float32(key, 0.0)
+
         def get_vocab_base_pre(self, tokenizer: Any) -> str:
             try:
                 return str(super().get_vocab_base_pre(tokenizer))

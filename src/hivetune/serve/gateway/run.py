@@ -20,7 +20,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import lock
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
-from hivetune.llama.recorded import compare_answers
+from hivetune.llama.prompts import compare_answers
 from hivetune.process.lease import training_on
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import find, rollback
