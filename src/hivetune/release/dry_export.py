@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, write_json
-from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import ServerSettings, find_engine, open_backend
 from hivetune.models.architecture import Linear, read_architecture
@@ -25,6 +24,7 @@ from hivetune.process.protocol import DryGguf, Passage
 from hivetune.release.converter import Converter, find_converter, server_name, untested_pair
 from hivetune.release.prove import (
     CHECKED_PROMPTS,
+    HELD_OUT_FIRST,
     TOP,
     Scores,
     check_prompts,
@@ -67,8 +67,12 @@ def dry_export(run: Run) -> DryExport:
         linears = read_architecture(run.model).adapted(run.config.lora.target_modules)
     except (UsageError, MachineNotFit) as error:
         return DryExport(unwritten=_in_words(error))
+    # Longer conversations can't be asked everywhere: where llama.cpp has no window of attention, the context is cut.
+    settings = read_json(run.model / "config.json")
+    lengths = (settings.get("sliding_window"), settings.get("max_position_embeddings"))
+    window = min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
     try:
-        passages = choose_passages(run.snapshot, _window(run.model))[:PASSAGES]
+        passages = choose_passages(run.snapshot, window)[:PASSAGES]
     except DataRefused as error:
         return DryExport(unserved=f"{error.message}: llama.cpp can't be asked longer ones of this model")
     path = home() / _FOLDER / f"{_key(run, linears, converter)}.json"
@@ -89,25 +93,18 @@ def _key(run: Run, linears: Sequence[Linear], converter: Converter) -> str:
     # The description holds the name that the model was fetched with; what it says of tokens is read from the others.
     described = {name: file["sha256"] for name, file in files.items() if ".safetensors" not in name}
     described.pop(DESCRIPTION, None)
+    rows = [row for split in HELD_OUT_FIRST for row in run.snapshot.rows(split)]
+    infos = [run.snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
+    turns = {f"{turn.role}{' with calls' if turn.tool_calls else ''}" for info in infos for turn in info.messages}
     about = {
         "model": described,
         "targets": [linear.name for linear in linears],
-        "turns": _turns(run.snapshot),
+        "turns": sorted(turns | ({"tools"} if any(info.tools for info in infos) else set())),
         "llama.cpp": _server(),
         "converter": converter.name,
         "versions": [importlib.metadata.version(name) for name in ("hivetune", "transformers", "torch")],
     }
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _turns(snapshot: Snapshot) -> list[str]:
-    """Return the kinds of turns in the conversations whose token ids are compared."""
-    rows = [row for split in ("test", "validation", "train") for row in snapshot.rows(split)][:CHECKED_PROMPTS]
-    infos = [snapshot.info(row) for row in rows]
-    kinds = {
-        f"{message.role}{' with calls' if message.tool_calls else ''}" for info in infos for message in info.messages
-    }
-    return sorted(kinds | ({"tools"} if any(info.tools for info in infos) else set()))
 
 
 def _try(
@@ -162,14 +159,6 @@ def check_dry_export(trained: Mapping[str, Scores], base: Scores, tuned: Scores)
     problems = compare_scores("f32", trained, tuned, None)["problems"]
     if problems:
         raise HivetuneError(f"llama.cpp does not apply this adapter as it is trained: {'; '.join(problems)}")
-
-
-def _window(model: Path) -> int | None:
-    """Return the longest conversation that every llama.cpp can be asked of a model. The context is cut to the window of
-    attention where llama.cpp has none."""
-    config = read_json(model / "config.json")
-    lengths = (config.get("sliding_window"), config.get("max_position_embeddings"))
-    return min((length for length in lengths if isinstance(length, int) and length > 0), default=None)
 
 
 def _in_words(error: HivetuneError) -> str:

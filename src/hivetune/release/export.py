@@ -127,7 +127,8 @@ def export(
             f"the model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
         )
     with lock(parent):
-        made = not _is_there(folder, identity)
+        whole = (folder / MANIFEST).exists() and not problems_once(folder)
+        made = not (whole and identity.items() <= read_json(folder / MANIFEST).items())
         if made:
             _check_disk(source, parent, recipe, to)
             _write(source, folder, recipe, identity, progress)
@@ -140,13 +141,6 @@ def merged_type(folder: Path) -> MergedType:
     """Return the number type of the weights of a merged export."""
     dtype: MergedType = read_json(folder / MANIFEST).get("dtype", "source")
     return dtype
-
-
-def _is_there(folder: Path, identity: Mapping[str, Any]) -> bool:
-    if not (folder / MANIFEST).exists() or problems_once(folder):
-        return False
-    known = read_json(folder / MANIFEST)
-    return all(known.get(key) == value for key, value in identity.items())
 
 
 def _write(
@@ -235,11 +229,26 @@ def _write_card(work: Path, source: Source, to: str) -> None:
     base, revision = _portable_base(source.model)
     front: dict[str, Any] = {"base_model": base, "library_name": "peft" if to == "adapter" else "transformers"}
     front |= {"pipeline_tag": "text-generation", "tags": ["hivetune", "lora"]}
-    form = _FORMS.get(to, "merged into it, as GGUF")
+    form, run, generation = (
+        _FORMS.get(to, "merged into it, as GGUF"),
+        source.run,
+        source.model / "generation_config.json",
+    )
+    rows: Mapping[str, Any] = {} if run is None else (read_json(run / RECORD).get("result") or {}).get("rows", {})
+    data = []
+    for key, count in rows.items():
+        total = sum(count.values()) if isinstance(count, Mapping) else count
+        data.append(f"- {'read' if key == 'rows_in' else key.replace('_', ' ')}: {total:,} rows")
+    verdict = ["Not judged when it was exported."]
+    if run is not None and (run / VERDICT).is_file():
+        judged = read_json(run / VERDICT)
+        verdict = [f"Verdict: {judged['verdict']}.", "", *(f"- {reason}" for reason in judged.get("reasons", []))]
+    settings = read_json(generation) if generation.is_file() else {}
+    defaults = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None] or ["- none"]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", "", f"# {source.name}", ""]
     lines += [f"A low-rank adapter of {base}{f' at {revision}' if revision else ''}, {form}.", ""]
-    lines += ["## Data", "", *_data(source.run), "", "## Judged", "", *_verdict(source.run), "", "## Generation", ""]
-    lines += [*_generation(source.model), "", "## Limits", ""]
+    lines += ["## Data", "", *(data or ["Not known."]), "", "## Judged", "", *verdict, "", "## Generation", ""]
+    lines += ["Judged greedy (temperature 0). The base's own defaults:", "", *defaults, "", "## Limits", ""]
     lines += [
         "- It was trained to answer what its rows ask; nothing is known of other questions, languages or longer texts.",
         "- What the base model gets wrong, it may get wrong too.",
@@ -249,25 +258,3 @@ def _write_card(work: Path, source: Source, to: str) -> None:
         f"The licence of {base} holds for what is derived from it; the rows' owners may set further terms.",
     ]
     (work / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _data(run: Path | None) -> list[str]:
-    rows: Mapping[str, Any] = {} if run is None else (read_json(run / RECORD).get("result") or {}).get("rows", {})
-    counts = {key: value for key, value in rows.items() if isinstance(value, int)}
-    counts |= {key: sum(value.values()) for key, value in rows.items() if isinstance(value, Mapping)}
-    names = {key: "read" if key == "rows_in" else key.replace("_", " ") for key in counts}
-    return [f"- {names[key]}: {count:,} rows" for key, count in counts.items()] or ["Not known."]
-
-
-def _verdict(run: Path | None) -> list[str]:
-    if run is None or not (run / VERDICT).is_file():
-        return ["Not judged when it was exported."]
-    verdict = read_json(run / VERDICT)
-    return [f"Verdict: {verdict['verdict']}.", "", *(f"- {reason}" for reason in verdict.get("reasons", []))]
-
-
-def _generation(model: Path) -> list[str]:
-    path = model / "generation_config.json"
-    settings = read_json(path) if path.is_file() else {}
-    known = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None]
-    return ["Judged greedy (temperature 0). The base's own defaults:", "", *(known or ["- none"])]

@@ -5,6 +5,8 @@ template made of them is checked on conversations. Turns must alternate, as in [
 are not covered.
 """
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,19 +48,14 @@ class Pieces:
         return text
 
     def go_template(self) -> str:
-        system = ""
+        roles = {"user": (self.before_user, self.after_user), "assistant": ("", self.after_answer)}
         if self.before_system is not None:
-            system = (
-                f'{{{{ if eq .Role "system" }}}}{self.before_system}{{{{ .Content }}}}{self.after_system}{{{{ else '
-            )
-            user = 'if eq .Role "user" }}'
-        else:
-            user = '{{ if eq .Role "user" }}'
-        return (
-            f"{{{{ if not .System }}}}{self.no_system}{{{{ end }}}}"
-            f"{{{{ range .Messages }}}}{system}{user}{self.before_user}{{{{ .Content }}}}{self.after_user}"
-            f'{{{{ else if eq .Role "assistant" }}}}{{{{ .Content }}}}{self.after_answer}{{{{ end }}}}{{{{ end }}}}'
+            roles = {"system": (self.before_system, self.after_system), **roles}
+        turns = "{{ else ".join(
+            f'if eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}' for role, (before, after) in roles.items()
         )
+        opening = f"{{{{ if not .System }}}}{self.no_system}{{{{ end }}}}"
+        return f"{opening}{{{{ range .Messages }}}}{{{{ {turns}{{{{ end }}}}{{{{ end }}}}"
 
 
 def write_modelfile(model: Path, gguf: Path) -> None:
@@ -76,14 +73,17 @@ def write_modelfile(model: Path, gguf: Path) -> None:
 
 def find_pieces(renderer: Renderer, bos: str) -> Pieces:
     """Return the checked pieces of a model's template. `bos`: the token that the server puts first itself."""
-    whole = [_user(USER), _answer(ANSWER), _user(USER_2), _answer(ANSWER_2)]
+    whole = _turns(USER, ANSWER, USER_2, ANSWER_2)
+    before_system, system_to_user = None, ""
     try:
         opening, after_user, between, _, _ = _around(renderer.text(whole), (USER, ANSWER, USER_2, ANSWER_2))
-        before_system, system_to_user = _system(renderer, whole)
+        with contextlib.suppress(RenderError):  # a template without such a role
+            text = renderer.text([Message("system", SYSTEM), *whole])
+            before_system, system_to_user = _around(text, (SYSTEM, USER))[:2]
     except (RenderError, ValueError) as error:
         raise _refused(str(error)) from None
     ends = [opening, between, *([] if before_system is None else [system_to_user])]
-    before_user = _common_end(ends)
+    before_user = os.path.commonprefix([end[::-1] for end in ends])[::-1]  # noqa: RUF071 (texts, not paths)
     cut = len(before_user)
     pieces = Pieces(
         no_system=opening[: len(opening) - cut].removeprefix(bos),
@@ -93,30 +93,21 @@ def find_pieces(renderer: Renderer, bos: str) -> Pieces:
         after_user=after_user,
         after_answer=between[: len(between) - cut],
     )
-    _check(renderer, pieces, bos)
-    return pieces
-
-
-def _system(renderer: Renderer, whole: list[Message]) -> tuple[str | None, str]:
-    """Return the text before and after a system message; None for templates without such a role."""
-    try:
-        text = renderer.text([Message("system", SYSTEM), *whole])
-    except RenderError:
-        return None, ""
-    before, after = _around(text, (SYSTEM, USER))[:2]
-    return before, after
-
-
-def _check(renderer: Renderer, pieces: Pieces, bos: str) -> None:
-    chats = [[_user("One?")], [_user("One?"), _answer("Yes."), _user("Two?")]]
-    if pieces.before_system is not None:
+    chats = [_turns("One?"), _turns("One?", "Yes.", "Two?")]
+    if before_system is not None:
         chats += [[Message("system", "Be brief."), *chat] for chat in chats]
     for chat in chats:
-        whole = renderer.text([*chat, _answer(ANSWER)])
-        if whole[: whole.index(ANSWER)] != bos + pieces.prompt(chat):
+        text = renderer.text([*chat, Message("assistant", ANSWER)])
+        if text[: text.index(ANSWER)] != bos + pieces.prompt(chat):
             raise _refused("its turns depend on more than their role")
     if any("{{" in piece or '"""' in piece for piece in vars(pieces).values() if piece):
         raise _refused("it writes braces or quotes that a Modelfile can't contain")
+    return pieces
+
+
+def _turns(*texts: str) -> list[Message]:
+    """Return the turns of a user and an assistant."""
+    return [Message("assistant" if number % 2 else "user", text) for number, text in enumerate(texts)]
 
 
 def _around(text: str, probes: Sequence[str]) -> list[str]:
@@ -130,20 +121,5 @@ def _around(text: str, probes: Sequence[str]) -> list[str]:
     return [*pieces, text]
 
 
-def _common_end(texts: Sequence[str]) -> str:
-    shortest = min(texts, key=len)
-    return next(
-        shortest[start:] for start in range(len(shortest) + 1) if all(t.endswith(shortest[start:]) for t in texts)
-    )
-
-
 def _refused(why: str) -> UsageError:
     return UsageError(f"unsupported chat template for Ollama: {why}", hint="use --to gguf with llama.cpp's own server")
-
-
-def _user(text: str) -> Message:
-    return Message("user", text)
-
-
-def _answer(text: str) -> Message:
-    return Message("assistant", text)

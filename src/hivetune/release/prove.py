@@ -18,7 +18,9 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -45,7 +47,7 @@ PASSAGES, PLACES = 8, 12
 TOP = 16  # likeliest tokens at each place
 MAX_PASSAGE_TOKENS = 2048  # tokens
 CHECKED_PROMPTS = 50
-_HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
+HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
 FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
 # How much the base itself may differ in a quantized type: three times what tiny random models, which suffer most, do in
@@ -78,7 +80,7 @@ def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> li
     row is longer than that, or than `MAX_PASSAGE_TOKENS`.
     """
     longest = min(MAX_PASSAGE_TOKENS, context_tokens or MAX_PASSAGE_TOKENS)
-    rows = (row for split in _HELD_OUT_FIRST for row in snapshot.rows(split) if snapshot.length(row) <= longest)
+    rows = (row for split in HELD_OUT_FIRST for row in snapshot.rows(split) if snapshot.length(row) <= longest)
     passages = []
     for row in itertools.islice(rows, PASSAGES):
         trained = snapshot.trained(row)
@@ -113,7 +115,7 @@ def compare_scores(
     else:
         measured["base_typical"] = _distance(its_base, base)[0]
         bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * measured["base_typical"]
-    losses = [-_mean([scores[_THERE] for scores in side]) for side in (tuned, its)]
+    losses = [-fmean([scores[_THERE] for scores in side]) for side in (tuned, its)]
     slope, error = _effect(places)
     measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
     measured |= {"effect": slope, "effect_error": error}
@@ -152,7 +154,7 @@ def _distance(one: Sequence[_Place], other: Sequence[_Place]) -> tuple[float, fl
     differences = [
         abs(a[token] - b[token]) for a, b in zip(one, other, strict=True) for token in sorted(a.keys() & b.keys())
     ]
-    return _mean(differences), max(differences)
+    return fmean(differences), max(differences)
 
 
 def _effect(places: Sequence[Sequence[_Place]]) -> tuple[float | None, float | None]:
@@ -172,10 +174,6 @@ def _effect(places: Sequence[Sequence[_Place]]) -> tuple[float | None, float | N
     slope = math.fsum(x * y for pairs in clusters for x, y in pairs) / squares
     left = math.fsum(math.fsum(x * (y - slope * x) for x, y in pairs) ** 2 for pairs in clusters)
     return slope, math.sqrt(left * len(clusters) / (len(clusters) - 1)) / squares
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 # What a served file says of given tokens.
@@ -243,7 +241,7 @@ def check_prompts(run: Path, backend: Backend) -> int:
     UsageError when the run's model or data are gone.
     """
     opened = load_run(run)
-    rows = [row for split in _HELD_OUT_FIRST for row in opened.snapshot.rows(split)]
+    rows = [row for split in HELD_OUT_FIRST for row in opened.snapshot.rows(split)]
     infos = [opened.snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
     examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
     checked, differences = compare_prompts(backend, load_renderer(opened.model), examples)
@@ -357,16 +355,21 @@ def _measure_served(
     """Compare `model`, with `adapter` beside it, as llama.cpp serves them. llama.cpp is asked while the other side
     imports torch, where the memory holds both."""
     asked: dict[str, Any] = {}
+    settings = ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
 
     def ask_server() -> None:
         adapters = () if adapter is None else ((adapter, 0.0),)
-        with open_backend(model, _settings(adapters)) as backend:
+        with open_backend(model, replace(settings, adapters=adapters)) as backend:
             asked["conversations"] = check_prompts(run.folder, backend)
             number = None if adapter is None else 0
             asked["tuned"], asked["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
             asked["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]
-        if adapter is None and bits < 16:
-            asked["base"] = _base_scores(run, quant, passages)
+        if adapter is None and bits < 16:  # cached by content: all adapters have the same base
+            path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
+            if not path.is_file():
+                with open_backend(_base(run, quant), settings) as backend:
+                    write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
+            asked["base"] = read_json(path)["base"]
 
     weights_bytes = 2 * sum(path.stat().st_size for path in run.model.glob("*.safetensors"))  # in float32
     needed = weights_bytes + max(model.stat().st_size, weights_bytes // 2)
@@ -384,10 +387,6 @@ def _measure_served(
     return {**proof, "quant": quant, **counts, "holds": not proof["problems"]}
 
 
-def _settings(adapters: tuple[tuple[Path, float], ...] = ()) -> ServerSettings:
-    return ServerSettings(adapters=adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
-
-
 def _base(run: Run, quant: str) -> Path:
     model_sha256 = sha256_file(run.model / MANIFEST)
     return base_gguf(run.config.model, model_sha256, quant, converter=run.config.export.converter)
@@ -398,16 +397,6 @@ def context_tokens(file: Path) -> int | None:
     settings = read_header(file).settings
     length: int | None = settings.get(f"{settings.get('general.architecture')}.context_length")
     return length
-
-
-def _base_scores(run: Run, quant: str, passages: Sequence[Passage]) -> Scores:
-    """Return the scores of the base at a number type. They are cached by content: all adapters have the same."""
-    path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
-    if not path.is_file():
-        with open_backend(_base(run, quant), _settings()) as backend:
-            write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
-    scores: Scores = read_json(path)["base"]
-    return scores
 
 
 def _engine_scores(

@@ -106,11 +106,14 @@ def register(
     """
     check_release_name(name)
     with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
-        known = next((one for one in reversed(releases(database, name)) if _same(one, about) and not one.pruned), None)
+        earlier = releases(database, name)
+        hashes = (about["adapter_sha256"], about["model_sha256"])
+        same_adapter = (one for one in reversed(earlier) if (one.adapter_sha256, one.model_sha256) == hashes)
+        known = next((one for one in same_adapter if not one.pruned), None)
         same = known is not None and known.verdict == about["verdict"] and not problems_once(known.folder)
         if known is not None and same and not is_outdated(known.folder, run, known.adapter_sha256):
             return known, False
-        version = known.version if known is not None else _next_version(database, name)
+        version = known.version if known is not None else max((one.version for one in earlier), default=0) + 1
         manifest = {"name": name, "version": version, **about}
         copy_run(run, home() / "releases" / name / str(version), manifest, disk=disk)
         proof = json.dumps(about["proof"])
@@ -195,7 +198,8 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
         _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
         if _alias_version(database, release.name, "candidate") == release.version:
             _move(database, release.name, "candidate", None, by=by, reason="promoted", forced=False)
-        _set_desired(database, release.name, release.version)
+        desire = (release.name, release.version, time.time())
+        database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", desire)
     return find(database, release.label)
 
 
@@ -226,7 +230,8 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         _move(database, champion.name, "champion", earlier.version, by=by, reason=words, forced=False)
         before = _champion_before(database, champion.name, {champion.version, earlier.version})
         _move(database, champion.name, "previous", before, by=by, reason=words, forced=False)
-        _set_desired(database, champion.name, earlier.version)
+        desire = (champion.name, earlier.version, time.time())
+        database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", desire)
     return find(database, earlier.label), find(database, champion.label)
 
 
@@ -309,10 +314,6 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
     return note_and_free(note, free)
 
 
-def _same(release: Release, about: Mapping[str, Any]) -> bool:
-    return (release.adapter_sha256, release.model_sha256) == (about["adapter_sha256"], about["model_sha256"])
-
-
 def _is_used(database: sqlite3.Connection, release: Release) -> bool:
     return bool(release.aliases) or desired(database).get(release.name) == release.version
 
@@ -323,11 +324,6 @@ def _refusal(release: Release) -> str:
     if release.verdict is None:
         return "it was never judged: hivetune eval RUN, then register it again"
     return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
-
-
-def _next_version(database: sqlite3.Connection, name: str) -> int:
-    row = database.execute("SELECT coalesce(max(version), 0) + 1 FROM releases WHERE name = ?", (name,)).fetchone()
-    return int(row[0])
 
 
 def _alias_version(database: sqlite3.Connection, name: str, alias: Alias) -> int | None:
@@ -360,10 +356,6 @@ def _move(
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (name, alias, version, before, time.time(), by, reason, forced),
     )
-
-
-def _set_desired(database: sqlite3.Connection, name: str, version: int) -> None:
-    database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", (name, version, time.time()))
 
 
 def _set(database: sqlite3.Connection, release: Release, column: str, value: object) -> None:

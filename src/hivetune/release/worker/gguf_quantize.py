@@ -31,49 +31,37 @@ def tensor_type(name: str, shape: tuple[int, ...], recipe: Mapping[str, Any], bl
         # The layers that llama.cpp's "_M" mixtures spend more on: first and last eighth, every third between.
         if layer < blocks // 8 or layer >= 7 * blocks // 8 or (layer - blocks // 8) % 3 == 2:
             wanted = str(recipe["important"])
-    for candidate in (wanted, "Q8_0"):
-        if shape[-1] % block_size(candidate) == 0:
-            return candidate
-    return "F16"
-
-
-def block_size(kind: str) -> int:
     import gguf
 
-    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
+    fitting = (
+        candidate
+        for candidate in (wanted, "Q8_0")
+        if shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[candidate]][0] == 0
+    )
+    return next(fitting, "F16")
 
 
 def encode(array: Array, kind: str) -> Array:
     """Return `array` (floats [..., row]) as raw bytes uint8 [..., row bytes]."""
+    import gguf
+
+    member = gguf.GGMLQuantizationType[kind]
+    if kind.endswith("_K"):
+        try:
+            import libgguf
+        except ModuleNotFoundError:
+            raise MachineNotFit(
+                f"{kind} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
+            ) from None
     rows = array.reshape(-1, array.shape[-1])
     step = max(1, CHUNK_NUMBERS // rows.shape[1])
-    pieces = [
-        _encode_rows(np.ascontiguousarray(rows[start : start + step], dtype=np.float32), kind)
-        for start in range(0, rows.shape[0], step)
-    ]
+    pieces = []
+    for start in range(0, rows.shape[0], step):
+        piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
+        if kind.endswith("_K"):
+            encoded = libgguf.quantize_rows(piece, int(member))
+        else:
+            encoded = gguf.quants.quantize(piece, member)
+        pieces.append(np.ascontiguousarray(encoded).view(np.uint8).reshape(piece.shape[0], -1))
     whole: Array = np.concatenate(pieces).reshape(*array.shape[:-1], -1)
     return whole
-
-
-def _encode_rows(piece: Array, kind: str) -> Array:
-    if kind.endswith("_K"):
-        return _encode_k(piece, kind)
-    import gguf
-
-    quantized = gguf.quants.quantize(piece, gguf.GGMLQuantizationType[kind])
-    raw: Array = np.ascontiguousarray(quantized).view(np.uint8)
-    return raw
-
-
-def _encode_k(piece: Array, kind: str) -> Array:
-    import gguf
-
-    try:
-        import libgguf
-    except ModuleNotFoundError:
-        raise MachineNotFit(
-            f"{kind} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
-        ) from None
-    encoded = libgguf.quantize_rows(piece, int(gguf.GGMLQuantizationType[kind]))
-    raw: Array = np.asarray(encoded, dtype=np.uint8).reshape(piece.shape[0], -1)
-    return raw
