@@ -86,6 +86,12 @@ def run_limited(
     return subprocess.CompletedProcess(list(command), code, *texts)
 
 
+def _limit(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
     """Return its exit code, -SIGKILL when it and its children grew too many or too large. Raises TooSlow."""
     deadline = time.monotonic() + timeout_s
@@ -94,28 +100,17 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: i
             return process.wait(min(left, _LOOK_S))
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
-            if _num_threads(family) > MAX_THREADS or _memory_bytes(family) > memory_bytes:
+            num_threads = used_bytes = 0
+            for child in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    num_threads += child.num_threads()
+                    used_bytes += child.memory_info().rss
+            if num_threads > MAX_THREADS or used_bytes > memory_bytes:
                 for child in family:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         child.kill()
                 return -signal.SIGKILL
     raise TooSlow
-
-
-def _num_threads(family: Sequence[psutil.Process]) -> int:
-    total = 0
-    for child in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += child.num_threads()
-    return total
-
-
-def _memory_bytes(family: Sequence[psutil.Process]) -> int:
-    total = 0
-    for child in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += child.memory_info().rss
-    return total
 
 
 def _sandbox(rules: int) -> list[str]:
@@ -144,12 +139,3 @@ def base_python() -> str:
     """Return the interpreter outside any virtual environment, which the sandbox can see."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return str(Path(sys.base_prefix) / "bin" / name)
-
-
-def _limit(memory_bytes: int) -> None:
-    for kind, most in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, FILE_BYTES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (most, most))

@@ -28,12 +28,6 @@ def dashboard_token(*, new: bool = False) -> str:
     return _read()
 
 
-def is_token(value: str) -> bool:
-    """Compare in constant time."""
-    token = _read()
-    return bool(token) and hmac.compare_digest(value.encode(), token.encode())
-
-
 def cookie_value() -> str:
     """Return the value of the cookie, empty while there is no token."""
     return _derived("cookie")
@@ -44,27 +38,28 @@ def form_token(path: str) -> str:
     return _derived(f"form {path}")
 
 
+def is_token(value: str) -> bool:
+    return _equal(value, _read())
+
+
 def is_form_token(path: str, value: str) -> bool:
-    """Compare in constant time."""
-    expected = form_token(path)
+    return _equal(value, form_token(path))
+
+
+def _equal(value: str, expected: str) -> bool:
+    """Compare in constant time. Nothing equals an empty value: there is no token yet."""
     return bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
 
 
 def dashboard_door() -> Door:
     """Return the access rule of everything below /dashboard. The login and its style sheet need no token."""
     return Door(
-        client_of=_owner,
+        client_of=lambda value: OWNER if _equal(value, cookie_value()) or is_token(value) else None,
         below=BELOW,
         cookie=COOKIE_NAME,
         open=frozenset({LOGIN, *(f"{BELOW}/static/{name}" for name in STATIC)}),
         login=LOGIN,
     )
-
-
-def _owner(value: str) -> str | None:
-    expected = cookie_value()
-    known = bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
-    return OWNER if known or is_token(value) else None
 
 
 def _derived(use: str) -> str:

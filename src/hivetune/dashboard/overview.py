@@ -89,7 +89,9 @@ def overview(known: Iterable[RunStatus] | None = None) -> Overview:
     holder = lock_holder(home() / "gateway") if (home() / "gateway").exists() else None
     gateway_pid = holder.pid if holder else None
     names = shortest_names([status.run for status in runs])
-    mine = [status for status in runs if not _is_of_a_loop(status.run)]
+    # A cycle, or the training of specialists, continues its own runs without a person.
+    others = [home() / folder for folder in ("cycles", "experts")]
+    mine = [status for status in runs if not any(status.run.is_relative_to(folder) for folder in others)]
     return Overview(
         running,
         tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
@@ -110,11 +112,6 @@ def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
     suspect = len(suspect_rows(database, folder.name))
     paused = (folder / PAUSED).exists()
     return CycleLoop(folder.name, holder.pid if holder else None, paused, last, failed or "", suspect)
-
-
-def _is_of_a_loop(run: Path) -> bool:
-    """Return whether a cycle or the training of specialists made the run, and continues it without a person."""
-    return any(run.is_relative_to(home() / folder) for folder in ("cycles", "experts"))
 
 
 def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:

@@ -32,7 +32,7 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
         ends = [wanted] if isinstance(wanted, str) else list(wanted)
         unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
     if unknown or not chosen:
-        existing = sorted({_last(name) for name in names if name != head})
+        existing = sorted({name.rpartition(".")[2] for name in names if name != head})
         what = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
         raise UsageError(f"lora.target_modules: {what}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
     if head in chosen:
@@ -48,8 +48,13 @@ def find_targets(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]
     if is_all_linear(wanted):
         return list(names)
     if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
-        pattern = _compiled(wanted)
-        return [name for name in names if pattern.fullmatch(name)]
+        try:
+            return [name for name in names if re.fullmatch(wanted, name)]
+        except re.error as error:
+            raise UsageError(
+                f"lora.target_modules: {wanted!r} is not a regular expression: {error}",
+                hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
+            ) from None
     ends = [wanted] if isinstance(wanted, str) else list(wanted)
     return [name for name in names if any(_ends_with(name, end) for end in ends)]
 
@@ -72,16 +77,6 @@ def peft_targets(adapted: Iterable[str], wanted: str | Sequence[str]) -> str | l
     return list(wanted)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UsageError(
-            f"lora.target_modules: {pattern!r} is not a regular expression: {error}",
-            hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
-        ) from None
-
-
 def _ends_with(name: str, end: str) -> bool:
     return name == end or name.endswith("." + end)
 
@@ -91,7 +86,3 @@ def named_end(name: str) -> str:
     parts = name.split(".")
     start = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
     return ".".join(parts[start:])
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -92,7 +92,9 @@ def _prove(run: Run) -> dict[str, Any]:
         base = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
         proof = prove_export(run.folder, exported)
         with open_backend(base, ServerSettings(adapters=((exported.path, 0.0),))) as backend:
-            answers = record_answers(backend, _chats(run), adapter=0)
+            infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")[:RECORDED_PROMPTS]]
+            chats = [[template_message(message) for message in prompt_of(info.messages)] for info in infos]
+            answers = record_answers(backend, chats, adapter=0)
         return {"export": proof, "answers": {SERVED_QUANT: answers}}
     except (UsageError, MachineNotFit) as error:
         return {"unserved": error.message}
@@ -106,16 +108,19 @@ def _generation(folder: Path) -> dict[str, Any]:
     return {**GREEDY, **({"system": trained.text} if trained is not None and usual else {})}
 
 
-def _chats(run: Run) -> list[list[dict[str, Any]]]:
-    """Return held-out conversations up to their last answer."""
-    infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")[:RECORDED_PROMPTS]]
-    return [[template_message(message) for message in prompt_of(info.messages)] for info in infos]
-
-
 def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the release's manifest. It needs neither the run folder nor the snapshot afterwards."""
     record, manifest = run.record, run.snapshot.manifest
-    verdict = _verdict(run)
+    verdict = None  # where the present adapter was not evaluated
+    if (run.folder / EVALUATION).exists():
+        try:
+            verdict = verdict_document(judge_run(run))
+        except UsageError:  # the evaluation is of an earlier adapter
+            verdict = None
+        except (KeyError, ValueError) as error:
+            raise HivetuneError(
+                f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {quoted(run.folder)}"
+            ) from None
     started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
     return {
         "model": run.config.model,
@@ -135,17 +140,3 @@ def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
         "machine": {key: started[-1].get(key) for key in ("fingerprint", "versions")} if started else None,
         "hivetune": __version__,
     }
-
-
-def _verdict(run: Run) -> dict[str, Any] | None:
-    """Return the verdict on the present adapter, or None where it was not evaluated."""
-    if not (run.folder / EVALUATION).exists():
-        return None
-    try:
-        return verdict_document(judge_run(run))
-    except UsageError:  # the evaluation is of an earlier adapter: as good as none
-        return None
-    except (KeyError, ValueError) as error:
-        raise HivetuneError(
-            f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {quoted(run.folder)}"
-        ) from None

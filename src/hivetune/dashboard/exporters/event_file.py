@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 # Field numbers of LoggedEvent, of Summary.Value and of SessionLog.
 _WALL_TIME, _STEP, _VERSION, _SUMMARY, _SESSION = 1, 2, 3, 5, 7
@@ -21,6 +22,7 @@ _START = 1  # of SessionLog.SessionStatus: readers forget what they have from th
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 FILE_VERSION = b"brain.Event:2"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
+_FLOAT32_END = 2.0**128 - 2.0**103  # from here on a number is rounded to infinity
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,12 @@ def record_of(event: LoggedEvent) -> bytes:
     message = _double(_WALL_TIME, event.time_s) + _varint_field(_STEP, event.step)
     if event.start:
         return _record(message + _bytes(_SESSION, _varint_field(_STATUS, _START)))
-    values = b"".join(
-        _bytes(_VALUE, _bytes(_TAG, name.encode()) + _key(_SIMPLE_VALUE, _FLOAT) + _float32(value))
-        for name, value in event.values.items()
-    )
+    values = b""
+    for name, value in event.values.items():
+        # Finite values beyond the range of 32 bits become infinite, as a cast makes them.
+        number = value if abs(value) < _FLOAT32_END or not math.isfinite(value) else math.copysign(math.inf, value)
+        simple = _key(_SIMPLE_VALUE, _FLOAT) + struct.pack("<f", number)
+        values += _bytes(_VALUE, _bytes(_TAG, name.encode()) + simple)
     values += b"".join(_bytes(_VALUE, part) for part in event.parts.values())
     return _record(message + _bytes(_SUMMARY, values))
 
@@ -61,19 +65,17 @@ def text_part(tag: str, text: str) -> bytes:
 def settings_part(settings: Mapping[str, object], time_s: float) -> bytes:
     """Return the settings of a run for TensorBoard's page of hyperparameters, as `SessionStartInfo`
     (tensorboard/plugins/hparams/plugin.proto; values are google.protobuf.Value)."""
-    pairs = b"".join(
-        _bytes(1, _bytes(1, name.encode()) + _bytes(2, _plain_value(value))) for name, value in settings.items()
-    )
+    pairs = b""
+    for name, value in settings.items():
+        if isinstance(value, bool):
+            plain = _varint_field(4, int(value))
+        elif isinstance(value, int | float):
+            plain = _double(2, float(value))
+        else:
+            plain = _bytes(3, str(value).encode())
+        pairs += _bytes(1, _bytes(1, name.encode()) + _bytes(2, plain))
     info = _bytes(3, pairs + _double(5, time_s))
     return _plugin_part(HPARAMS_TAG, "hparams", info, _bytes(_STRING_VALUE, b""))
-
-
-def _plain_value(value: object) -> bytes:
-    if isinstance(value, bool):
-        return _varint_field(4, int(value))
-    if isinstance(value, int | float):
-        return _double(2, float(value))
-    return _bytes(3, str(value).encode())
 
 
 def _plugin_part(tag: str, plugin: str, content: bytes, tensor: bytes) -> bytes:
@@ -96,9 +98,9 @@ def read_records(data: bytes) -> Iterator[tuple[LoggedEvent, int]]:
         (length,) = struct.unpack("<Q", head)
         begin = place + _HEADER_BYTES
         end = begin + length
-        if end + _FOOTER_BYTES > len(data) or _masked(head) != _u32(data, place + 8):
+        if end + _FOOTER_BYTES > len(data) or _masked(head) != data[place + 8 : begin]:
             return
-        if _masked(data[begin:end]) != _u32(data, end):
+        if _masked(data[begin:end]) != data[end : end + _FOOTER_BYTES]:
             return
         place = end + _FOOTER_BYTES
         yield _event(data[begin:end]), place
@@ -178,24 +180,22 @@ def _bytes(number: int, value: bytes) -> bytes:
     return _key(number, _BYTES) + _varint(len(value)) + value
 
 
-def _float32(value: float) -> bytes:
-    """Return four bytes. Finite values beyond the range become infinite, as a cast makes them."""
-    try:
-        return struct.pack("<f", value)
-    except OverflowError:
-        return struct.pack("<f", math.copysign(math.inf, value))
-
-
 def _record(message: bytes) -> bytes:
     head = struct.pack("<Q", len(message))
-    return head + struct.pack("<I", _masked(head)) + message + struct.pack("<I", _masked(message))
+    return head + _masked(head) + message + _masked(message)
 
 
-def _u32(data: bytes, place: int) -> int:
-    (number,) = struct.unpack_from("<I", data, place)
-    return int(number)
+def _masked(data: bytes) -> bytes:
+    """Return the CRC-32C, rotated and offset as TensorFlow stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    table = _crc_table()
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+@cache
 def _crc_table() -> tuple[int, ...]:
     table = []
     for byte in range(256):
@@ -203,15 +203,3 @@ def _crc_table() -> tuple[int, ...]:
             byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # Castagnoli's polynomial, reflected
         table.append(byte)
     return tuple(table)
-
-
-_TABLE = _crc_table()
-
-
-def _masked(data: bytes) -> int:
-    """Return the CRC-32C, rotated and offset as TensorFlow stores it (tensorflow/core/lib/hash/crc32c.h)."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 255] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -79,6 +79,8 @@ class MLflow:
         self._client.set_terminated(self._run, _ENDED.get(status, "KILLED"), end_time=round(time.time() * 1000))
 
     def _find_or_make(self, subject: Subject, artifacts: str | None) -> str:
+        from mlflow.entities import Param
+
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         known = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name, artifacts) if known is None else known.experiment_id
@@ -89,13 +91,7 @@ class MLflow:
         else:
             tags = {RUN_TAG: subject.id}
             run = self._client.create_run(experiment, subject.created_ms, tags, run_name=subject.name)
-        self._tell_settings(run, subject)
-        return str(run.info.run_id)
-
-    def _tell_settings(self, run: Any, subject: Subject) -> None:
-        """Send the settings that MLflow lacks. Measured choices come later than settings, and none changes."""
-        from mlflow.entities import Param
-
+        # Measured choices come later than settings, and none changes: what MLflow lacks is sent.
         parameters = [
             Param(name, str(value)[:_MAX_PARAMETER_CHARS])
             for name, value in subject.settings.items()
@@ -103,3 +99,4 @@ class MLflow:
         ]
         for begin in range(0, len(parameters), _PARAMETERS_A_REQUEST):
             self._client.log_batch(run.info.run_id, params=parameters[begin : begin + _PARAMETERS_A_REQUEST])
+        return str(run.info.run_id)

@@ -140,7 +140,8 @@ def subject_of(run: Path) -> Subject:
     config, choices = read_resolved(run)
     created_ms = round(record["created"] * 1000)
     identity = sha256_bytes(f"{run.resolve()} {created_ms}".encode())[:16]
-    settings = _flat(config.model_dump(mode="json", exclude_none=True)) | _flat({"chosen": choices.made()})
+    settings = flat_settings(config.model_dump(mode="json", exclude_none=True))
+    settings |= flat_settings({"chosen": choices.made()})
     return Subject(run, identity, created_ms, settings)
 
 
@@ -160,9 +161,13 @@ def outcome_of(run: Path) -> dict[str, str]:
     return outcome
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_settings(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by their dotted names; lists and empty sections stay as they are."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+        flat |= (
+            flat_settings(value, f"{prefix}{name}.")
+            if isinstance(value, dict) and value
+            else {f"{prefix}{name}": value}
+        )
     return flat

@@ -77,16 +77,11 @@ class WandB:
             mode="offline",
             settings=quiet,
         )
-        for step, values, time_ms in _rows(self._points):
-            run.log({**values, "_timestamp": time_ms / 1000}, step=step)
+        rows: dict[int, dict[str, float]] = {}  # a validation belongs to the row of its step
+        for point in self._points:
+            row = rows.setdefault(point.step, {"_timestamp": 0.0})
+            row |= {**point.values, "_timestamp": max(row["_timestamp"], point.time_ms / 1000)}
+        for step, row in sorted(rows.items()):
+            run.log(row, step=step)
         run.summary.update(dict(outcome))
         run.finish(exit_code=1 if failed else 0)
-
-
-def _rows(points: Sequence[RunPoint]) -> list[tuple[int, dict[str, float], int]]:
-    """Return one row for each step, in order. A validation belongs to the row of its step."""
-    rows: dict[int, tuple[dict[str, float], int]] = {}
-    for point in points:
-        values, time_ms = rows.get(point.step, ({}, point.time_ms))
-        rows[point.step] = ({**values, **point.values}, max(time_ms, point.time_ms))
-    return [(step, values, time_ms) for step, (values, time_ms) in sorted(rows.items())]

@@ -9,9 +9,10 @@ from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.pages.releases import found_release
+from hivetune.dashboard.pages.runs import found_run
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
-from hivetune.errors import NotThere, UsageError
+from hivetune.errors import UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.release.registry import promote, returns_to, rollback
 from hivetune.run.status import ask_to_stop
@@ -59,7 +60,9 @@ def _confirm_promotion(watcher: Watcher, request: PageRequest) -> Page:
 def _promote(watcher: Watcher, request: PageRequest) -> Page:
     release = found_release(request)
     with closing(open_database()) as database:
-        promoted = promote(database, release.label, by=who(), reason=_reason(request))
+        promoted = promote(
+            database, release.label, by=who(), reason=request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
+        )
     frozen = freeze_wins(promoted)
     lines = [f"{promoted.label} is the champion."]
     lines += [f"{frozen} of its right answers are frozen questions now."] if frozen else []
@@ -84,15 +87,15 @@ def _roll_back(watcher: Watcher, request: PageRequest) -> Page:
     """Roll back only the champion that the page showed: another release may be champion by now."""
     release = found_release(request)
     with closing(open_database()) as database:
-        champion, withdrawn = rollback(database, release.label, by=who(), reason=_reason(request))
+        champion, withdrawn = rollback(
+            database, release.label, by=who(), reason=request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
+        )
     outcome = f"{champion.label} is the champion again; {withdrawn.label} is withdrawn"
     return _done(outcome, [f"{outcome}."], f"/releases/{champion.name}/{champion.version}")
 
 
 def _confirm_stop(watcher: Watcher, request: PageRequest) -> Page:
-    run = watcher.run(request.named["run"])
-    if run is None:
-        raise NotThere("no run has this id", hint="it may have been deleted; see the page Runs")
+    run = found_run(watcher, request)
     status = run.status()
     if status.state != "running":
         raise UsageError(f"{run.path.name} is not running")
@@ -103,9 +106,7 @@ def _confirm_stop(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _stop(watcher: Watcher, request: PageRequest) -> Page:
-    run = watcher.run(request.named["run"])
-    if run is None:
-        raise NotThere("no run has this id", hint="it may have been deleted; see the page Runs")
+    run = found_run(watcher, request)
     if run.read.stopping:  # a second signal would end it without a checkpoint
         words = "It was asked to stop already, and ends after the step that it is in and a checkpoint."
     elif ask_to_stop(run.path):
@@ -116,7 +117,7 @@ def _stop(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _confirm_forgetting(watcher: Watcher, request: PageRequest) -> Page:
-    kind, value = _whom(request.query)
+    kind, value = _subject(request.query)
     says = (
         "All of it is removed from the store for good and kept out from now on. Snapshots, runs and releases that hold"
         " it are named; they are not changed."
@@ -127,7 +128,7 @@ def _confirm_forgetting(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _forget(watcher: Watcher, request: PageRequest) -> Page:
-    kind, value = _whom(request.form)
+    kind, value = _subject(request.form)
     with closing(open_database()) as database:
         gone = forget(database, kind, value)
     lines = [f"{gone.interactions:,} interactions were removed, and are kept out from now on."]
@@ -141,15 +142,13 @@ def _forget(watcher: Watcher, request: PageRequest) -> Page:
     return _done(f"The {kind} {value} is forgotten", lines, "/data")
 
 
-def _whom(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
+def _subject(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
     """Return what to forget. Raises UsageError."""
-    value = fields.get("value", "").strip()
-    kind = next((known for known in get_args(ForgetKind) if known == fields.get("kind")), None)
-    if kind is None or not value:
-        raise UsageError(
-            "the form does not say what to forget", hint=f"choose {', '.join(get_args(ForgetKind))}, and give its name"
-        )
-    return kind, value
+    kinds: tuple[ForgetKind, ...] = get_args(ForgetKind)
+    for kind in kinds:
+        if kind == fields.get("kind") and (value := fields.get("value", "").strip()):
+            return kind, value
+    raise UsageError("the form does not say what to forget", hint=f"choose {', '.join(kinds)}, and give its name")
 
 
 def _reason(request: PageRequest) -> str:

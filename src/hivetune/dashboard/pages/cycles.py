@@ -1,10 +1,10 @@
 """Cycles: each decision with its reason, the outcome and the rows of each cycle, and quality from release to
 release."""
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -27,17 +27,6 @@ MAX_DECISIONS, MAX_ACTS = 50, 50
 _MEASURED = ("loss", "success")
 
 
-@dataclass(frozen=True)
-class ShownCycle:
-    """A cycle with its gate's reasons and its rows. `run`: the id of its run, empty without one."""
-
-    row: CycleRow
-    verdict: str
-    reasons: tuple[str, ...]
-    rows: Mapping[str, Any]
-    run: str
-
-
 def cycles_page(watcher: Watcher, request: PageRequest) -> Page:
     loops = [shown_loop(loop) for loop in overview([]).loops]
     return Page("cycles.html", "Cycles", {"loops": loops, "problem": ""}, live=True)
@@ -56,7 +45,7 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
         "shown": shown_loop(loop),
         "decisions": [_decision(entry) for entry in reversed(decisions[-MAX_DECISIONS:])],
         "acts": list(reversed(acts[-MAX_ACTS:])),
-        "cycles": [_shown(cycle) for cycle in reversed(cycles)],
+        "cycles": [_described(cycle) for cycle in reversed(cycles)],
         "charts": charts,
         "problem": "",
     }
@@ -65,7 +54,11 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
     """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
-    known = list(_judged(releases(database, name)))
+    known: list[tuple[Release, list[Mapping[str, Any]]]] = []
+    for release in releases(database, name):
+        with contextlib.suppress(OSError, ValueError):  # its files are gone
+            if judgement := read_json(release.folder / MANIFEST).get("judgement"):
+                known.append((release, judgement["metrics"]))
     for measure in _MEASURED:
         rows: list[tuple[str, float, float, float]] = []
         for release, metrics in known:
@@ -79,17 +72,6 @@ def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
             yield Markup(draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}"))
 
 
-def _judged(known: Iterable[Release]) -> Iterator[tuple[Release, list[Mapping[str, Any]]]]:
-    """Yield releases whose files are there, with the metrics of their verdict."""
-    for release in known:
-        try:
-            judgement = read_json(release.folder / MANIFEST).get("judgement")
-        except (OSError, ValueError):
-            continue
-        if judgement:
-            yield release, judgement["metrics"]
-
-
 def _decision(entry: Mapping[str, Any]) -> tuple[float, str, str]:
     """Return when, what and why."""
     if entry["event"] == "decision":
@@ -100,14 +82,17 @@ def _decision(entry: Mapping[str, Any]) -> tuple[float, str, str]:
     return float(entry["time"]), "problem", str(entry["words"])
 
 
-def _shown(cycle: CycleRow) -> ShownCycle:
-    gate = gate_of(cycle)
-    rows: Mapping[str, Any] = {}
-    identity = ""
-    if (cycle.run / RECORD).exists():
-        identity = run_id(cycle.run)
-        try:
+def _described(cycle: CycleRow) -> dict[str, Any]:
+    """Return a cycle with its gate's reasons, its rows, and the id of its run (empty without one)."""
+    gate, rows = gate_of(cycle), {}
+    recorded = (cycle.run / RECORD).exists()
+    if recorded:
+        with contextlib.suppress(UsageError):  # the page of the run says what is wrong with it
             rows = read_record(cycle.run).get("result", {}).get("rows", {})
-        except UsageError:  # the page of the run says what is wrong with it
-            rows = {}
-    return ShownCycle(cycle, str(gate.get("verdict", "")), tuple(gate.get("reasons", ())), rows, identity)
+    return {
+        "row": cycle,
+        "verdict": gate.get("verdict", ""),
+        "reasons": gate.get("reasons", ()),
+        "rows": rows,
+        "run": run_id(cycle.run) if recorded else "",
+    }

@@ -1,7 +1,7 @@
 """Data: what came in from where, the snapshots with their reports, where a row went, and forgetting."""
 
+import contextlib
 import json
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,17 +25,6 @@ from hivetune.release.registry import snapshot_folder
 MAX_SNAPSHOTS = 200
 
 
-@dataclass(frozen=True)
-class ShownSnapshot:
-    """A snapshot. `rows` is None when its folder is gone."""
-
-    digest: str
-    path: Path
-    created: float
-    rows: int | None
-    tokens: int
-
-
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
     values: dict[str, Any] = {"intake": [], "snapshots": [], "interactions": 0, "forgotten": 0, "problem": ""}
     if database_path().exists():
@@ -46,7 +35,12 @@ def data_page(watcher: Watcher, request: PageRequest) -> Page:
             known = database.execute(
                 "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?", (MAX_SNAPSHOTS,)
             ).fetchall()
-        values["snapshots"] = [_shown(*row) for row in known]
+        for digest, path, created in known:
+            shown = {"digest": digest, "created": created, "rows": None, "tokens": 0}  # None: its folder is gone
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                manifest = read_json(Path(path) / MANIFEST)
+                shown |= {"rows": int(manifest["num_rows"]), "tokens": int(manifest["num_tokens"])}
+            values["snapshots"].append(shown)
     return Page("data.html", "Data", values)
 
 
@@ -68,17 +62,6 @@ def row_page(watcher: Watcher, request: PageRequest) -> Page:
     wanted = request.query.get("place", "").strip()
     uses = list(uses_of_row(wanted)) if wanted and database_path().exists() else []
     return Page("row.html", "Where a row went", {"wanted": wanted, "uses": uses, "problem": ""})
-
-
-def _shown(digest: str, path: str, created: float) -> ShownSnapshot:
-    folder = Path(path)
-    if not os.path.isdir(folder):
-        return ShownSnapshot(digest, folder, created, None, 0)
-    try:
-        manifest = read_json(folder / MANIFEST)
-        return ShownSnapshot(digest, folder, created, int(manifest["num_rows"]), int(manifest["num_tokens"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return ShownSnapshot(digest, folder, created, None, 0)
 
 
 ROWS_A_PAGE = 50
@@ -150,12 +133,11 @@ def _open_rows(folder: Path) -> sqlite3.Connection:
 
 def _shown_row(row: _StoredRow) -> ShownRow:
     source, interaction, split, session, user, agent, messages = row
-    turns = tuple((str(turn["role"]), _text_of(turn)) for turn in json.loads(messages))
-    return ShownRow(source, interaction, split, session, user, agent, turns)
-
-
-def _text_of(turn: dict[str, object]) -> str:
-    text = str(turn.get("content") or "")
-    if turn.get("tool_calls"):
-        text += json.dumps(turn["tool_calls"], ensure_ascii=False)
-    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
+    turns = []
+    for turn in json.loads(messages):
+        text = str(turn.get("content") or "")
+        if turn.get("tool_calls"):
+            text += json.dumps(turn["tool_calls"], ensure_ascii=False)
+        cut = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
+        turns.append((str(turn["role"]), cut))
+    return ShownRow(source, interaction, split, session, user, agent, tuple(turns))

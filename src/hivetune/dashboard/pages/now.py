@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,6 @@ from hivetune.machine.doctor.look import Surroundings, look
 from hivetune.machine.doctor.observe import Demand
 from hivetune.machine.doctor.report import facts_as_text, of_this_account
 from hivetune.machine.telemetry import sample
-
-
-@dataclass(frozen=True)
-class ShownLoop:
-    """A loop with its last decision: `action`, its reason, and its earliest time (0: at once)."""
-
-    loop: CycleLoop
-    action: str
-    reason: str
-    decided: float
-    not_before: float
 
 
 def now_page(watcher: Watcher, request: PageRequest) -> Page:
@@ -46,16 +34,17 @@ def now_page(watcher: Watcher, request: PageRequest) -> Page:
     return Page("now.html", "Now", values, live=True)
 
 
-def shown_loop(loop: CycleLoop) -> ShownLoop:
+def shown_loop(loop: CycleLoop) -> dict[str, Any]:
+    """Return a loop with its last decision: the action, its reason, and its earliest time (0: at once)."""
     decisions = [entry for entry in read_tail(loop_folder(loop.name) / JOURNAL) if entry["event"] == "decision"]
     last: Mapping[str, Any] = decisions[-1] if decisions else {}
-    return ShownLoop(
-        loop,
-        str(last.get("kind", "")).replace("_", " "),
-        str(last.get("reason", "")),
-        float(last.get("now", 0.0)),
-        float(last.get("not_before", 0.0)) if last.get("kind") == "wait" else 0.0,
-    )
+    return {
+        "loop": loop,
+        "action": last.get("kind", "").replace("_", " "),
+        "reason": last.get("reason", ""),
+        "decided": last.get("now", 0.0),
+        "not_before": last.get("not_before", 0.0) if last.get("kind") == "wait" else 0.0,
+    }
 
 
 def _device() -> Mapping[str, Any]:

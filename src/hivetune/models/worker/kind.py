@@ -4,7 +4,6 @@ part of a model that takes images or sound too, as a model of its own."""
 import json
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,8 @@ def _other_kind(config: Any, kind: str) -> str:
     """Return what the model is instead, as the rest of a sentence; "" for a causal text model."""
     if kind in NOT_ALONE:
         return NOT_ALONE[kind]
-    senses = sorted(_senses(config.to_dict()))
+    parts = {"vision_config": "images", "image_config": "images", "audio_config": "sound", "vq_config": "images"}
+    senses = sorted({sense for part, sense in parts.items() if config.to_dict().get(part)})
     if senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         return f"takes {' and '.join(senses) or 'images'} besides text"
     if getattr(config, "is_encoder_decoder", False):
@@ -58,12 +58,6 @@ def _other_kind(config: Any, kind: str) -> str:
     if kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         return "is an encoder-decoder: it reads a whole text before it writes one"
     return "is not a language model"
-
-
-def _senses(config: Mapping[str, Any]) -> set[str]:
-    """Return what a composite config has a part for, besides text."""
-    parts = {"vision_config": "images", "image_config": "images", "audio_config": "sound", "vq_config": "images"}
-    return {sense for part, sense in parts.items() if config.get(part)}
 
 
 # The text part of a model that takes images or sound too, as a model of its own: its config and its tensors alone.

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +54,19 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    compiling: list[Future[None]] = []
-    with ThreadPoolExecutor(1) as pool:
-        described = prepare_model(
-            task.model,
-            task.target,
-            offline=task.offline,
-            on_slow=lambda: compiling.append(pool.submit(_compile_kernels)),
-        )
-    for compiled in compiling:
-        compiled.result()
-    return described
+    compiling = list[subprocess.Popen[bytes]]()
+
+    def compile_kernels() -> None:
+        """Compile the kernels now, where a wait is expected, and not in the first run. Each run reports a failure by
+        itself."""
+        command = [sys.executable, "-m", KERNELS]
+        compiling.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+    try:
+        return prepare_model(task.model, task.target, offline=task.offline, on_slow=compile_kernels)
+    finally:
+        for process in compiling:
+            process.wait()
 
 
 def prepare_model(
@@ -117,12 +118,6 @@ def prepare_model(
     return described
 
 
-def _compile_kernels() -> None:
-    """Compile the kernels now, where a wait is expected, and not in the first run. Each run reports a failure by
-    itself."""
-    subprocess.run([sys.executable, "-m", KERNELS], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-
-
 def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
     """Return the model's sizes. Raises UsageError where tensors, vocabulary or template are not what the folder
     claims."""
@@ -152,7 +147,10 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
     files = weight_files(folder, name)
     open_weights(folder)  # a file that is cut is named as its owner knows it, and before torch is imported
     for file in files:
-        _link(folder / file, work / file)
+        try:  # the same bytes get a second name where the file system allows it
+            os.link((folder / file).resolve(), work / file)
+        except OSError:
+            shutil.copyfile(folder / file, work / file)
     for file in COPIED:
         if (folder / file).is_file():
             shutil.copyfile(folder / file, work / file)
@@ -197,11 +195,14 @@ def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> Non
     """Raise UsageError for a model that needs its own Python code."""
     tokenizer = folder / "tokenizer_config.json"
     settings = [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]
-    if any("auto_map" in some for some in settings) and config.get("model_type") not in _known_types():
-        raise UsageError(
-            f"model {name} needs its own Python code (auto_map), which is never run",
-            hint="use a model whose architecture transformers knows",
-        )
+    if any("auto_map" in some for some in settings):
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        if config.get("model_type") not in CONFIG_MAPPING_NAMES:
+            raise UsageError(
+                f"model {name} needs its own Python code (auto_map), which is never run",
+                hint="use a model whose architecture transformers knows",
+            )
     # CVE-2026-4372: a repository named here is downloaded and imported where the package `kernels` is installed.
     kernels = [f"{key}: {value}" for key, value in _implementations(config) if "/" in value]
     if kernels:
@@ -218,12 +219,6 @@ def _implementations(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from _implementations(value)
         elif isinstance(value, str) and "_implementation" in key:
             yield key, value
-
-
-def _known_types() -> set[str]:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    return set(CONFIG_MAPPING_NAMES)
 
 
 def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
@@ -310,14 +305,6 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"model {name}: {path.name} is not a JSON object", hint=NOT_WHOLE)
     return value
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give the same bytes a second name where the file system allows it, else copy them."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 if __name__ == "__main__":

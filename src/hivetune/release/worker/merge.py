@@ -72,7 +72,14 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
                 shutil.copyfile(path, work / path.name)
         if (model / NAMED_TEMPLATES).is_dir():
             shutil.copytree(model / NAMED_TEMPLATES, work / NAMED_TEMPLATES)
-        _rewrite_config(model, work, dtype)
+        config = read_json(model / "config.json")
+        if dtype != "source":
+            config = {**config, "dtype": dtype}
+            config.pop("torch_dtype", None)
+        write_json(work / "config.json", config)
+        if (model / WEIGHTS_INDEX).is_file() and not (work / WEIGHTS_INDEX).is_file():
+            size = sum((work / file).stat().st_size for file in shard_files(model))
+            write_json(work / WEIGHTS_INDEX, {**read_json(model / WEIGHTS_INDEX), "metadata": {"total_size": size}})
         write_manifest(work, {"kind": "merged"})
         files = shard_files(work)
         if target.exists():
@@ -244,19 +251,6 @@ def _merge_file(source: Path, target: Path, parts: Mapping[str, list[Part]], dty
                     tensor = part.add(tensor)
                 file.write(tensor.to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data)
                 heartbeat.beat(Beat.ITEM)
-
-
-def _rewrite_config(model: Path, work: Path, dtype: str) -> None:
-    """Name the precision in config.json, and the new size in the index if there is one."""
-    config = read_json(model / "config.json")
-    if dtype != "source":
-        config["dtype"] = dtype
-        config.pop("torch_dtype", None)
-    write_json(work / "config.json", config)
-    if (model / WEIGHTS_INDEX).is_file() and not (work / WEIGHTS_INDEX).is_file():
-        index = read_json(model / WEIGHTS_INDEX)
-        size = sum((work / file).stat().st_size for file in shard_files(model))
-        write_json(work / WEIGHTS_INDEX, {**index, "metadata": {"total_size": size}})
 
 
 if __name__ == "__main__":

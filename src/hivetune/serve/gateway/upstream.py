@@ -83,7 +83,11 @@ class Upstream:
         except (TypeError, KeyError, ValueError, OverflowError):  # another server, or an older one: no speed is judged
             return {}
         others = (self.live.prompted - self.prompted) // max(1, tokens)
-        return {"seconds": seconds, "tokens": tokens, "traffic": tuple(map(_power, (self.running, before, others)))}
+        return {
+            "seconds": seconds,
+            "tokens": tokens,
+            "traffic": tuple(max(0, number).bit_length() for number in (self.running, before, others)),
+        }
 
     async def document(self) -> dict[str, Any]:
         """Return the whole answer. Raises Broken."""
@@ -128,7 +132,11 @@ async def ask(
         chosen = _route(keeper, pick, f"{asker.client}\0{asker.session}")
         live = await keeper.live(chosen)
         routed(chosen.label)
-        request = {**_defaults(keeper, chosen), **upstream_fields(body, takes_tools=live.takes_tools)}
+        # The settings that the release was judged with, but for its system prompt, which only the chat page sends: a
+        # client's conversation without a system prompt stays one without.
+        judged = keeper.wanted.generation.get(chosen.label, GREEDY)
+        defaults = {key: value for key, value in judged.items() if key != "system"}
+        request = {**defaults, **upstream_fields(body, takes_tools=live.takes_tools)}
         async with contextlib.AsyncExitStack() as stack:
             try:
                 num_tokens = await _count_prompt(live, body)
@@ -155,13 +163,6 @@ async def ask(
             return
 
 
-def _defaults(keeper: Keeper, chosen: Route) -> dict[str, Any]:
-    """Return the settings that the release was judged with, without its system prompt. Only the chat page sends that: a
-    client's conversation without a system prompt stays one without."""
-    judged = keeper.wanted.generation.get(chosen.label, GREEDY)
-    return {key: value for key, value in judged.items() if key != "system"}
-
-
 def refuse_larger(size_bytes: int, keeper: Keeper, field: str) -> None:
     """Raise FieldRefused for a body that no loaded model's context holds, before it is parsed: parsing and checking
     50,000 messages took the event loop 0.3 s, in which nobody else was answered."""
@@ -177,7 +178,10 @@ async def _count_prompt(live: LiveBackend, body: Mapping[str, Any]) -> int:
     counts them, outside its slots. Raises FieldRefused for a prompt that no slot holds."""
     turns = body.get("messages", ())
     field = "messages" if turns else "prompt"
-    texts = [body.get("prompt", ""), *(_text_of(turn.get("content")) for turn in turns)]
+    contents = [turn.get("content") or "" for turn in turns]
+    texts = [body.get("prompt", "")]
+    for content in contents:
+        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
     texts += [json.dumps(body[key], ensure_ascii=False) for key in ("tools", "response_format") if body.get(key)]
     texts += [json.dumps(turn["tool_calls"], ensure_ascii=False) for turn in turns if turn.get("tool_calls")]
     num_chars = sum(map(len, texts))
@@ -198,17 +202,6 @@ async def _count_prompt(live: LiveBackend, body: Mapping[str, Any]) -> int:
     if num_tokens > live.context_tokens:
         raise FieldRefused(field, f"{num_tokens:,} tokens do not fit into the context of {live.context_tokens:,}")
     return num_tokens
-
-
-def _power(number: int) -> int:
-    return max(0, number).bit_length()
-
-
-def _text_of(content: Any) -> str:
-    """Return the words of a checked message."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part["text"] for part in content or ())
 
 
 def _route(keeper: Keeper, pick: str, session: str) -> Route:
@@ -264,22 +257,19 @@ def _refusal(status: int, raw: bytes) -> HivetuneError:
 def _checked(document: Any, part: str) -> dict[str, Any]:
     """Return the answer if its choices have the expected types. `part`: `message`, or `delta` in a stream. Raises
     Broken."""
-    choices = document.get("choices", []) if isinstance(document, dict) else None
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise Broken("the model server's answer is not one of the OpenAI API")
-    for choice in choices:
-        message = choice.get(part)
-        text = message.get("content") if isinstance(message, dict) else None
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        if (
-            not isinstance(message, dict | None)
-            or not isinstance(text, str | None)
-            or not isinstance(calls, list | None)
-        ):
-            raise Broken("the model server's answer is not one of the OpenAI API")
-        if not isinstance(choice.get("text"), str | None):
-            raise Broken("the model server's answer is not one of the OpenAI API")
-    if not isinstance(document.get("usage"), dict | None):
+    try:
+        choices = document.get("choices", [])
+        messages = [choice.get(part) or {} for choice in choices]
+        checks = [
+            (choices, list),
+            (document.get("usage"), dict | None),
+            *((choice.get("text"), str | None) for choice in choices),
+            *((message.get("content"), str | None) for message in messages),
+            *((message.get("tool_calls"), list | None) for message in messages),
+        ]
+    except (AttributeError, TypeError):
+        checks = []
+    if not checks or not all(isinstance(value, kind) for value, kind in checks):
         raise Broken("the model server's answer is not one of the OpenAI API")
     checked: dict[str, Any] = document
     return checked

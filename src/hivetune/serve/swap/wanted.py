@@ -115,7 +115,13 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         find(database, name)
     family = families(database)
     names = (*names, *(expert for name in names for expert in family.get(name, ())))
-    experts, problems = _tables(database, family)
+    experts: dict[str, SpecialistTable] = {}
+    problems: list[str] = []
+    for shared in family:
+        try:
+            experts[shared] = served_table(database, shared)
+        except UsageError as error:  # the shared release answers alone
+            problems.append(error.message)
     strangers = _of_another_base(database, family)
     problems += strangers.values()
     served: dict[tuple[str, str], list[ServedRelease]] = {}
@@ -151,20 +157,6 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
     shared_of = {expert: shared for shared, names in family.items() for expert in names}
     state = DesiredState(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
     return replace(state, generation=generation, withdrawn=withdrawn)
-
-
-def _tables(
-    database: sqlite3.Connection, family: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, SpecialistTable], list[str]]:
-    """Read the specialists of each shared release. Where they can't be read, the shared release answers alone and a
-    problem says so."""
-    tables, problems = {}, []
-    for shared in family:
-        try:
-            tables[shared] = served_table(database, shared)
-        except UsageError as error:
-            problems.append(error.message)
-    return tables, problems
 
 
 def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -239,7 +231,10 @@ def route(routes: Routes, model: str, session: str) -> Route:
     label = model if model in routes.labels else None
     if which in ("", "champion"):
         label = routes.champions.get(name)
-        if not which and name in routes.candidates and _share(name, session) < routes.canary:
+        # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
+        digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
+        share = int.from_bytes(digest, "big") / 2**64
+        if not which and name in routes.candidates and share < routes.canary:
             label = routes.candidates[name]
     elif which == "candidate":
         label = routes.candidates.get(name)
@@ -256,12 +251,6 @@ def served_names(routes: Routes) -> list[str]:
     """Return everything that a request can name, champions first."""
     bases = [BASE] if len(routes.bases) == 1 else sorted(set(routes.bases) - routes.champions.keys())
     return [*sorted(routes.champions), *sorted(routes.labels), *bases]
-
-
-def _share(name: str, session: str) -> float:
-    """Return a number from 0 to 1 that depends on the session only, so that a session stays with its release."""
-    digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 # The gateway writes what it has loaded; the file counts only while the gateway runs.
