@@ -143,7 +143,14 @@ def test_what_is_refused_is_refused_in_the_form_of_the_api(own_home: Path, tmp_p
             open_path = path in ("/", "/health", "/chat.js")
             status = client.get(path, headers={"Authorization": "Bearer no"}).status_code
             assert (status == 200) is open_path and (open_path or status == 401), path
-        for body, words in ((b"{", "not JSON"), (b"[]", "not a JSON object"), (b"[" * 100_000, "not JSON")):
+        # The context is 256 tokens: what is longer than it can hold is not even parsed.
+        deep, long = b"[" * 20_000, b"[" * 100_000
+        for body, words in (
+            (b"{", "not JSON"),
+            (b"[]", "not a JSON object"),
+            (deep, "not JSON"),
+            (long, "a body of 100,000 bytes does not fit into the context of 256 tokens"),
+        ):
             answer = client.post("/v1/chat/completions", content=body)
             assert answer.status_code == 400 and words in answer.json()["error"]["message"]
         assert client.post("/v1/chat/completions", json={"messages": "x"}).status_code == 400

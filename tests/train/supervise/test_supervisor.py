@@ -175,7 +175,7 @@ def test_what_a_full_disk_refuses_waits_in_memory(tmp_path: Path, monkeypatch: p
             raise refusal
         return persist(run, standby)
 
-    monkeypatch.setattr(attempt, "persist", persist_when_there_is_room)
+    monkeypatch.setattr(supervisor, "persist", persist_when_there_is_room)
     outcome = supervise(tmp_path, config).check()
     assert outcome.faults == ("disk-full",)
     assert [entry["step"] for entry in events(tmp_path, "from_memory")] == [8]
