@@ -4,7 +4,7 @@ One thread uses these. Nothing here holds a lock or writes a file.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,6 +76,14 @@ class RunReading:
 _MAX_STEPS = 24  # they stand for all
 
 
+@dataclass(frozen=True)
+class PlannedRates:
+    """The plan's expectations: `tokens_per_second` of its first steps, and `peak_bytes` of memory."""
+
+    tokens_per_second: float
+    peak_bytes: int
+
+
 class WatchedRun:
     """One run folder. `read`: the content of its journals up to now. `place`: how far the metrics were read."""
 
@@ -87,12 +95,13 @@ class WatchedRun:
         self._status: RunStatus | None = None
 
     def refresh(self) -> None:
-        """Read what was appended. A journal that was rewritten, since steps are made again, is read again from its
-        beginning. So no step is missing and none is there twice. Raises OSError."""
-        for _ in range(3):  # if it is rewritten again and again, the next refresh reads it
-            if self._follow():
-                return
-            self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
+        """Read what was appended. A journal that was rewritten, or went back, is read again from its beginning. So no
+        step is missing and none is there twice. Raises OSError."""
+        if self._follow():
+            return
+        self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
+        if not self._follow():  # an older journal that holds repeated steps: the newest line of each counts
+            self._read_newest()
 
     def status(self) -> RunStatus:
         """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
@@ -103,14 +112,14 @@ class WatchedRun:
         return self._status
 
     @cached_property
-    def planned(self) -> tuple[float, int] | None:
-        """Return what the plan expects, as `planned_rates`. Read when there is a first step."""
+    def planned(self) -> PlannedRates | None:
+        """Return what the plan expects. Read when there is a first step."""
         return planned_rates(self.path)
 
     def _follow(self) -> bool:
         """Read on, and return False when what was read before counts no more."""
         while (part := read_after(self.path / METRICS, self.place)).entries or part.anew:
-            if part.anew:
+            if part.anew or _goes_back(part.entries, self.read.tally.step):
                 return False
             for entry in part.entries:
                 self.read.add_metric(entry)
@@ -123,6 +132,20 @@ class WatchedRun:
             self._events = part.place
         return True
 
+    def _read_newest(self) -> None:
+        """Read a journal with repeated steps, as earlier versions wrote it: the newest line of each step counts."""
+        newest: dict[tuple[str, int], Mapping[str, Any]] = {}
+        place = JournalPlace()
+        while (part := read_after(self.path / METRICS, place)).entries:
+            place = part.place
+            if part.anew:  # rewritten while it was read: the lines before are those of the old file
+                newest.clear()
+            newest |= {(entry["event"], entry.get("step", 0)): entry for entry in part.entries}
+        self.read, self.place, self._events = RunReading(), place, JournalPlace()
+        for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):
+            self.read.add_metric(entry)
+        self._follow()
+
 
 def _identity(path: Path) -> tuple[int, int, int]:
     try:
@@ -130,6 +153,15 @@ def _identity(path: Path) -> tuple[int, int, int]:
     except OSError:
         return 0, 0, 0
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _goes_back(entries: Iterable[Mapping[str, Any]], step: int) -> bool:
+    for entry in entries:
+        if entry["event"] == "step":
+            if entry["step"] <= step:
+                return True
+            step = entry["step"]
+    return False
 
 
 class Watcher:
@@ -183,11 +215,9 @@ def _registered() -> list[Path]:
         return [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
 
 
-def planned_rates(run: Path) -> tuple[float, int] | None:
-    """Return what the plan expects: tokens per second of its first steps, and the peak of memory in bytes.
-
-    None for a run that was not measured before step 0, or whose model or rows are gone.
-    """
+def planned_rates(run: Path) -> PlannedRates | None:
+    """Return what the plan expects, or None for a run that was not measured before step 0, or whose model or rows are
+    gone."""
     try:
         config, choices = read_resolved(run)
         record = read_record(run)
@@ -216,4 +246,4 @@ def planned_rates(run: Path) -> tuple[float, int] | None:
         shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=shares_prefixes(config.lora))
         tokens += sum(snapshot.length(row) for row in step.rows)
         seconds += prediction.rate.seconds(setup, shapes)
-    return (tokens / seconds, prediction.peak_bytes) if seconds else None
+    return PlannedRates(tokens / seconds, prediction.peak_bytes) if seconds else None

@@ -78,7 +78,7 @@ class _Stream:
                 # Small reads, so that a failure costs at most the last few kB in front of it.
                 piece = self._file.read(min(wanted, 8192))
             except self._errors as error:
-                return b"".join(pieces), f"damaged: {error}; how many rows are missing is unknown"
+                return b"".join(pieces), f"damaged: {error}"
             if not piece:
                 break
             pieces.append(piece)
@@ -274,6 +274,26 @@ def _decompressed(path: str, known: str) -> ByteStream:
 
 def _most_unpacked(path: str) -> int:
     return max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path))
+
+
+def share_before_damage(path: str) -> float | None:
+    """Return how much of a gzip file lies in front of the place where it can't be read on; None when it just
+    ends too early, and for other files.
+    """
+    size, position = os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        while block := file.read(4096):
+            while block:
+                try:
+                    unpacker.decompress(block)
+                except zlib.error:
+                    return position / size
+                position += len(block) - len(unpacker.unused_data)
+                block = unpacker.unused_data
+                if unpacker.eof:
+                    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    return None
 
 
 def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:

@@ -26,6 +26,7 @@ from hivetune.data.files.kinds import (
     open_bytes,
     refuse_prose,
     session_format,
+    share_before_damage,
 )
 from hivetune.data.files.message_log import regroup
 from hivetune.data.intake.places import files_below, is_pipe, matching_files
@@ -202,12 +203,13 @@ def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problem:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
-            chunks.append(_problem_chunk(spilled + ".problem", name, line, problem))
+            chunks.append(_problem_chunk(spilled + ".problem", name, line, _lost_rows(path, line - 1, problem)))
         return known, chunks
     if is_session(known):
         convert_session(path, name, known, spilled)
     else:
         convert_lines(path, known, spilled)
+    _add_lost_rows(path, known, spilled)
     if lacks_header(path, known):
         known += NO_HEADER
     if not is_session(known) and regroup(spilled, name):
@@ -267,11 +269,37 @@ def _decompress(path: str, known: str, spilled: str) -> str | None:
                 return problem
 
 
-def _problem_chunk(path: str, name: str, line: int, problem: str) -> Chunk:
-    """Return a chunk of one row, which says that nothing behind it could be read."""
-    text = f"{line}\tp\tbroken-file:{problem}\n".encode()
+def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> Chunk:
+    """Return a chunk with a row for each problem: what lies behind `line` could not be read."""
+    text = "".join(f"{line}\tp\tbroken-file:{problem}\n" for problem in problems).encode()
     Path(path).write_bytes(text)
-    return Chunk("numbered", path, name, 0, len(text), 1, True, 1)
+    return Chunk("numbered", path, name, 0, len(text), 1, True, len(problems))
+
+
+def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
+    """Return a message for each row that is probably lost behind the damage of an archive, at least one: a share of
+    lost rows above `data.max_rejected` must refuse the data. Their number is estimated from the `rows` before it.
+    """
+    share = share_before_damage(path)
+    if share is None:
+        return [f"{problem}; how many rows are missing is unknown"]
+    lost = max(1, round(rows * (1 - share) / share) if share else 1)
+    return [f"{problem}; it is damaged at {share:.0%} of the archive, about {lost:,} rows are lost"] * lost
+
+
+def _add_lost_rows(path: str, known: str, spilled: str) -> None:
+    """Add such messages for a converted archive whose last line reports damage."""
+    if not known.endswith(".gz"):
+        return
+    rows, last = 0, ""
+    with open(spilled, encoding="utf-8", errors="surrogatepass") as file:
+        for last in file:
+            rows += last.split("\t", 2)[1] == "r"
+    place, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
+    if mark == "p" and "damaged:" in problem:
+        more = _lost_rows(path, rows, problem.partition(":")[2])[1:]
+        with open(spilled, "a", encoding="utf-8") as file:
+            file.write("".join(f"{place}\tp\tbroken-file:{text}\n" for text in more))
 
 
 def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:

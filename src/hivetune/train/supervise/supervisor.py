@@ -387,11 +387,12 @@ class _Supervisor:
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = max_quarantined(plan.num_rows, self.config.data.max_rejected)
         findings = within(findings, failure.quarantined, most)
+        for row, reason in findings.rows.items():  # on disk before anything says so
+            append_amendment(run, Amendment(failure.step, (row,), f"{data.info(row).source}: {reason}"))
         self.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
-        for row, reason in findings.rows.items():  # each is on disk before the next attempt
-            where = data.info(row).source
-            append_amendment(run, Amendment(failure.step, (row,), f"{where}: {reason}"))
-            self.events.append("quarantined", row=row, source=where, from_step=failure.step, reason=reason)
+        for row, reason in findings.rows.items():
+            source = data.info(row).source
+            self.events.append("quarantined", row=row, source=source, from_step=failure.step, reason=reason)
         action, self.history[-1] = after_isolation(self.history, findings.culprit, findings.words, self._bounds())
         return action
 

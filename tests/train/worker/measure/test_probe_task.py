@@ -200,10 +200,6 @@ def test_an_emulated_precision_is_given_up_after_a_small_product(monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512",
-    reason="needs a processor with AVX-512: with AVX2 alone the probe of this model took more than 10 minutes",
-)
 def test_the_predicted_peak_holds_within_ten_percent(tmp_path: Path) -> None:
     """In children, as in a run: a model of 60 million parameters in float32, steps of about 1,600 tokens."""
     sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64}
@@ -213,7 +209,9 @@ def test_the_predicted_peak_holds_within_ten_percent(tmp_path: Path) -> None:
     for _ in range(160):
         tokens = [numbers.randrange(3, 16000) for _ in range(numbers.randrange(150, 250))]
         rows.append((tokens, [0] * (len(tokens) // 2) + [1] * (len(tokens) - len(tokens) // 2)))
-    make_run(tmp_path, rows, choices={"threads": 2}, max_steps=6, validate_every=1000)
+    # A run on a processor with AVX2 alone chooses torch's products: 140 GFLOP/s where our own make 4.
+    products = "native" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "torch"
+    make_run(tmp_path, rows, choices={"threads": 2, "products": products}, max_steps=6, validate_every=1000)
     run = tmp_path / "run"
     run_task(Probe(model, tmp_path / "snapshot", run), run / "probe").check("the probe")
     peak = run_task(Train(run, model, tmp_path / "snapshot"), run).check("training")["prediction"]["peak"]

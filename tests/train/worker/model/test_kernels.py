@@ -267,6 +267,20 @@ def test_the_fastest_products_are_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert libraries(torch.bfloat16, CPU) == {"torch": slow}
 
 
+def test_a_hopeless_library_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As our own product with AVX2 alone, whose rounds took 12 s before a first run."""
+    calls: list[None] = []
+
+    def hopeless(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor) -> None:
+        calls.append(None)
+        for _ in range(40):
+            products.mm(a_MK, b_KN, out_MN)
+
+    monkeypatch.setattr(products, "by_native", hopeless)
+    assert products.fastest_products(torch.float32) in ("torch", "onednn")
+    assert len(calls) == products.WEIGHTS
+
+
 @pytest.fixture
 def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """As on a machine where nothing was compiled yet."""

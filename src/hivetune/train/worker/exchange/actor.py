@@ -80,7 +80,7 @@ class PackActor:
 
     def compute(
         self, number: int, weights_N: Any, work: "Work", *, counts: bool, give: bool
-    ) -> "tuple[WorkResult, int | None]":
+    ) -> "tuple[WorkResult, str | None]":
         """Compute one piece of work of round `number`. Return its numbers, and the digest where it is compared.
 
         `counts`: its integers belong into the sum of the round. `give`: they are returned too.

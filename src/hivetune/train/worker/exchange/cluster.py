@@ -248,7 +248,7 @@ class Round:
         self._results: dict[int, WorkResult] = {}
         self._of: dict[int, list[int]] = {}
         """Works whose integers are in the sum of an actor."""
-        self._compared: dict[int, tuple[Seat, int]] = {}
+        self._compared: dict[int, tuple[Seat, str]] = {}
         """Works that this process computes too, each with the actor and the digest of its result."""
         self._weights = self._ray.put(crew._model.master_N.cpu().numpy()) if crew._seats else None
 
@@ -300,7 +300,7 @@ class Round:
             del self._handed[call]
             self._take(handed, result, digest)
 
-    def _take(self, handed: Handed, result: WorkResult, digest: int | None) -> None:
+    def _take(self, handed: Handed, result: WorkResult, digest: str | None) -> None:
         seat, number = handed.seat, handed.number
         now = time.monotonic()
         pace = (now - handed.since) / max(1, self._works[number].cost)

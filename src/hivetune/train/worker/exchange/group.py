@@ -8,7 +8,7 @@ are left, and repeats the round. A worker that comes later takes part from the n
 Workers and rank 0 meet in a store. The supervisor's workers use a file that only this user can open, and the loopback;
 processes of torchrun use its store and the network that GLOO_SOCKET_IFNAME names.
 
-Shapes: N adapter weights, W numbers of works, R ranks, C compared works.
+Shapes: N adapter weights, W numbers of works, R ranks, C compared works, H words of a hash.
 """
 
 import contextlib
@@ -50,6 +50,7 @@ LOAD_S = 600.0
 IDLE_S = 7 * 24 * 3600.0
 POLL_S, BEAT_S = 0.02, 1.0
 WORK, LEAVE, END = 1, 2, 0
+HASH_WORDS = 8  # SHA-256 in words of 32 bits
 # Of the weight of the newest round in a rank's pace.
 NEWEST = 0.3
 
@@ -110,22 +111,32 @@ class Report:
 
     The others leave it 0, so the sum over all ranks is exact. `works`: of each work the largest value, 1 if it fits,
     and the losses. `ranks_R2`: of each rank the seconds that it computed, and 1 after a wrong test product.
-    `digests_RC`: of each rank and compared work.
+    `digests_RCH`: of each rank and compared work the hash, in words of 32 bits, which fp64 holds exactly.
     """
 
     def __init__(self, works: Sequence[Work], ranks: int, compared: Sequence[int]):
         self.compared = list(compared)
         self._sizes = [2 + len(work.documents) for work in works]
-        sizes = [sum(self._sizes), 2 * ranks, ranks * len(compared)]
+        sizes = [sum(self._sizes), 2 * ranks, ranks * len(compared) * HASH_WORDS]
         self.vector = torch.zeros(sum(sizes), dtype=torch.float64)
-        works_W, ranks_R2, digests_RC = self.vector.split(sizes)
+        works_W, ranks_R2, digests_RCH = self.vector.split(sizes)
         self.works = works_W.split(self._sizes)
-        self.ranks_R2, self.digests_RC = ranks_R2.view(ranks, 2), digests_RC.view(ranks, len(compared))
+        self.ranks_R2 = ranks_R2.view(ranks, 2)
+        self.digests_RCH = digests_RCH.view(ranks, len(compared), HASH_WORDS)
 
     def write(self, number: int, result: WorkResult) -> None:
         """Write the numbers of the result of work `number`."""
         values = (result.peak, float(result.fits), *result.nlls)
         self.works[number][: len(values)] = torch.tensor(values, dtype=torch.float64)
+
+    def write_digest(self, rank: int, number: int, digest: str) -> None:
+        """Write the hash of the result of work `number`, one of the compared."""
+        words = [int(digest[at : at + 8], 16) for at in range(0, len(digest), 8)]
+        self.digests_RCH[rank, self.compared.index(number)] = torch.tensor(words, dtype=torch.float64)
+
+    def digest(self, rank: int, place: int) -> str:
+        """Return the hash that a rank wrote for the compared work at `place`."""
+        return "".join(f"{int(word):08x}" for word in self.digests_RCH[rank, place].tolist())
 
     def results(self) -> list[WorkResult]:
         return [
@@ -297,7 +308,7 @@ class GroupCrew:
         report = self._compute(works, shares, list(compared), sum_N)
         self._learn(works, shares, report)
         for place, (number, several) in enumerate(compared.items()):
-            votes = [Vote(ranks[rank].number, int(report.digests_RC[rank, place])) for rank in several]
+            votes = [Vote(ranks[rank].number, report.digest(rank, place)) for rank in several]
             self._comparisons.judge(self._step, number, votes, partial(self._ask, works[number]))
         for member in self._members:
             member.proven = member.proven or any(work.pack is not None for work in works)
@@ -327,8 +338,8 @@ class GroupCrew:
         votes = []
         for _ in range(2):
             sum_N = torch.zeros_like(self._model.master_N, dtype=torch.int64)
-            digests = self._compute([work], shares, [0], sum_N).digests_RC[:, 0].tolist()
-            votes += [Vote(member.number, int(digest)) for member, digest in zip(ranks, digests, strict=True)]
+            report = self._compute([work], shares, [0], sum_N)
+            votes += [Vote(member.number, report.digest(rank, 0)) for rank, member in enumerate(ranks)]
         return votes
 
     def _compute(
@@ -516,7 +527,7 @@ def _compute_share(
     for number in (*share.counted, *share.compared):
         result = compute(model, works[number])
         if number in report.compared:
-            report.digests_RC[rank, report.compared.index(number)] = result.digest()
+            report.write_digest(rank, number, result.digest())
         if number in share.counted:
             report.write(number, result)
             if result.integers_N is not None:

@@ -94,7 +94,7 @@ class Vote(NamedTuple):
     """The digest of a pack's result, as one worker computed it."""
 
     worker: int
-    digest: int
+    digest: str
 
 
 class Comparisons:
@@ -142,7 +142,7 @@ class Comparisons:
         raise WorkerWrong(workers[0], min(self._good.get(worker, 0) for worker in workers), why)
 
 
-def majority(votes: Sequence[Vote]) -> int | None:
+def majority(votes: Sequence[Vote]) -> str | None:
     """Return the digest of most workers, None while two are level. A worker that contradicts itself does not count."""
     digests = {vote.worker: {other.digest for other in votes if other.worker == vote.worker} for vote in votes}
     steady = Counter(next(iter(each)) for each in digests.values() if len(each) == 1)

@@ -73,12 +73,12 @@ class WorkResult:
         """Return a copy with memory of its own: a worker's next result is written over this one."""
         return replace(self, integers_N=None if self.integers_N is None else self.integers_N.clone())
 
-    def digest(self) -> int:
-        """Return 48 bits of a hash of the result, bit for bit: as many as fp64 holds exactly."""
+    def digest(self) -> str:
+        """Return the SHA-256 of the result, bit for bit."""
         hashed = hashlib.sha256(repr((self.nlls, self.peak, self.fits)).encode())
         if self.integers_N is not None:
             hashed.update(memoryview(self.integers_N.numpy()))
-        return int.from_bytes(hashed.digest()[:6], "big")
+        return hashed.hexdigest()
 
 
 def step_seed(seed: int, step: int) -> int:

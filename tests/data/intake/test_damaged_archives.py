@@ -1,0 +1,44 @@
+"""An archive that is damaged in its middle: what is lost is counted as what was read lets one expect."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+
+ROWS = 4000
+
+
+def archive(suffix: str) -> bytes:
+    words = random.Random(1)
+    rows = [(f"what is {words.getrandbits(80)}?", f"It is {words.getrandbits(80)} here.") for _ in range(ROWS)]
+    if suffix == ".csv.gz":
+        text = "prompt,completion\n" + "".join(f"{one},{other}\n" for one, other in rows)
+    else:
+        text = "".join(json.dumps({"prompt": one, "completion": other}) + "\n" for one, other in rows)
+    return gzip.compress(text.encode())
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.gz"])
+def test_rows_behind_the_damage_are_counted(suffix: str, tmp_path: Path) -> None:
+    path, data = tmp_path / f"rows{suffix}", bytearray(archive(suffix))
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(64)
+    path.write_bytes(data)
+    report = check(DataConfig(path=str(path), near_duplicates=0)).document
+    lost = sum(report["rejected"].values())
+    assert report["rows_in"] == report["usable"] + lost
+    assert 0.8 * ROWS < report["rows_in"] < 1.2 * ROWS  # zeros may decode for a while, so the place is not exact
+    assert 0.2 < lost / report["rows_in"] < 0.7
+    assert any("rows are lost" in problem["hint"] for problem in report["problems"])
+
+
+def test_an_archive_that_ends_too_early_says_that_nobody_knows(tmp_path: Path) -> None:
+    path, data = tmp_path / "rows.jsonl.gz", archive(".jsonl.gz")
+    path.write_bytes(data[: len(data) // 2])
+    report = check(DataConfig(path=str(path), near_duplicates=0)).document
+    assert any("how many rows are missing is unknown" in problem["hint"] for problem in report["problems"])
