@@ -229,11 +229,8 @@ def _write_card(work: Path, source: Source, to: str) -> None:
     base, revision = _portable_base(source.model)
     front: dict[str, Any] = {"base_model": base, "library_name": "peft" if to == "adapter" else "transformers"}
     front |= {"pipeline_tag": "text-generation", "tags": ["hivetune", "lora"]}
-    form, run, generation = (
-        _FORMS.get(to, "merged into it, as GGUF"),
-        source.run,
-        source.model / "generation_config.json",
-    )
+    form = _FORMS.get(to, "merged into it, as GGUF")
+    run, generation = source.run, source.model / "generation_config.json"
     rows: Mapping[str, Any] = {} if run is None else (read_json(run / RECORD).get("result") or {}).get("rows", {})
     data = []
     for key, count in rows.items():

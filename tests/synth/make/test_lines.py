@@ -27,6 +27,8 @@ def option(usage: str, text: str = "Print the name of every file that was read."
         ("tidy", ("tidy add NAME", "tidy list [--quick] PLACE"), None),
         ("tidy", ("tidy NAME", "tidy [--quick] PLACE"), "tidy --quick PLACE"),
         ("tidy", ("tidy NAME",), None),
+        ("perf cache", ("perf cache <options>",), "perf cache --quick"),
+        ("tidy", ("tidy <flags> <file>",), "tidy --quick FILE"),
         ("tidy", ("tidy [options] COMMAND",), None),
     ],
 )

@@ -9,10 +9,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hivetune.data.formats import file_rows, format_of_file, smolagents
-from hivetune.data.pieces.branches import are_one_tree, kept_branch, links_of
 from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
 from hivetune.data.pieces.format import Head
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, write_rows
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, way_to, write_rows
 from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
 from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item
@@ -332,3 +331,71 @@ def _takes_turns(roles: Sequence[Role]) -> bool:
         return False
     changes = sum(first != second or first == "tool" for first, second in pairwise(spoken))
     return 2 * changes >= len(spoken) - 1
+
+
+# Which message follows which, where messages name the one before.
+
+_PARENTS = (
+    *("parent", "parent_id", "parent_uuid", "parent_message_id", "parent_message_uuid", "reply_to", "reply_to_id"),
+    *("in_reply_to", "previous_id", "previous_message_id", "prev_id", "replies_to"),
+)
+_IDS = ("id", "uuid", "message_id", "msg_id", "node_id", "_id")
+_LINKS = frozenset((*_PARENTS, *_IDS))
+
+
+def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Return the places of the messages from the root to the last leaf; all of them where no message names its parent.
+
+    The last one is the newest where all have times, else the last of the list, if no message stands before its parent.
+    None where nobody can tell.
+    """
+    everything = list(range(len(messages)))
+    plain = _plain(messages)
+    own = next((name for name in _IDS if all(_is_id(one.get(name)) for one in plain)), None)
+    above = next((name for name in _PARENTS if any(_is_id(one.get(name)) for one in plain)), None)
+    if own is None or above is None:
+        return everything
+    places = {str(one[own]): place for place, one in enumerate(plain)}
+    parents = [places.get(str(one.get(above))) for one in plain]
+    if len(places) < len(plain) or 2 * sum(parent is not None for parent in parents) < len(plain):
+        return everything  # ids of something else, or a few messages that quote others
+    names = [None if parent is None else str(parent) for parent in parents]
+    last = _last(plain, parents)
+    path = way_to(str(last), {str(place): name for place, name in enumerate(names)})
+    return [int(place) for place in path] or None  # a circle
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{plain_name(key): value for key, value in message.items()} for message in messages]
+
+
+def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the id of a message and that of the one before it, where it names them."""
+    return {name: value for name, value in message.items() if plain_name(name) in _LINKS}
+
+
+def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each message but the first names one of these as its parent."""
+    plain = _plain(messages)
+    for own in _IDS:
+        known = {str(one[own]) for one in plain if _is_id(one.get(own))}
+        if len(known) == len(plain) and any(
+            plain[0].get(above) is None and all(str(one.get(above)) in known for one in plain[1:]) for above in _PARENTS
+        ):
+            return len(plain) > 1
+    return False
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
+
+
+def _last(plain: Sequence[Mapping[str, Any]], parents: Sequence[int | None]) -> int | None:
+    """Return the message that was written last."""
+    name = next((name for name in TIME if all(as_time(one.get(name)) is not None for one in plain)), None)
+    if name is not None:
+        times = [as_time(one[name]) or 0.0 for one in plain]
+        if all(parent is None or times[parent] <= times[place] for place, parent in enumerate(parents)):
+            return max(range(len(plain)), key=lambda place: (times[place], place))
+    in_list = all(parent is None or parent < place for place, parent in enumerate(parents))
+    return len(plain) - 1 if in_list else None

@@ -53,11 +53,16 @@ def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
     for text in page.synopsis:
         for form in _forms(text, page.command):
             words = set(re.findall(r"[\w-]+", form))
-            if words & {*entry.names} or {word.lower().rstrip("s") for word in words} & _OPTION:
-                rest = [word for word in _without_brackets(form).split() if word.lower().rstrip("s") not in _OPTION]
+            if words & {*entry.names} or any(map(_means_options, words)):
+                rest = [word for word in _without_brackets(form).split() if not _means_options(word)]
                 found = _placeholders(rest)
                 return None if found and "COMMAND" in found else found
     return None
+
+
+def _means_options(word: str) -> bool:
+    """Return whether a word of a synopsis stands for options: OPTION, options, <flags>."""
+    return word.strip("<>").lower().rstrip("s") in _OPTION
 
 
 def _forms(text: str, command: str) -> list[str]:
