@@ -198,9 +198,10 @@ def read_after(path: Path, place: JournalPlace, max_bytes: int = FOLLOWED_BYTES)
         offset = place.offset if known and status.st_size >= place.offset else 0
         file.seek(offset)
         lines: list[bytes] = []
-        while sum(map(len, lines)) < max_bytes and (line := _read_line(file, path)).endswith(b"\n"):
+        end = offset
+        while end - offset < max_bytes and (line := _read_line(file, path)).endswith(b"\n"):
             lines.append(line)
-        end = offset + sum(map(len, lines))
+            end += len(line)
         start = max(0, end - MARK_BYTES)
         file.seek(start)
         after = JournalPlace(status.st_ino, end, zlib.crc32(file.read(end - start)))
