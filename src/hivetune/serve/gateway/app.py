@@ -126,8 +126,12 @@ class Gateway:
             stack.enter_context(self._answering)
             fields = ChatFields if request.url.path == CHAT else TextFields
             raw = await _raw_body(request)
-            refuse_larger(len(raw), self.keeper, "messages" if fields is ChatFields else "prompt")
-            exchange = _Exchange(self, request, checked_fields(fields, _document(raw)))
+            field = "messages" if fields is ChatFields else "prompt"
+            refuse_larger(self.keeper, field, size_bytes=len(raw))
+            document = _document(raw)
+            if isinstance(turns := document.get(field), list):
+                refuse_larger(self.keeper, field, num_turns=len(turns))
+            exchange = _Exchange(self, request, checked_fields(fields, document))
             try:
                 async with asyncio.timeout(MAX_ANSWER_S):
                     # A server sends nothing, no header either, before an answer is whole or the first piece of a stream

@@ -163,14 +163,16 @@ async def ask(
             return
 
 
-def refuse_larger(size_bytes: int, keeper: Keeper, field: str) -> None:
-    """Raise FieldRefused for a body that no loaded model's context holds, before it is parsed: parsing and checking
-    50,000 messages took the event loop 0.3 s, in which nobody else was answered."""
+def refuse_larger(keeper: Keeper, field: str, *, size_bytes: int = 0, num_turns: int = 0) -> None:
+    """Raise FieldRefused for a body that no loaded model's context holds, before its fields are checked: parsing and
+    checking 50,000 messages took the event loop 0.3 s, in which nobody else was answered."""
     context_tokens = max((live.context_tokens for live in keeper.lives.values()), default=0)
     if context_tokens and size_bytes > MAX_BYTES_PER_CHAR * MAX_CHARS_PER_TOKEN * context_tokens:
         raise FieldRefused(
             field, f"a body of {size_bytes:,} bytes does not fit into the context of {context_tokens:,} tokens"
         )
+    if context_tokens and num_turns > context_tokens:
+        raise FieldRefused(field, f"{num_turns:,} messages do not fit into the context of {context_tokens:,} tokens")
 
 
 async def _count_prompt(live: LiveBackend, body: Mapping[str, Any]) -> int:
