@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "families.json"
 PAGE = ROOT / "docs" / "families.md"
 LIMIT_S = 90.0
+WORKS = {"gguf": "GGUF", "lora": "adapter", "served": "served"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -334,27 +335,28 @@ def page(table: Mapping[str, Any]) -> str:
         "`python tools/families.py` ([families.json](families.json)). "
         f"Of {len(rows)} families {len(refused)} are other kinds of models,",
         f"which are refused. Of the other {others}, {len(trains)} train with the loss and gradients of PEFT, resume",
-        f"bit for bit and merge; {len(served)} of those are served by llama.cpp as they are trained.",
+        f"bit for bit and merge. llama.cpp serves {len(served)} of these as trained.",
         "",
-        "*GGUF*: llama.cpp's converter writes it. *Adapter*: as a GGUF adapter on the base. *Served*: llama.cpp",
-        "computes what was trained. `hivetune train` tests your own model before it starts.",
+        "*GGUF*: llama.cpp's converter writes the model. *Adapter*: it writes a GGUF adapter for the base. *Served*:",
+        "llama.cpp computes what was trained. `hivetune train` tests your own model before it starts. The table has",
+        "the full errors.",
         "",
-        "| family | fast path | GGUF | adapter | served |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for kind in trains:
-        row = rows[kind]
-        flags = (row.get("path") == "fast", *(row.get(key) for key in ("gguf", "lora", "served")))
-        if any(flags):
-            lines.append(f"| {kind} | {' | '.join('yes' if flag else '' for flag in flags)} |")
-    plain = [
-        k
-        for k in trains
-        if rows[k].get("path") != "fast" and not any(rows[k].get(x) for x in ("gguf", "lora", "served"))
+    for path in ("fast", "general"):
+        lines += [f"| {path} path | families |", "| --- | --- |"]
+        alike: dict[str, list[str]] = {}
+        for kind in trains:
+            if (rows[kind].get("path") == "fast") == (path == "fast"):
+                works = ", ".join(name for key, name in WORKS.items() if rows[kind].get(key))
+                alike.setdefault(works, []).append(kind)
+        lines += [
+            f"| {works or 'no GGUF'} | {', '.join(alike[works])} |" for works in sorted(alike, key=len, reverse=True)
+        ]
+        lines.append("")
+    failed = [
+        f"{kind} ({words.partition(':')[0]})" for kind, words in said.items() if words not in ("refused", "trains")
     ]
-    failed = [f"{kind} ({words})" for kind, words in said.items() if words not in ("refused", "trains")]
-    lines += ["", f"Trained on the general path, without GGUF: {', '.join(plain)}.", "", "Not trained: "]
-    lines[-1] += f"{'; '.join(failed)}."
+    lines.append(f"Not trained: {'; '.join(failed)}.")
     return "\n".join(lines) + "\n"
 
 

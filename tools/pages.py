@@ -12,7 +12,7 @@ from hivetune.machine.faults import catalogue
 from hivetune.machine.knowledge.facts import Fact, facts
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FIRST = {"again": "the same again", "change": "a change, as it can't go away by itself"}
+FIRST = {"again": "retry", "change": "no plain retry"}
 
 
 def with_settings(page: str) -> str:
@@ -47,13 +47,13 @@ def faults_page() -> str:
     lines = [
         "# Faults",
         "",
-        "What can end or spoil a run, and what is done about it. Generated from",
-        "`src/hivetune/machine/knowledge/faults.yaml`, which has the patterns too. The first entry that fits",
-        "is the diagnosis. Changes are tried from left to right ([reliability.md](reliability.md)).",
+        "Causes and remedies of failed runs, from `src/hivetune/machine/knowledge/faults.yaml`. The first entry",
+        "whose pattern matches is the diagnosis. Recovery tries the changes from left to right",
+        "([reliability.md](reliability.md)).",
     ]
     for entry in catalogue():
         retry = FIRST[entry.first] if entry.retry else "no retry"
-        changes = f"; changes: {', '.join(entry.rungs)}" if entry.rungs else ""
+        changes = f"; {', '.join(entry.rungs)}" if entry.rungs else ""
         lines += [
             "",
             f"## {entry.id}",
@@ -70,14 +70,14 @@ def _published_table() -> list[str]:
     lines = [
         "## Published faults of cards",
         "",
-        "Faults that others published, none of which was seen here. Tests give each to doctor, diagnosis and ladder.",
+        "Others published these faults; none was seen here. Tests give each to doctor, diagnosis and ladder.",
         "",
         "| thread | what happened | fault | first changes |",
         "| --- | --- | --- | --- |",
     ]
     for fact in facts("published"):
         thread = f"[{fact.more['thread']}]({fact.source[0]})"
-        name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none: nothing is said"
+        name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none"
         rungs = ", ".join(f"`{rung}`" for rung in fact.more["rungs"])
         lines.append(f"| {thread} | {fact.says} | {name} | {rungs} |")
     return lines
@@ -140,8 +140,8 @@ def _where(fact: Fact) -> str:
 
 
 def _why(fact: Fact) -> str:
-    links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source, 1))
-    return f"{fact.says} ({fact.confidence}, {fact.date[:7]}: {links})"
+    links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source[1:], 2))
+    return f"{fact.says} ([{fact.confidence}]({fact.source[0]}){links and ', ' + links})"
 
 
 def _unknown(fact: Fact) -> str:
