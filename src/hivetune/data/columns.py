@@ -37,12 +37,12 @@ def _names(*parts: str) -> tuple[str, ...]:
     return tuple(name for part in parts for name in _NAMES[part])
 
 
-SYSTEM, TOOLS, ASKED, REPLIES = _names("system"), _names("tools"), _names("question"), _names("answer")
+SYSTEM, TOOLS, QUESTIONS, REPLIES = _names("system"), _names("tools"), _names("question"), _names("answer")
 ANSWERED = _names("answer", "expected_answer")
 CONTEXT, THOUGHTS, TURNS, LABELS = _names("context"), _names("thoughts"), _names("turns"), _names("class")
 FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
 MEDIA = frozenset(_names("media"))
-CONTENT = frozenset((*SYSTEM, *ASKED, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, *_names("content")))
+CONTENT = frozenset((*SYSTEM, *QUESTIONS, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, *_names("content")))
 SPEAKERS: dict[Role, list[str]] = _NAMES["speakers"]
 OUTCOMES: list[dict[str, list[str]]] = _NAMES["outcome"]
 NOTES = frozenset((*FACTS, *_names("note"), *(name for one in OUTCOMES for name in one["names"])))
@@ -99,14 +99,14 @@ def column_kind(name: str) -> Kind:
     return "note" if name in NOTES else "unknown"
 
 
-def unexplained(row: Row, known: Format, conversation: Conversation) -> str | None:
+def unexplained(row: Row, layout: Format, conversation: Conversation) -> str | None:
     """Return the first column that looks like content and is not found in the conversation. Raise RowRefused for
     media.
     """
-    for name, kind in _looked_at(tuple(row), known):
+    for name, kind in _content_columns(tuple(row), layout):
         value = row[name]
         nothing: tuple[Any, ...] = (
-            (None, "") if name in known.asks else (None, "", [], {})
+            (None, "") if name in layout.asks else (None, "", [], {})
         )  # no part of this text may have a label
         if name in conversation.explained or value in nothing or _is_choice(name, value):
             continue
@@ -114,22 +114,22 @@ def unexplained(row: Row, known: Format, conversation: Conversation) -> str | No
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
         if _is_lost(name, kind, value, conversation):
             return name
-        if name in known.asks or (kind in ("content", "choice") and known.asks):
+        if name in layout.asks or (kind in ("content", "choice") and layout.asks):
             return name  # a document beside a question, an answer or a label is half of something
         if kind == "unknown" and not looks_like_content(value):
             continue
-        if not _is_found(value, kind in ("content", "choice"), conversation.messages):
+        if not _is_explained(value, kind in ("content", "choice"), conversation.messages):
             return name
     return None
 
 
-def leaves_out(row: Row, known: Format, conversation: Conversation) -> bool:
+def leaves_out(row: Row, layout: Format, conversation: Conversation) -> bool:
     """Return whether a column under a name of no list holds a value that the conversation does not. What the records of
     programs hold beside the conversation is known.
     """
-    if known.name not in PUBLISHED:
+    if layout.name not in PUBLISHED:
         return False
-    for name, kind in _looked_at(tuple(row), known):
+    for name, kind in _content_columns(tuple(row), layout):
         if (
             kind == "unknown"
             and name not in (*conversation.explained, _OR_ANSWER)
@@ -146,7 +146,7 @@ def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> b
     and may have used the same words.
     """
     if name == "expected" and isinstance(value, str):
-        return not _is_said(value, conversation)
+        return not any(message.content.strip() == value.strip() for message in conversation.messages)
     if name in TRUE_ANSWERS and isinstance(value, str | int | float) and not isinstance(value, bool):
         return not _stands_in_answer(str(value).strip(), conversation)
     return kind == "choice" and _is_lost_choice(name, value, conversation)
@@ -168,11 +168,6 @@ def _with_borders(text: str) -> str:
     return re.sub("(?<![\\w.\ufdd1])", "\ufdd0", re.sub(r"(?!\w)", "\ufdd1", text))
 
 
-def _is_said(value: str, conversation: Conversation) -> bool:
-    """Return whether a message says this and nothing else."""
-    return any(message.content.strip() == value.strip() for message in conversation.messages)
-
-
 def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
     """Return whether the question does not name one of several choices by its letter: its words may stand there by
     chance.
@@ -189,16 +184,16 @@ def _is_choice(name: str, value: Any) -> bool:
 
 
 @lru_cache(512)
-def _looked_at(names: tuple[str, ...], known: Format) -> tuple[tuple[str, Kind], ...]:
+def _content_columns(names: tuple[str, ...], layout: Format) -> tuple[tuple[str, Kind], ...]:
     """Return the columns of such rows that may be content, by what their names say."""
     kinds: list[tuple[str, Kind]] = [
-        (name, "unknown" if name == _OR_ANSWER else column_kind(name)) for name in names if name not in known.explains
+        (name, "unknown" if name == _OR_ANSWER else column_kind(name)) for name in names if name not in layout.explains
     ]
     choices = {name for name in names if CHOICE.match(name) and name[:-1] + "a" in names and name[:-1] + "b" in names}
     return tuple(
         (name, "choice" if name in choices else kind)
         for name, kind in kinds
-        if name in known.asks or (kind != "note" and (kind == "media" or name not in known.beside))
+        if name in layout.asks or (kind != "note" and (kind == "media" or name not in layout.beside))
     )
 
 
@@ -210,8 +205,7 @@ def looks_like_content(value: Any) -> bool:
 def _is_prose(text: str) -> bool:
     if text.startswith("data:image/"):
         return True
-    words = text.split(None, MIN_WORDS)
-    return (len(words) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
+    return (len(text.split(None, MIN_WORDS)) >= MIN_WORDS and any(c.isalpha() for c in text[:200])) or (
         not text.isascii() and len(_WIDE.findall(text)) >= MIN_WIDE_CHARS
     )
 
@@ -226,7 +220,7 @@ def names_document(text: str) -> bool:
     return _NAMED_DOCUMENT.fullmatch(text.strip()) is not None
 
 
-def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
+def _is_explained(value: Any, named: bool, messages: Sequence[Message]) -> bool:
     """Return whether all prose of `value` (all its texts, if its name says content) stands in the conversation, or the
     conversation in it: a column that holds the whole row as one text adds nothing.
     """
@@ -238,10 +232,10 @@ def _is_found(value: Any, named: bool, messages: Sequence[Message]) -> bool:
     texts = [text.strip() for text in texts_in(value) if (named and text.strip()) or _is_prose(text)]
     if not texts:
         return True  # numbers: nothing that anybody said
-    said = [message.content for message in messages]
-    if isinstance(value, str) and all(line.strip() in value for piece in said for line in piece.split("\n")):
+    contents = [message.content for message in messages]
+    if isinstance(value, str) and all(line.strip() in value for piece in contents for line in piece.split("\n")):
         return True  # a template may have left out what was thought
-    whole = "\n".join((*said, *(message.reasoning for message in messages if message.reasoning)))
+    whole = "\n".join((*contents, *(message.reasoning for message in messages if message.reasoning)))
     return all(text in whole for text in texts)
 
 

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from hivetune.data.columns import ASKED, leaves_out, plain_row, unexplained
+from hivetune.data.columns import QUESTIONS, leaves_out, plain_row, unexplained
 from hivetune.data.formats import read_record, record_format
 from hivetune.data.formats.callback_log import event_in
 from hivetune.data.pieces.format import Format
@@ -23,7 +23,7 @@ _MESSAGE_KIND = re.compile(
     re.I,
 )
 _PART_KINDS = ("text", "input_text", "output_text", "summary_text", "reasoning", "thinking", "thought")
-_OF_A_MESSAGE = ("id", "message_id", "session_id", "time")
+_MESSAGE_COLUMNS = ("id", "message_id", "session_id", "time")
 _SPOKEN = ("text", "content", "message", "body", "value")
 
 
@@ -42,20 +42,20 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     row = plain_row(row)
     if "hivetune_session" in row:
         return read_session(row)
-    known = record_format(row)
-    if known is not None and known.rank == 0:
-        return read_record(known, row)
+    layout = record_format(row)
+    if layout is not None and layout.rank == 0:
+        return read_record(layout, row)
     _refuse_preference(row)
-    if known is None or known.asks:
+    if layout is None or layout.asks:
         _refuse_single_message(row)
-    if known is None:
-        raise _half_of_a_batch(row) if "custom_id" in row else _of_unknown_layout(row)
-    conversation = read_record(known, row)
+    if layout is None:
+        raise _batch_half_refusal(row) if "custom_id" in row else _of_unknown_layout(row)
+    conversation = read_record(layout, row)
     _refuse_media_tags(conversation)
-    column = None if mapped else unexplained(row, known, conversation)
+    column = None if mapped else unexplained(row, layout, conversation)
     if column is not None:
-        raise RowRefused("unexplained-column", _advice(known, column))
-    if not mapped and leaves_out(row, known, conversation):
+        raise RowRefused("unexplained-column", _advice(layout, column))
+    if not mapped and leaves_out(row, layout, conversation):
         return conversation._replace(changed=(*conversation.changed, "left-out-columns"))
     return conversation
 
@@ -84,11 +84,11 @@ def preference_columns(row: Row) -> tuple[str, str] | None:
 def _refuse_preference(row: Row) -> None:
     columns = preference_columns(row)
     if columns is not None:
-        both = f"{columns[0]} and {columns[1]} are for preference training"
+        fact = f"{columns[0]} and {columns[1]} are for preference training"
         better = row[columns[0]]
         line = f"{_question_of_preference(row, better)},completion={columns[0]}"
         line = f"messages={columns[0]}" if _is_whole(better) else line
-        raise RowRefused("preference-row", f"{both}: learn: [sft, pairs], or --columns {line}")
+        raise RowRefused("preference-row", f"{fact}: learn: [sft, pairs], or --columns {line}")
 
 
 def _is_whole(better: Any) -> bool:
@@ -109,7 +109,7 @@ def _question_of_preference(row: Row, better: Any) -> str:
     answers = isinstance(better, list) and all(map(_answers, better))
     if turns and (answers or isinstance(better, str | dict)):
         return f"messages={turns[0]}"  # the question is their last turn
-    texts = [name for name in ASKED if isinstance(better, str) and isinstance(row.get(name), str)]
+    texts = [name for name in QUESTIONS if isinstance(better, str) and isinstance(row.get(name), str)]
     return f"prompt={texts[0]}" if texts else "prompt=..."  # what is no text may hold the question too
 
 
@@ -124,7 +124,7 @@ def _refuse_single_message(row: Row) -> None:
         return
     if (event := event_in(row)) is not None:
         raise RowRefused("one-message", f"an event {event!r} of a log: what was asked or answered, and not both")
-    if kind in _PART_KINDS and any(name in row for name in _OF_A_MESSAGE):
+    if kind in _PART_KINDS and any(name in row for name in _MESSAGE_COLUMNS):
         raise RowRefused("one-message", f"a part of type {kind!r} of a message that is in another row or file")
 
 
@@ -136,7 +136,7 @@ def _of_unknown_layout(row: Row) -> RowRefused:
     return RowRefused("unknown-layout", unknown)
 
 
-def _half_of_a_batch(row: Row) -> RowRefused:
+def _batch_half_refusal(row: Row) -> RowRefused:
     if row.get("body") or row.get("params"):
         return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
     return RowRefused("earlier-turns-missing", "an answer of a batch: give the file with its questions too")
@@ -145,15 +145,15 @@ def _half_of_a_batch(row: Row) -> RowRefused:
 def _refuse_media_tags(conversation: Conversation) -> None:
     """Raise RowRefused for texts that point to an image, a sound or a film, as data sets for such models write them."""
     for message in conversation.messages:
-        if message.role == "user" and "<" in message.content and (found := _MEDIA_TAG.search(message.content)):
-            raise RowRefused("unsupported-content", f"the text holds {found.group()[:40]!r}: only text can be learned")
+        if message.role == "user" and "<" in message.content and (tag := _MEDIA_TAG.search(message.content)):
+            raise RowRefused("unsupported-content", f"the text holds {tag.group()[:40]!r}: only text can be learned")
 
 
-def _advice(known: Format, column: str) -> str:
-    example = "messages=messages" if "messages" in known.explains else "prompt=...,completion=..."
-    if known.asks:
+def _advice(layout: Format, column: str) -> str:
+    example = "messages=messages" if "messages" in layout.explains else "prompt=...,completion=..."
+    if layout.asks:
         example = "text=text (whole texts) or prompt=text,completion=..."
     return (
-        f"{column[:40]!r} looks like content, and the layout {known.name} has no place for it: name the columns to "
+        f"{column[:40]!r} looks like content, and the layout {layout.name} has no place for it: name the columns to "
         f"learn from, as in --columns {example}"
     )

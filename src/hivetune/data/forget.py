@@ -28,7 +28,7 @@ from hivetune.data.snapshot import DROPPED_FILE, ROWS_FILE
 from hivetune.errors import Busy, UsageError
 
 ForgetKind = Literal["user", "session", "source", "row"]
-_ASKED_BEFORE = "asked"  # a tombstone that records a request and keeps nothing out
+_REQUEST = "asked"  # a tombstone that records a request and keeps nothing out
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,58 +71,55 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
     database.execute("PRAGMA secure_delete = ON")  # overwrite, not only unlink
     contents = _contents_at(value) if kind == "row" else set()
     with transaction(database):
-        found = _find(database, kind, value, contents)
+        rows = _find(database, kind, value, contents)
         refused, raws = _remove_refused(database, kind, value)
-        if kind == "row" and not (
-            found or raws or contents or tombstone(_ASKED_BEFORE, value) in load_forgotten(database)
-        ):
+        if kind == "row" and not (rows or raws or contents or tombstone(_REQUEST, value) in load_forgotten(database)):
             raise UsageError(
                 f"no row has the id or place {value}",
                 hint="an id or source as in the table interactions, or a place as data check prints it: FILE:LINE",
             )
         for table, column in (("interactions", "id"), ("feedback", "answer")):
-            database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in found])
-        _bury(database, kind, value, found, contents, raws)
-    unchecked = _record_taints(database, kind, value, found)
-    wins = _remove_wins(kind, value, found)
+            database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in rows])
+        _bury(database, kind, value, rows, contents, raws)
+    unchecked = _record_taints(database, kind, value, rows)
+    wins = _remove_wins(kind, value, rows)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
             "the rows are removed, but another process still reads the pages they were on",
             hint="run this again when no other Hivetune command reads the store",
         )
-    return Forgotten(kind, value, len(found), refused, _read_taints(database, kind, value), unchecked, wins)
+    return Forgotten(kind, value, len(rows), refused, _read_taints(database, kind, value), unchecked, wins)
 
 
-_Found = list[tuple[str, str, str]]  # id, content id, source
+_Rows = list[tuple[str, str, str]]  # id, content id, source
 
 
-def _contents_at(place: str) -> set[str]:
+def _contents_at(source: str) -> set[str]:
     """Return the content ids of the rows at FILE:LINE now, if it is a file; copies may be elsewhere."""
-    name = place.rpartition(":")[0]
+    name = source.rpartition(":")[0]
     if not os.path.isfile(name):
         return set()
     contents = set()
     for raw in rows_of_files(name):
-        if raw.source == place and raw.problem is None:
+        if raw.source == source and raw.problem is None:
             with contextlib.suppress(RowRefused):  # an unreadable row has no content id; its place is stored
                 contents.add(row_hash(parse_row(raw.payload)))
     return contents
 
 
-def _find(database: sqlite3.Connection, kind: ForgetKind, value: str, contents: set[str]) -> _Found:
+def _find(database: sqlite3.Connection, kind: ForgetKind, value: str, contents: set[str]) -> _Rows:
     select = "SELECT id, content_id, source FROM interactions WHERE "
     if kind == "source":
         return [row for name in _names(value) for row in database.execute(select + OF_SOURCE, _of_source(name))]
     if kind == "row":
-        at = [*_places(value), value]
-        for place in at:
-            contents |= {row[1] for row in database.execute(f"{select}id = ? OR source = ?", (place, place))}
+        for source in [*_source_forms(value), value]:
+            contents |= {row[1] for row in database.execute(f"{select}id = ? OR source = ?", (source, source))}
         return [row for content in contents for row in database.execute(f"{select}content_id = ?", (content,))]
-    found = database.execute(f"{select}{kind} IN (?, ?)", (value, redacted_name(value))).fetchall()
+    rows = database.execute(f"{select}{kind} IN (?, ?)", (value, redacted_name(value))).fetchall()
     # Rows that were stored by a version that did not know their column.
     unnamed = database.execute(f"SELECT id, content_id, source, row FROM interactions WHERE {kind} IS NULL")
-    found += [tuple(about) for *about, row in unnamed if _is_of(row, kind, value)]
-    return found
+    rows += [tuple(names) for *names, row in unnamed if _is_of(row, kind, value)]
+    return rows
 
 
 def _is_of(text: str, kind: str, value: str) -> bool:
@@ -148,46 +145,46 @@ def _names(value: str) -> list[str]:
     return list(dict.fromkeys((value, os.path.realpath(value), os.path.relpath(value))))
 
 
-def _places(value: str) -> list[str]:
+def _source_forms(value: str) -> list[str]:
     """Return FILE:LINE under all forms of the path; a place outside a file as it is."""
     name, colon, number = value.rpartition(":")
-    return [f"{one}:{number}" for one in _names(name)] if colon and name else [value]
+    return [f"{path}:{number}" for path in _names(name)] if colon and name else [value]
 
 
 def _remove_refused(database: sqlite3.Connection, kind: ForgetKind, value: str) -> tuple[int, set[str]]:
     """Remove refused rows and return their number and content hashes. They are searched by text."""
     if kind in ("user", "session"):
-        every = database.execute("SELECT id, raw FROM refused").fetchall()
-        gone = [(identity, raw) for identity, raw in every if value in names_in(raw)]
+        refused = database.execute("SELECT id, raw FROM refused").fetchall()
+        removed = [(identity, raw) for identity, raw in refused if value in names_in(raw)]
     elif kind == "source":
         where = (_of_source(name) for name in _names(value))
-        gone = [row for one in where for row in database.execute(f"SELECT id, raw FROM refused WHERE {OF_SOURCE}", one)]
+        removed = [row for b in where for row in database.execute(f"SELECT id, raw FROM refused WHERE {OF_SOURCE}", b)]
     else:
-        at = _places(value)
+        at = _source_forms(value)
         marks = ",".join("?" * len(at))
-        gone = database.execute(f"SELECT id, raw FROM refused WHERE source IN ({marks})", at).fetchall()
-    database.executemany("DELETE FROM refused WHERE id = ?", [(identity,) for identity, _ in gone])
-    return len(gone), {raw_hash(raw) for _, raw in gone}
+        removed = database.execute(f"SELECT id, raw FROM refused WHERE source IN ({marks})", at).fetchall()
+    database.executemany("DELETE FROM refused WHERE id = ?", [(identity,) for identity, _ in removed])
+    return len(removed), {raw_hash(raw) for _, raw in removed}
 
 
 def _bury(
-    database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found, contents: set[str], raws: set[str]
+    database: sqlite3.Connection, kind: ForgetKind, value: str, rows: _Rows, contents: set[str], raws: set[str]
 ) -> None:
     names = _names(value) if kind == "source" else [value, redacted_name(value)]  # as the gateway stores a user
     stones = {tombstone(kind, name) for name in names}
     if kind == "row":
         # By content if it is known, since another row may come to that place.
-        stones = {tombstone(_ASKED_BEFORE, value), *(tombstone("row", identity) for identity, _, _ in found)}
+        stones = {tombstone(_REQUEST, value), *(tombstone("row", identity) for identity, _, _ in rows)}
         stones |= {tombstone("content", content) for content in contents}
         if not contents:
-            stones |= {tombstone("row", place) for place in _places(value)}
+            stones |= {tombstone("row", source) for source in _source_forms(value)}
     if kind != "source":  # the same broken row may come from another place
         stones |= {tombstone("raw", raw) for raw in raws}
     now = time.time()
     database.executemany("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", [(*stone, now) for stone in stones])
 
 
-def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, found: _Found) -> tuple[str, ...]:
+def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, forgotten: _Rows) -> tuple[str, ...]:
     """Record the tainted snapshots, since the ids are nowhere else afterwards. Return those that do not exist."""
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
@@ -195,7 +192,7 @@ def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, f
         if not rows_file.is_file():
             unchecked.append(path)
             continue
-        count = _count_rows(rows_file, kind, value, found)
+        count = _count_rows(rows_file, kind, value, forgotten)
         if count:
             with transaction(database):
                 database.execute(
@@ -206,49 +203,49 @@ def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, f
     return tuple(unchecked)
 
 
-def _count_rows(rows_file: Path, kind: ForgetKind, value: str, found: _Found) -> int:
+def _count_rows(rows_file: Path, kind: ForgetKind, value: str, forgotten: _Rows) -> int:
     """Return the number of a snapshot's forgotten rows, by interaction id and by the snapshot's own columns.
 
     Rows that were left out as duplicates count too, since their text is in the snapshot's folder.
     """
-    is_gone = _gone_test(kind, value, found)
+    is_forgotten = _forgotten_test(kind, value, forgotten)
     snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
     with contextlib.closing(snapshot):
         rows = snapshot.execute("SELECT source, session, user, interaction_id FROM rows")
-        count = sum(1 for row in rows if is_gone(*row))
+        count = sum(1 for row in rows if is_forgotten(*row))
     dropped = rows_file.with_name(DROPPED_FILE)
     if dropped.is_file():
         with open(dropped, encoding="utf-8") as file:
             lines = (json.loads(line) for line in file)
             count += sum(
-                1 for one in lines if is_gone(*(one[k] for k in ("source", "session", "user", "interaction_id")))
+                1 for e in lines if is_forgotten(*(e[k] for k in ("source", "session", "user", "interaction_id")))
             )
     return count
 
 
-_IsGone = Callable[[str, str | None, str | None, str | None], bool]
+_IsForgotten = Callable[[str, str | None, str | None, str | None], bool]
 
 
-def _gone_test(kind: ForgetKind, value: str, found: _Found) -> _IsGone:
+def _forgotten_test(kind: ForgetKind, value: str, rows: _Rows) -> _IsForgotten:
     """Return the test of a row's source, session, user and interaction id."""
-    gone = {identity for identity, _, _ in found}
-    names = {"source": _names, "row": _places}.get(kind, lambda _value: [])(value)
-    wanted = {os.path.realpath(name) if "://" not in name else name for name in names} | set(names)
+    ids = {identity for identity, _, _ in rows}
+    names = {"source": _names, "row": _source_forms}.get(kind, lambda _value: [])(value)
+    sources = {os.path.realpath(name) if "://" not in name else name for name in names} | set(names)
 
-    def is_gone(source: str, session: str | None, user: str | None, identity: str | None) -> bool:
-        if identity in gone or (kind == "user" and user == value) or (kind == "session" and session == value):
+    def is_forgotten(source: str, session: str | None, user: str | None, identity: str | None) -> bool:
+        if identity in ids or (kind == "user" and user == value) or (kind == "session" and session == value):
             return True
-        return kind in ("source", "row") and not wanted.isdisjoint(_all_names(source, kind))
+        return kind in ("source", "row") and not sources.isdisjoint(_all_names(source, kind))
 
-    return is_gone
+    return is_forgotten
 
 
-def _remove_wins(kind: ForgetKind, value: str, found: _Found) -> int:
+def _remove_wins(kind: ForgetKind, value: str, forgotten: _Rows) -> int:
     """Remove the past wins that were made from it and return their number."""
-    is_gone, removed = _gone_test(kind, value, found), 0
+    is_forgotten, removed = _forgotten_test(kind, value, forgotten), 0
     for name in names_with_wins():
         for win in wins_of(name):
-            if is_gone(win.source, win.session, win.user, win.interaction_id):
+            if is_forgotten(win.source, win.session, win.user, win.interaction_id):
                 drop_win(name, win.key)
                 removed += 1
     return removed

@@ -53,13 +53,13 @@ class FrozenQuestion:
 
     @property
     def key(self) -> str:
-        return asked_hash([template_message(message) for message in self.messages], self.tools)
+        return request_hash([template_message(message) for message in self.messages], self.tools)
 
 
-def asked_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+def request_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the hash of a request's messages and tools, 32 hex digits."""
-    asked = json.dumps([messages, tools], ensure_ascii=False, sort_keys=True)
-    return hashlib.blake2b(asked.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    request = json.dumps([messages, tools], ensure_ascii=False, sort_keys=True)
+    return hashlib.blake2b(request.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def frozen_folder(name: str) -> Path:
@@ -91,11 +91,11 @@ def names_with_wins() -> list[str]:
 
 def drop_win(name: str, key: str) -> None:
     """Remove the win whose key begins with `key`. Raises UsageError if there is none or more than one."""
-    found = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
-    if len(found) != 1:
-        many = f"{len(found)} questions of {name} begin" if found else f"no question of {name} begins"
+    paths = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
+    if len(paths) != 1:
+        many = f"{len(paths)} questions of {name} begin" if paths else f"no question of {name} begins"
         raise UsageError(f"{many} with {key!r}", hint=f"see their keys: hivetune frozen {name}")
-    found[0].unlink()
+    paths[0].unlink()
 
 
 def general_questions() -> list[FrozenQuestion]:
@@ -124,7 +124,7 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
 
     Raises DataRefused naming the first unusable row, UsageError for a missing file.
     """
-    found = []
+    questions = []
     paths = [entry for entry in entries if not is_name(entry)]
     if not paths:
         return []
@@ -138,12 +138,12 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
                 f"eval.frozen: {example.source} has no checker, so its answers cannot be judged",
                 hint="give the row a `checker`, or set eval.checker",
             )
-        asked, reference = _split(example.messages)
-        found.append(
+        prompt, reference = _split(example.messages)
+        questions.append(
             FrozenQuestion(
                 "own",
                 example.source,
-                asked,
+                prompt,
                 example.checker or checker,
                 example.tools,
                 reference,
@@ -151,16 +151,16 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
                 example.category,
             )
         )
-    return found
+    return questions
 
 
 def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQuestion:
     """Return a held-out row as a win: its checker accepted the answer of `release`."""
-    asked, reference = _split(info.messages)
+    prompt, reference = _split(info.messages)
     return FrozenQuestion(
         "win",
         info.source,
-        asked,
+        prompt,
         checker,
         info.tools,
         reference,
@@ -173,7 +173,7 @@ def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQue
     )
 
 
-def kept_out(own: Sequence[str] = ()) -> frozenset[int]:
+def kept_out(own_files: Sequence[str] = ()) -> frozenset[int]:
     """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training.
 
     A question of one turn is compared by its words, whatever precedes or follows it. A longer conversation is compared
@@ -181,7 +181,7 @@ def kept_out(own: Sequence[str] = ()) -> frozenset[int]:
     """
     wins = [win for name in names_with_wins() for win in wins_of(name)]
     # A checker is not needed to keep a row out.
-    own_rows = own_questions(own, {"name": "not_empty"})
+    own_rows = own_questions(own_files, {"name": "not_empty"})
     return frozenset(_marks(frozen.messages) for frozen in (*wins, *own_rows, *general_questions()))
 
 
@@ -196,25 +196,25 @@ def _split(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str | No
     return messages[:last], messages[last].content if last < len(messages) else None
 
 
-def _document(one: FrozenQuestion) -> dict[str, Any]:
-    fields = {name: getattr(one, name) for name in one.__dataclass_fields__ if name not in ("messages", "tools")}
+def _document(q: FrozenQuestion) -> dict[str, Any]:
+    fields = {name: getattr(q, name) for name in q.__dataclass_fields__ if name not in ("messages", "tools")}
     return {
         "schema": 1,
         **fields,
-        "messages": json.loads(messages_json(one.messages)),
-        "tools": [dict(tool) for tool in one.tools],
+        "messages": json.loads(messages_json(q.messages)),
+        "tools": [dict(tool) for tool in q.tools],
     }
 
 
 def _win(path: Path) -> FrozenQuestion:
     try:
-        found = read_sealed(path)
+        document = read_sealed(path)
     except UsageError as error:
         raise UsageError(error.message, hint="restore it from a copy; deleted, it is no longer asked") from None
     try:
-        if found.pop("schema") != 1:
+        if document.pop("schema") != 1:
             raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune")
-        messages, tools = messages_from(json.dumps(found.pop("messages"))), tuple(found.pop("tools"))
-        return FrozenQuestion(messages=messages, tools=tools, **found)
+        messages, tools = messages_from(json.dumps(document.pop("messages"))), tuple(document.pop("tools"))
+        return FrozenQuestion(messages=messages, tools=tools, **document)
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}", hint="delete it, or restore it from a copy") from None

@@ -39,11 +39,11 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
 
     A setting that an earlier version did not have counts as equal at its default.
     """
-    known = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
+    recorded = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
     defaults = {setting.key: setting.default for setting in stored_settings()}
-    added = _leaves(identity["settings"]) - _leaves(known["settings"])
+    added = _leaves(identity["settings"]) - _leaves(recorded["settings"])
     set_here = {key for key in added if json.dumps(_at(identity["settings"], key)) != defaults.get(key)}
-    differences = _differences(known, identity, _leaves(known["settings"]) | set_here)
+    differences = _differences(recorded, identity, _leaves(recorded["settings"]) | set_here)
     if not differences:
         return
     raise UsageError(
@@ -52,12 +52,12 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
     )
 
 
-def refuse_changed(folder: Path, known: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+def refuse_changed(folder: Path, recorded: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Raise UsageError with all differences between a run's identity at its beginning and now.
 
     Settings that only this version has are not compared.
     """
-    differences = _differences(known, present, _leaves(known["settings"]))
+    differences = _differences(recorded, present, _leaves(recorded["settings"]))
     if differences:
         raise UsageError(
             f"{folder} was changed after it began: {'; '.join(differences)}",
@@ -65,27 +65,27 @@ def refuse_changed(folder: Path, known: Mapping[str, Any], present: Mapping[str,
         )
 
 
-def differing_settings(known: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
+def differing_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, str]:
     """Return the differing settings of two runs: dotted key -> both values, in words."""
     return {
-        key: f"{key}: {_at(known, key)!r} there, {_at(other, key)!r} here"
-        for key in sorted(_leaves(known) | _leaves(other))
-        if _at(known, key) != _at(other, key)
+        key: f"{key}: {_at(recorded, key)!r} there, {_at(present, key)!r} here"
+        for key in sorted(_leaves(recorded) | _leaves(present))
+        if _at(recorded, key) != _at(present, key)
     }
 
 
-def _differences(known: Mapping[str, Any], other: Mapping[str, Any], keys: set[str]) -> list[str]:
-    found = differing_settings(known["settings"], other["settings"])
-    settings = [words for key, words in found.items() if key in keys]
+def _differences(recorded: Mapping[str, Any], present: Mapping[str, Any], keys: set[str]) -> list[str]:
+    changed = differing_settings(recorded["settings"], present["settings"])
+    settings = [text for key, text in changed.items() if key in keys]
     parts = {"snapshot": "other rows, or the same prepared otherwise", "model": "another model"}
-    return settings + [words for part, words in parts.items() if known[part] != other[part]]
+    return settings + [text for part, text in parts.items() if recorded[part] != present[part]]
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> set[str]:
-    found: set[str] = set()
+    paths: set[str] = set()
     for key, value in tree.items():
-        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key}
-    return found
+        paths |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key}
+    return paths
 
 
 def _at(tree: Mapping[str, Any], key: str) -> Any:

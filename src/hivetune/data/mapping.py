@@ -20,7 +20,7 @@ from typing import Any
 import jmespath
 from jmespath.exceptions import JMESPathError
 
-from hivetune.data.columns import ANSWERED, ASKED, CONTENT, NOTES, SYSTEM, TOOLS, is_content
+from hivetune.data.columns import ANSWERED, CONTENT, NOTES, QUESTIONS, SYSTEM, TOOLS, is_content
 from hivetune.data.pieces.said import Row, is_json_text, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
@@ -31,7 +31,7 @@ TURN_FIELDS = ("role", "text", "assistant", "user_role", "assistant_role")
 ROWS, WHERE = "rows", "where"
 AND = "+"
 AS_JSON = "as_json"
-_SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *ASKED))  # names of what somebody says
+_SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *QUESTIONS))  # columns of messages
 _MAX_NAMED = 8  # columns in a message
 _PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
 _HEAD = re.compile(r'\s*"?([^".\[]+)')
@@ -44,14 +44,14 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """
     if WHERE in columns:
         _refuse_other(row, columns[WHERE])
-    own = maps_content(columns)
+    maps = maps_content(columns)
     sides = {field: column for field, column in columns.items() if _is_side(field, columns)}
     used = {part for field, column in sides.items() for part in named_in(row, field, column)}
-    mapped = {key: value for key, value in row.items() if key not in used and not (own and is_content(key, value))}
+    mapped = {key: value for key, value in row.items() if key not in used and not (maps and is_content(key, value))}
     for field, column in sides.items():
         value = side_of(row, field, column)
         if value is not None:
-            mapped[field] = _as_json(value) if field in ASKED else value
+            mapped[field] = _as_json(value) if field in QUESTIONS else value
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
     return mapped
@@ -65,9 +65,9 @@ def _is_side(field: str, columns: Mapping[str, str]) -> bool:
 
 
 def _refuse_other(row: Row, where: str) -> None:
-    column, _, wanted = where.partition("=")
-    if _plain(value_of(row, column.strip())) != _plain(wanted):
-        raise RowRefused("filtered", f"{column.strip()} is not {wanted.strip()}")
+    column, _, value = where.partition("=")
+    if _plain(value_of(row, column.strip())) != _plain(value):
+        raise RowRefused("filtered", f"{column.strip()} is not {value.strip()}")
 
 
 def _plain(value: Any) -> str:
@@ -79,24 +79,24 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
     if not isinstance(turn, dict):
         return turn
     named = {field: value_of(turn, columns[field]) for field in ("role", "text") if field in columns}
-    known = dict(turn)
+    plain = dict(turn)
     for field in named:
-        known.pop(columns[field], None)
+        plain.pop(columns[field], None)
     if "text" in named:
-        known = {"content": named["text"], **{k: v for k, v in known.items() if k in ("role", "tool_calls", "weight")}}
+        plain = {"content": named["text"], **{k: v for k, v in plain.items() if k in ("role", "tool_calls", "weight")}}
     speaker = named.get("role", next((turn[key] for key in ("role", "from", "sender", "speaker") if key in turn), None))
     answers = columns.get("assistant", columns.get("assistant_role"))
     if answers is not None and _plain(speaker) == _plain(answers):
-        return {**known, "role": "assistant"}
+        return {**plain, "role": "assistant"}
     asks = columns.get("user_role")
     if (asks is not None and _plain(speaker) == _plain(asks)) or (answers is not None and asks is None):
-        return {**known, "role": "user"}
-    return {**known, "role": speaker} if "role" in named else known
+        return {**plain, "role": "user"}
+    return {**plain, "role": speaker} if "role" in named else plain
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
     """Return the columns that a field of ours is made of: one, or those of a question or an answer that is `a+b`."""
-    several = AND in column and (field in ASKED or field in ANSWERED) and not _is_there(row, column)
+    several = AND in column and (field in QUESTIONS or field in ANSWERED) and not _has_column(row, column)
     return tuple(part.strip() for part in column.split(AND)) if several else (column,)
 
 
@@ -110,7 +110,7 @@ def side_of(row: Row, field: str, column: str) -> Any:
     if len(parts) == 1:
         return value_of(row, column)
     values = {name: value_of(row, part) for name, part in zip(_short(parts), parts, strict=True)}
-    if not all(_is_there(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
+    if not all(_has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
         return None
     if field in ANSWERED:
         return json.dumps(values, ensure_ascii=False)
@@ -144,10 +144,10 @@ def value_of(row: Row, column: str) -> Any:
         return row[column]
     above, _, last = column.rpartition(".")
     if last == AS_JSON and above:
-        held = value_of(row, above)
-        if isinstance(parsed(held), dict) and AS_JSON in parsed(held):
-            return parsed(held)[AS_JSON]
-        return json.dumps(held, ensure_ascii=False) if isinstance(held, list | dict | int | float) else held
+        value = value_of(row, above)
+        if isinstance(parsed(value), dict) and AS_JSON in parsed(value):
+            return parsed(value)[AS_JSON]
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | int | float) else value
     return _compiled(column).search(_opened(row, column))
 
 
@@ -180,8 +180,8 @@ def _compiled(column: str) -> Any:
 
 def rows_at(record: Any, path: str) -> list[Any]:
     """Return the rows of a record, at `rows=PATH`; none where nothing stands there."""
-    found = value_of(record, path) if isinstance(record, dict) else _compiled(path).search(record)
-    return found if isinstance(found, list) else [] if found is None else [found]
+    value = value_of(record, path) if isinstance(record, dict) else _compiled(path).search(record)
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
@@ -192,9 +192,9 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
         return None
     field, column = missing[0]
     parts = named_in(row, field, column)
-    name = next((part for part in parts if not _is_there(row, part)), None)
+    name = next((part for part in parts if not _has_column(row, part)), None)
     if name is None:
-        reason = "empty-answer" if field in ANSWERED else "empty-question" if field in ASKED else "unknown-layout"
+        reason = "empty-answer" if field in ANSWERED else "empty-question" if field in QUESTIONS else "unknown-layout"
         which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
         return RowRefused(reason, f"{which} empty in this row")
     near = difflib.get_close_matches(name, row, 1)
@@ -202,13 +202,13 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     return RowRefused("unknown-layout", f"the row has no column {name!r}; {named}")
 
 
-def in_your_words(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
+def with_user_columns(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
     """Return a refusal whose `--columns` line names the user's columns: ours are in no file of the user's."""
-    hint = re.sub(r"=(\w+)", lambda found: f"={columns.get(found.group(1), found.group(1))}", refused.hint)
+    hint = re.sub(r"=(\w+)", lambda match: f"={columns.get(match.group(1), match.group(1))}", refused.hint)
     return RowRefused(refused.reason, hint)
 
 
-def _is_there(row: Row, column: str) -> bool:
+def _has_column(row: Row, column: str) -> bool:
     """Return whether a row has a column, with or without a value."""
     above, _, last = column.rpartition(".")
     if column in row or not above:

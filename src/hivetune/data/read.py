@@ -31,7 +31,7 @@ from hivetune.data.judged.failures import (
     outside_cause,
     without_reasons,
 )
-from hivetune.data.mapping import in_your_words, map_columns, maps_content, missing_column, rows_at
+from hivetune.data.mapping import map_columns, maps_content, missing_column, rows_at, with_user_columns
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
 from hivetune.data.pieces.rendered import is_marked, turns_of, without_ends
@@ -81,10 +81,10 @@ def read_rows(chunk: Chunk) -> Iterator[RawRow]:
         yield RawRow(f"{chunk.name}:{chunk.first}", b"", RowRefused("line-too-large", size))
     else:
         for raw in _line_rows(chunk):
-            yield from _each(raw, chunk.inside)
+            yield from _inner_rows(raw, chunk.inside)
 
 
-def _each(raw: RawRow, path: str) -> Iterator[RawRow]:
+def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
     """Yield the row itself, or the rows that it holds, at `path` where the user named one; all have its place in the
     file.
     """
@@ -103,10 +103,10 @@ def _each(raw: RawRow, path: str) -> Iterator[RawRow]:
 def _at_path(payload: bytes, path: str) -> list[bytes] | None:
     """Return the rows of a record at a path; None where it is no JSON, or nothing stands there."""
     try:
-        found = rows_at(json.loads(payload), path)
+        rows = rows_at(json.loads(payload), path)
     except (ValueError, RecursionError):
         return None
-    return [json.dumps(row).encode() for row in found] or None
+    return [json.dumps(row).encode() for row in rows] or None
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -115,15 +115,15 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
         data = file.read(chunk.end - chunk.start)
     position, number, size = 0, chunk.first, len(data)
     while position < size:
-        found = data.find(b"\n", position)
-        end = size if found < 0 else found
+        line_end = data.find(b"\n", position)
+        end = size if line_end < 0 else line_end
         line = data[position:end].strip()
         if number == 1 and chunk.kind == "lines":
             line = line.removeprefix(BOM).strip()
         if chunk.kind == "numbered":
             yield _numbered(chunk, line)
         elif line:
-            problem = _truncated(line) if chunk.last and found < 0 else None
+            problem = _truncated(line) if chunk.last and line_end < 0 else None
             yield RawRow(f"{chunk.name}:{number}", line, problem, chunk=chunk)
         position, number = end + 1, number + 1
 
@@ -145,8 +145,8 @@ def _truncated(line: bytes) -> RowRefused | None:
 
 
 def _numbered(chunk: Chunk, line: bytes) -> RawRow:
-    place, mark, text = line.split(b"\t", 2)
-    source = f"{chunk.name}:{place.decode()}"
+    number, mark, text = line.split(b"\t", 2)
+    source = f"{chunk.name}:{number.decode()}"
     if mark == b"r":
         return RawRow(source, text, chunk=chunk)
     reason, _, hint = text.decode("utf-8", "replace").partition(":")
@@ -284,68 +284,68 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         columns = {name: column for name, column in columns.items() if name != "assistant"}
     if columns:
         row = map_columns(row, columns)
-    mapped, two, told = maps_content(columns), None, without_reasons(row)
+    mapped, two, judged = maps_content(columns), None, without_reasons(row)
     try:
-        two = read_corrected(told, mapped=mapped) or (read_preference(told) if pairs else None)
-        said = two.said if two else _conversation(told, mapped=mapped)
+        two = read_corrected(judged, mapped=mapped) or (read_preference(judged) if pairs else None)
+        conversation = two.said if two else _conversation(judged, mapped=mapped)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
         if columns:
-            raise in_your_words(refused, columns) from None
+            raise with_user_columns(refused, columns) from None
         raise _with_advice(refused, raw.chunk.line if raw.chunk else "") from None
     if not columns and raw.chunk is not None:
-        _refuse_by_file(row, said, raw.chunk)
-    said = clean_texts(said, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
-    example = _example(raw.source, row, said, raw.stored or {})
+        _refuse_by_file(row, conversation, raw.chunk)
+    conversation = clean_texts(conversation, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
+    example = _example(raw.source, row, conversation, raw.stored or {})
     _refuse_answer(row, example.messages, raw.chunk)
     example = _judged(example, two)
     outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
-    return ReadRow(said.layout, example, (*changed, *said.changed), outside)
+    return ReadRow(conversation.layout, example, (*changed, *conversation.changed), outside)
 
 
 def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
     """Raise RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
     number: a price, a measurement.
     """
-    said = messages[-1].content
-    refuse_pieces(said)
-    if (limit := cut_at(row, said, chunk.most_tokens if chunk else 0)) is not None:
+    answer = messages[-1].content
+    refuse_pieces(answer)
+    if (limit := cut_at(row, answer, chunk.most_tokens if chunk else 0)) is not None:
         raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
-    if len(messages) > 1 and is_cut_json(said):
+    if len(messages) > 1 and is_cut_json(answer):
         raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")
-    if len(messages) == 2 and len(said) < _MAX_NUMBER_CHARS and all(_NUMBER.fullmatch(m.content) for m in messages):
+    if len(messages) == 2 and len(answer) < _MAX_NUMBER_CHARS and all(_NUMBER.fullmatch(m.content) for m in messages):
         raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
 
 
 def _conversation(row: Row, *, mapped: bool) -> Conversation:
-    said = without_ends(read_conversation(row, mapped=mapped))
-    return said if mapped else _with_system_of_text(row, said)
+    conversation = without_ends(read_conversation(row, mapped=mapped))
+    return conversation if mapped else _with_system_of_text(row, conversation)
 
 
-def _with_system_of_text(row: Row, said: Conversation) -> Conversation:
+def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
     """Return a question and its answer with the system prompt of the text that a template wrote of them, where the row
     keeps that, too.
     """
-    if said.messages[0].role == "system" or len(said.messages) != 2:
-        return said
+    if chat.messages[0].role == "system" or len(chat.messages) != 2:
+        return chat
     for text in row.values():
         if isinstance(text, str) and text.lstrip()[:1] in ("<", "[") and is_marked(text):
             turns = turns_of(text, whole=True) or []
-            told = [turn["content"].strip() for turn in turns]
-            if told[1:] == [message.content.strip() for message in said.messages] and turns[0]["role"] == "system":
-                return said._replace(messages=(Message("system", turns[0]["content"]), *said.messages))
-    return said
+            texts = [turn["content"].strip() for turn in turns]
+            if texts[1:] == [message.content.strip() for message in chat.messages] and turns[0]["role"] == "system":
+                return chat._replace(messages=(Message("system", turns[0]["content"]), *chat.messages))
+    return chat
 
 
-def _refuse_by_file(row: Row, said: Conversation, chunk: Chunk) -> None:
+def _refuse_by_file(row: Row, conversation: Conversation, chunk: Chunk) -> None:
     """Raise RowRefused for what only the other rows of a file show: a column without which equal questions have
     different answers, and the length at which its answers were cut.
     """
-    if chunk.telling and chunk.telling in row and said.layout not in WHOLE_ROWS:
+    if chunk.telling and chunk.telling in row and conversation.layout not in WHOLE_ROWS:
         hint = f"without {chunk.telling!r} equal questions have different answers: {chunk.line}"
         raise RowRefused("unread-column", hint)
-    answer = said.messages[-1].content.strip()
+    answer = conversation.messages[-1].content.strip()
     if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR_CHARS and ends_inside(answer):
         raise RowRefused(
             "cut-off-answer", f"several answers of the file end inside a sentence at {chunk.cut_chars} characters"
@@ -375,24 +375,24 @@ def _with_advice(refused: RowRefused, line: str) -> RowRefused:
     return RowRefused(refused.reason, f"{hint}: {line}")
 
 
-def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any]) -> Example:
+def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[str, Any]) -> Example:
     """Return what the store knows goes before what the row says: it may come from a column map."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
     if success is None:
         success = _kto_label(row)
-    if success is None and said.layout not in WHOLE_ROWS:
+    if success is None and conversation.layout not in WHOLE_ROWS:
         success = outcome_of(row)
     if success is None and isinstance(row.get("result"), bool):
         success = row["result"]
-    if success is None and call_failed(row, said.messages):
+    if success is None and call_failed(row, conversation.messages):
         success = False
     checker = row.get("checker")
     return Example(
         id="",
         source=source,
-        messages=said.messages,
-        tools=said.tools,
+        messages=conversation.messages,
+        tools=conversation.tools,
         agent=stored.get("agent", fields.agent),
         category=stored.get("category", fields.category),
         session=stored.get("session", fields.session),
@@ -401,7 +401,7 @@ def _example(source: str, row: Row, said: Conversation, stored: Mapping[str, Any
         success=success,
         feedback=stored.get("feedback", fields.feedback),
         checker=checker if isinstance(checker, dict) else None,
-        untrusted=said.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
+        untrusted=conversation.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
         maker=_maker_of(row),
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
         client=_client(row),
@@ -466,5 +466,5 @@ def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
 
 def _maker_of(row: Mapping[str, Any]) -> str | None:
     """Return the maker of a row that `data synth` made; None for a row that people had."""
-    made = row.get("synth")
-    return str(made.get("maker") or "unknown") if isinstance(made, dict) else None
+    synthesis = row.get("synth")
+    return str(synthesis.get("maker") or "unknown") if isinstance(synthesis, dict) else None

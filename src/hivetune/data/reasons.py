@@ -30,9 +30,9 @@ class RowRefused(Exception):
 def not_utf8(byte: int, before: str) -> RowRefused:
     """Return the reason for a byte that is no UTF-8, with the encoding that it most likely is in."""
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
-    seen = " ".join(before.split())[-20:]
-    how = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
-    return RowRefused("bad-utf8", f"byte 0x{byte:02X} behind {seen!r}: the text may be {name}; {how}")
+    context = " ".join(before.split())[-20:]
+    remedy = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
+    return RowRefused("bad-utf8", f"byte 0x{byte:02X} behind {context!r}: the text may be {name}; {remedy}")
 
 
 REASONS: dict[str, Reason] = {

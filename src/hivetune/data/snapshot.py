@@ -138,7 +138,7 @@ class Snapshot:
 
     def rows(self, split: Split) -> list[int]:
         """Return the row numbers of one split, ascending."""
-        with _damage_told(self.folder):
+        with _reported_damage(self.folder):
             return [n for (n,) in self._database.execute("SELECT row FROM rows WHERE split = ? ORDER BY row", (split,))]
 
     def first_views(self) -> dict[int, int]:
@@ -149,14 +149,14 @@ class Snapshot:
 
     def plan_rows(self, split: Split) -> Iterator[tuple[int, str, int, int]]:
         """Yield (row, id, length, trained tokens) of one split, ascending; 20 times faster than `info`."""
-        with _damage_told(self.folder):
+        with _reported_damage(self.folder):
             yield from self._database.execute(
                 "SELECT row, id, length, trained FROM rows WHERE split = ? ORDER BY row", (split,)
             )
 
     def good_rows(self, split: Split, least: int) -> list[int]:
         """Return the rows of a split with answers called good, ascending; the whole split if fewer than `least`."""
-        with _damage_told(self.folder):
+        with _reported_damage(self.folder):
             query = "SELECT row FROM rows WHERE split = ? AND vouched ORDER BY row"
             vouched = [row for (row,) in self._database.execute(query, (split,))] if self.num_bad else []
         return vouched if len(vouched) >= least else self.rows(split)
@@ -165,40 +165,40 @@ class Snapshot:
         """Return the bad answers of the train split, ascending; none if the config does not learn from them."""
         if not self.num_bad:
             return []
-        with _damage_told(self.folder):
+        with _reported_damage(self.folder):
             return [
-                BadAnswer(*about)
-                for about in self._database.execute(
+                BadAnswer(*fields)
+                for fields in self._database.execute(
                     "SELECT row, id, length, trained, lesson, better FROM rows WHERE split = ? ORDER BY row", (BAD,)
                 )
             ]
 
     def pool(self) -> Iterator[PoolRow]:
         """Yield every row of the input once, of all splits. Raises UsageError for a snapshot of an earlier version."""
-        with _damage_told(self.folder):
+        with _reported_damage(self.folder):
             rows = self._database.execute(
                 "SELECT id, source, split, tied, agent, category, user, time, answered_by, sum(length), sum(trained),"
                 " group_concat(row) FROM rows WHERE split != ? GROUP BY row - view ORDER BY row - view",
                 (BAD,),
             )
-            for *about, numbers in rows:
-                about.append(tuple(sorted(map(int, numbers.split(",")))))
-                yield PoolRow(*about)
+            for *fields, numbers in rows:
+                fields.append(tuple(sorted(map(int, numbers.split(",")))))
+                yield PoolRow(*fields)
 
     def info(self, row: int) -> RowInfo:
         """Return one row. Raises IndexError if there is no such row."""
-        with _damage_told(self.folder):
+        with _reported_damage(self.folder):
             return self._info(row)
 
     def _info(self, row: int) -> RowInfo:
-        found = self._database.execute(
+        fields = self._database.execute(
             "SELECT id, interaction_id, source, split, agent, category, session, time, messages, tools, checker,"
             " user FROM rows WHERE row = ?",
             (row,),
         ).fetchone()
-        if found is None:
+        if fields is None:
             raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
-        identity, interaction, source, split, agent, category, session, moment, messages, tools, checker, user = found
+        identity, interaction, source, split, agent, category, session, moment, messages, tools, checker, user = fields
         return RowInfo(
             row=row,
             id=identity,
@@ -273,7 +273,7 @@ def messages_json(messages: Sequence[Message]) -> str:
 
 
 @contextlib.contextmanager
-def _damage_told(folder: Path) -> Iterator[None]:
+def _reported_damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from hivetune.data.columns import (
     ANSWERED,
-    ASKED,
     CONTEXT,
     FACTS,
     LABELS,
     MEDIA,
     NOTES,
+    QUESTIONS,
     SYSTEM,
     THOUGHTS,
     TRUE_ANSWERS,
@@ -88,14 +88,14 @@ class _Column(NamedTuple):
 def suggest(records: Sequence[Any]) -> list[Suggestion]:
     """Return the mappings that read most of these records, the likeliest first; at most MAX_SUGGESTIONS."""
     rows = [record for record in records if isinstance(record, dict)]
-    found: list[Suggestion] = []
+    suggestions: list[Suggestion] = []
     for columns in itertools.islice(_candidates(rows), MAX_TRIED):
         tried = _tried(rows, columns)
-        if tried is not None and all(tried.shown != one.shown for one in found):
-            found.append(tried)
-        if len(found) == MAX_SUGGESTIONS:
+        if tried is not None and all(tried.shown != suggestion.shown for suggestion in suggestions):
+            suggestions.append(tried)
+        if len(suggestions) == MAX_SUGGESTIONS:
             break
-    return found
+    return suggestions
 
 
 def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None:
@@ -105,21 +105,21 @@ def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None
     rows = [row for record in records for row in rows_at(record, columns[ROWS])] if ROWS in columns else records
     for row in rows:
         try:
-            said = read_conversation(map_columns(row, columns), mapped=True)
+            conversation = read_conversation(map_columns(row, columns), mapped=True)
         except (RowRefused, RecursionError):
             continue
         read += 1
         if len(shown) < SHOWN_ROWS:
-            asked = [message.content for message in said.messages if message.role == "user"]
-            shown.append(("\n".join(asked), said.messages[-1].content))
-            left_out = left_out or _unread(row, said)
+            questions = [message.content for message in conversation.messages if message.role == "user"]
+            shown.append(("\n".join(questions), conversation.messages[-1].content))
+            left_out = left_out or _unread(row, conversation)
     enough = read >= READ_SHARE * max(1, len(rows)) and any(answer.strip() for _, answer in shown)
     return Suggestion(columns, tuple(shown), left_out, read) if enough else None
 
 
-def _unread(row: Row, said: Conversation) -> tuple[str, ...]:
+def _unread(row: Row, read: Conversation) -> tuple[str, ...]:
     """Return the columns with text that the conversation doesn't hold."""
-    whole = "\n".join((*(m.content for m in said.messages), *(m.reasoning or "" for m in said.messages)))
+    whole = "\n".join((*(m.content for m in read.messages), *(m.reasoning or "" for m in read.messages)))
     texts = ((path, text) for path, text in _texts(row) if text.strip() and text.strip() not in whole)
     return tuple(dict.fromkeys(path for path, _ in texts))
 
@@ -137,7 +137,7 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
             within = itertools.islice(itertools.chain(_turn_lists(inside), _pairs(inside)), MAX_SUGGESTIONS)
             yield from ({ROWS: f"{path}[]", **columns} for columns in within)
     if not pairs:
-        columns = [one for one in _columns(rows) if not _is_about(one)]
+        columns = [column for column in _columns(rows) if not _is_metadata(column)]
         if len(columns) == 1:
             yield {"text": columns[0].path}
 
@@ -146,25 +146,25 @@ def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """Yield lists of objects of which one field names who speaks, and another holds the words."""
     for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
         lists = [turns for row in rows if (turns := objects(_at(row, path)))]
-        turns = [turn for one in lists for turn in one]
+        turns = [turn for turns_of_row in lists for turn in turns_of_row]
         if len(lists) < READ_SHARE * len(rows) or len(turns) < 2 * len(lists):
             continue
-        words = _field_of_words(turns)
-        if 3 * sum(looks_like_content(turn.get(words)) for turn in turns) < len(turns):
+        text_field = _text_field(turns)
+        if 3 * sum(looks_like_content(turn.get(text_field)) for turn in turns) < len(turns):
             continue  # ids, choices and numbers are nobody's words
-        for role in _fields_of_speakers(turns, words):
+        for role in _speaker_fields(turns, text_field):
             speakers = list(dict.fromkeys(str(turn.get(role)).strip() for turn in turns))
-            line = {"messages": path, "role": role, "text": words}
-            known = {ROLES.get(speaker.lower()) for speaker in speakers}
-            if {"user", "assistant"} <= known and None not in known:
+            line = {"messages": path, "role": role, "text": text_field}
+            roles = {ROLES.get(speaker.lower()) for speaker in speakers}
+            if {"user", "assistant"} <= roles and None not in roles:
                 yield line
             elif len(speakers) > 1:
-                likely = [one for one in speakers if ROLES.get(one.lower()) == "assistant"]
-                last = Counter(str(one[-1].get(role)).strip() for one in lists).most_common(1)[0][0]
+                likely = [name for name in speakers if ROLES.get(name.lower()) == "assistant"]
+                last = Counter(str(turns_of_row[-1].get(role)).strip() for turns_of_row in lists).most_common(1)[0][0]
                 yield {**line, "assistant": (likely or [last])[0]}
 
 
-def _field_of_words(turns: Sequence[Row]) -> str:
+def _text_field(turns: Sequence[Row]) -> str:
     """Return the field with the longest texts."""
     sizes: Counter[str] = Counter()
     for turn in turns:
@@ -172,120 +172,120 @@ def _field_of_words(turns: Sequence[Row]) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-def _fields_of_speakers(turns: Sequence[Row], words: str) -> list[str]:
+def _speaker_fields(turns: Sequence[Row], text: str) -> list[str]:
     """Return fields with few values of which every turn has one, those with known roles first."""
-    found = []
+    fields = []
     for name in turns[0]:
         values = [turn.get(name) for turn in turns]
         few = {str(value) for value in values}
-        said = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
-        said = said and not any(map(looks_like_content, few))
-        if name != words and said and 1 < len(few) <= _MAX_SPEAKERS and len(few) < len(turns) + (len(turns) == 2):
-            found.append((not any(value.lower() in ROLES for value in few), len(few), name))
-    return [name for *_, name in sorted(found)]
+        fits = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
+        fits = fits and not any(map(looks_like_content, few))
+        if name != text and fits and 1 < len(few) <= _MAX_SPEAKERS and len(few) < len(turns) + (len(turns) == 2):
+            fields.append((not any(value.lower() in ROLES for value in few), len(few), name))
+    return [name for *_, name in sorted(fields)]
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """Yield a question and an answer, the likeliest first; what was given with the question is joined to it."""
-    every = _columns(rows)
-    columns = [one for one in every if one.share >= FILLED_SHARE and not _is_about(one)]
-    alone = len(columns) == 2 and len(every) <= 3  # beside an id or a date
-    order = {one.path: number for number, one in enumerate(columns)}
+    all_columns = _columns(rows)
+    columns = [column for column in all_columns if column.share >= FILLED_SHARE and not _is_metadata(column)]
+    only_pair = len(columns) == 2 and len(all_columns) <= 3  # beside an id or a date
+    order = {column.path: number for number, column in enumerate(columns)}
     scored = []
-    for asked, answered in itertools.permutations(columns, 2):
-        if (_is_answer(asked) and not _is_question(asked)) or not _is_likely(asked, answered, alone):
+    for question, answer in itertools.permutations(columns, 2):
+        if (_is_answer(question) and not _is_question(question)) or not _is_likely(question, answer, only_pair):
             continue
-        score = _as_question(asked) + _as_answer(answered, columns)
-        score += 1.0 if order[asked.path] < order[answered.path] else 0.0
-        scored.append((score, asked, answered))
-    scored.sort(key=lambda one: -one[0])
-    for _, asked, answered in scored:
-        sides = (asked, answered)
-        given = [one for one in columns if one not in sides and _is_given(one) and not _repeats(one, sides)]
-        line = {"prompt": AND.join(one.path for one in (asked, *given)), "completion": answered.path}
+        score = _as_question(question) + _as_answer(answer, columns)
+        score += 1.0 if order[question.path] < order[answer.path] else 0.0
+        scored.append((score, question, answer))
+    scored.sort(key=lambda column: -column[0])
+    for _, question, answer in scored:
+        sides = (question, answer)
+        contexts = [c for c in columns if c not in sides and _is_context(c) and not _repeats(c, sides)]
+        line = {"prompt": AND.join(column.path for column in (question, *contexts)), "completion": answer.path}
         yield {**line, **_system(columns, sides)}
-        if given:
-            yield {"prompt": asked.path, "completion": answered.path, **_system(columns, sides)}
+        if contexts:
+            yield {"prompt": question.path, "completion": answer.path, **_system(columns, sides)}
 
 
-def _is_likely(asked: _Column, answered: _Column, alone: bool) -> bool:
-    """Return whether names or texts say that one column asks and another answers. `alone`: there are no others.
+def _is_likely(question: _Column, answer: _Column, only_pair: bool) -> bool:
+    """Return whether names or texts say that one column asks and another answers. `only_pair`: there are no others.
 
     Profiles and tables of facts, of which any two columns would make rows, get no suggestion.
     """
-    if asked.asks > 1 / 2:
-        return answered.asks <= 1 / 2
-    if _is_question(asked) and _is_answer(answered):
+    if question.asks > 1 / 2:
+        return answer.asks <= 1 / 2
+    if _is_question(question) and _is_answer(answer):
         return True
-    if _is_question(asked) or _is_answer(answered):
-        return (answered if _is_question(asked) else asked).is_prose
-    return alone and asked.is_prose
+    if _is_question(question) or _is_answer(answer):
+        return (answer if _is_question(question) else question).is_prose
+    return only_pair and question.is_prose
 
 
 def _system(columns: Sequence[_Column], sides: Sequence[_Column]) -> dict[str, str]:
-    told = [one.path for one in columns if one.name in SYSTEM and one not in sides]
-    return {"system": told[0]} if told else {}
+    paths = [column.path for column in columns if column.name in SYSTEM and column not in sides]
+    return {"system": paths[0]} if paths else {}
 
 
-def _is_question(one: _Column) -> bool:
-    return one.name in ASKED
+def _is_question(col: _Column) -> bool:
+    return col.name in QUESTIONS
 
 
-def _is_answer(one: _Column) -> bool:
-    return one.name in ANSWERED or one.name in TRUE_ANSWERS or one.name in LABELS
+def _is_answer(col: _Column) -> bool:
+    return col.name in ANSWERED or col.name in TRUE_ANSWERS or col.name in LABELS
 
 
-def _as_question(one: _Column) -> float:
+def _as_question(col: _Column) -> float:
     """Return how much a column looks like questions."""
-    named = 6.0 - ASKED.index(one.name) / len(ASKED) if _is_question(one) else 0.0
-    far = 4.0 if one.name in (*THOUGHTS, *SYSTEM) else 0.0
-    return named + 2.0 * one.asks + (1.0 if one.different > 0.5 else -2.0) - far
+    named = 6.0 - QUESTIONS.index(col.name) / len(QUESTIONS) if _is_question(col) else 0.0
+    far = 4.0 if col.name in (*THOUGHTS, *SYSTEM) else 0.0
+    return named + 2.0 * col.asks + (1.0 if col.different > 0.5 else -2.0) - far
 
 
-def _as_answer(one: _Column, columns: Sequence[_Column]) -> float:
+def _as_answer(col: _Column, columns: Sequence[_Column]) -> float:
     """Return how much a column looks like answers. What was expected goes before what a model under test said."""
-    if one.name in TRUE_ANSWERS:
+    if col.name in TRUE_ANSWERS:
         return 6.5
-    tested = one.name in _MODEL_ANSWERS or any(other.name in TRUE_ANSWERS for other in columns if other is not one)
-    named = 6.0 - ANSWERED.index(one.name) / len(ANSWERED) if one.name in ANSWERED else 0.0
-    kind = 2.0 if one.name in LABELS or (len(one.values) > 3 and one.different < _FEW_CLASSES) else 0.0
-    far = -4.0 if one.name in (*THOUGHTS, *SYSTEM, *CONTEXT) or len(set(one.values)) < min(2, len(one.values)) else 0.0
+    tested = col.name in _MODEL_ANSWERS or any(r.name in TRUE_ANSWERS for r in columns if r is not col)
+    named = 6.0 - ANSWERED.index(col.name) / len(ANSWERED) if col.name in ANSWERED else 0.0
+    kind = 2.0 if col.name in LABELS or (len(col.values) > 3 and col.different < _FEW_CLASSES) else 0.0
+    far = -4.0 if col.name in (*THOUGHTS, *SYSTEM, *CONTEXT) or len(set(col.values)) < min(2, len(col.values)) else 0.0
     return max(named, kind) + far - (3.0 if tested else 0.0)
 
 
-def _is_given(one: _Column) -> bool:
+def _is_context(col: _Column) -> bool:
     """Return whether a column is what a question is about: by its name, or as nobody knows what else it is."""
-    if one.name in (*SYSTEM, *THOUGHTS) or _is_answer(one):
+    if col.name in (*SYSTEM, *THOUGHTS) or _is_answer(col):
         return False
-    return one.name in CONTEXT or (one.name not in ASKED and one.different > 0.0 and not one.path.count("."))
+    return col.name in CONTEXT or (col.name not in QUESTIONS and col.different > 0.0 and not col.path.count("."))
 
 
-def _repeats(one: _Column, sides: Sequence[_Column]) -> bool:
+def _repeats(col: _Column, sides: Sequence[_Column]) -> bool:
     """Return whether the question or the answer holds what stands in a column."""
-    return any(all(text in other for text, other in zip(one.values, side.values, strict=False)) for side in sides)
+    return any(all(text in t for text, t in zip(col.values, side.values, strict=False)) for side in sides)
 
 
-def _is_about(one: _Column) -> bool:
+def _is_metadata(col: _Column) -> bool:
     """Return whether a column is no part of a conversation: ids, times, numbers, addresses, notes by their names."""
-    if one.name in (*ASKED, *ANSWERED, *LABELS, *TRUE_ANSWERS, *CONTEXT):
+    if col.name in (*QUESTIONS, *ANSWERED, *LABELS, *TRUE_ANSWERS, *CONTEXT):
         return False
-    if one.name in MEDIA or one.name in NOTES or one.name in FACTS:
+    if col.name in MEDIA or col.name in NOTES or col.name in FACTS:
         return True
-    return all(as_number(text) is not None or as_time(text) is not None or _ADDRESS.match(text) for text in one.values)
+    return all(as_number(text) is not None or as_time(text) is not None or _ADDRESS.match(text) for text in col.values)
 
 
 def _columns(rows: Sequence[Row]) -> list[_Column]:
     """Return the paths of texts, in the order of the first rows."""
     values: dict[str, list[str]] = {}
     for row in rows:
-        seen: dict[str, str] = {}
+        text_of: dict[str, str] = {}
         for path, text in _texts(row):
-            seen.setdefault(path, text)
-        for path, text in seen.items():
+            text_of.setdefault(path, text)
+        for path, text in text_of.items():
             if text.strip():
                 values.setdefault(path, []).append(text)
     names = {path: plain_name(re.split(r"[.\[]", path.replace("[]", ""))[-1]) for path in values}
-    return [_Column(path, names[path], found, len(found) / len(rows)) for path, found in values.items()]
+    return [_Column(path, names[path], t, len(t) / len(rows)) for path, t in values.items()]
 
 
 def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -308,7 +308,7 @@ def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, st
 def _is_record(name: Any, value: dict[Any, Any] | list[Any]) -> bool:
     """Return whether the value of an answer's column is an answer as a whole, in JSON: fields, or a list of objects."""
     plain = plain_name(str(name))
-    answers = plain in TRUE_ANSWERS or (plain in ANSWERED and plain not in ASKED)
+    answers = plain in TRUE_ANSWERS or (plain in ANSWERED and plain not in QUESTIONS)
     return answers and not (isinstance(value, list) and isinstance(value[0], str))
 
 
@@ -316,8 +316,7 @@ def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, li
     """Yield (path, list) of everything that is a list of objects, below objects; turns by their name first."""
     if depth > _MAX_DEPTH or not isinstance(row, dict):
         return
-    named = sorted(row.items(), key=lambda item: plain_name(str(item[0])) not in TURNS)
-    for name, value in named[:_MAX_PATHS]:
+    for name, value in sorted(row.items(), key=lambda item: plain_name(str(item[0])) not in TURNS)[:_MAX_PATHS]:
         value = parsed(value)
         if objects(value) is not None:
             yield _path(prefix, name), value
@@ -331,5 +330,5 @@ def _path(prefix: str, name: Any) -> str:
 
 
 def _at(row: Row, path: str) -> Any:
-    found = rows_at(row, path)
-    return parsed(found[0]) if len(found) == 1 and isinstance(found[0], str) else found
+    rows = rows_at(row, path)
+    return parsed(rows[0]) if len(rows) == 1 and isinstance(rows[0], str) else rows

@@ -19,7 +19,7 @@ import psutil
 
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
-from hivetune.data.frozen import asked_hash
+from hivetune.data.frozen import request_hash
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.artefacts import Artefact, Asked
 from hivetune.judge.statistics import is_busy
@@ -50,7 +50,7 @@ class Prompt:
     @property
     def key(self) -> str:
         """Return the hash of all that a server is asked."""
-        return asked_hash(self.messages, self.tools)
+        return request_hash(self.messages, self.tools)
 
 
 @dataclass(frozen=True)

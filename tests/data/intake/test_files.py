@@ -20,7 +20,7 @@ from hivetune.data.files import kinds
 from hivetune.data.intake import files
 from hivetune.data.intake.files import find_sources, plan_inputs
 from hivetune.data.intake.places import matching_files
-from hivetune.data.prepare.prepare import check, told_when_full
+from hivetune.data.prepare.prepare import check, report_full_disk
 from hivetune.data.prepare.understand import suggested_for
 from hivetune.data.read import parse_row, read_rows
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
@@ -271,13 +271,13 @@ def test_a_file_that_unpacks_to_fill_the_disk_is_cut_off(
 def test_a_full_disk_is_told_in_plain_words(tmp_path: Path) -> None:
     with (
         pytest.raises(DoesNotFit, match="is full"),
-        told_when_full(tmp_path, "set TMPDIR"),
+        report_full_disk(tmp_path, "set TMPDIR"),
         open("/dev/full", "w") as file,
     ):
         file.write("x" * 100_000)
-    with pytest.raises(DoesNotFit, match="is full"), told_when_full(tmp_path, "set TMPDIR"):
+    with pytest.raises(DoesNotFit, match="is full"), report_full_disk(tmp_path, "set TMPDIR"):
         raise sqlite3.OperationalError("database or disk is full")
-    with pytest.raises(ValueError, match="other"), told_when_full(tmp_path, "set TMPDIR"):
+    with pytest.raises(ValueError, match="other"), report_full_disk(tmp_path, "set TMPDIR"):
         raise ValueError("other")
 
 

@@ -31,7 +31,7 @@ SLACK = 0.1  # tolerated error of the estimate: 2.5 standard errors
 CROWD_ROWS = 16
 CROWD_SAMPLE = 16
 CROWD_ESTIMATE = 0.5  # lower, because without the shared text few values remain and the estimate is coarse
-MAX_PLACES = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
+MAX_SLOTS = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
 MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio (Knuth, multiplicative hashing)
 MASK = (1 << 64) - 1
 NOBODY = 0xFFFFFFFF
@@ -73,7 +73,7 @@ class Table:
         mask = self._size - 1
         slot = ((key * MIX) & MASK) >> 20 & mask
         keys = self._keys
-        while (found := keys[slot]) != 0 and found != key:
+        while (stored := keys[slot]) != 0 and stored != key:
             slot = (slot + 1) & mask
         return slot
 
@@ -87,8 +87,8 @@ class Table:
 
 def sketch(messages: Sequence[Message]) -> bytes:
     """Return 356 bytes: the keys of all bands (32 bits each) and 16 bits of each MinHash value."""
-    asked, learned, _ = texts_of(messages)
-    pieces = _joined(words_of(asked), "") + _joined(words_of(learned), "=")
+    question, learned, _ = texts_of(messages)
+    pieces = _joined(words_of(question), "") + _joined(words_of(learned), "=")
     minhash = RMinHash(NUM_PERM, SEED)
     minhash.update(pieces)
     values = array("I", minhash.digest()).tobytes()
@@ -134,12 +134,12 @@ def near_copies(sketches: memoryview, threshold: float, rows: Rows, skipped: byt
         for band in range(NUM_BANDS):
             for bucket in search.buckets(band, skipped):
                 search.take(bucket)
-        for one, other in search.pairs():
-            similarity = compare(rows.lesson(one), rows.lesson(other), search.shared(one, other))
+        for row, other_row in search.pairs():
+            similarity = compare(rows.lesson(row), rows.lesson(other_row), search.shared(row, other_row))
             if similarity.is_copy(threshold):
-                copies.append((one, other, similarity.share))
+                copies.append((row, other_row, similarity.share))
             if similarity.is_leak(LEAK_THRESHOLD):
-                leaks.append((one, other))
+                leaks.append((row, other_row))
     return Near(_drop(copies, rows.rank), leaks)
 
 
@@ -150,7 +150,7 @@ class _Search:
         self._sketches, self._keys, self._values = sketches, sketches.cast("I"), sketches.cast("H")
         self._rows = rows
         num_rows = len(sketches) // SKETCH_BYTES
-        self._num_places = min(MAX_PLACES, 1 << (16 * num_rows).bit_length())
+        self._num_slots = min(MAX_SLOTS, 1 << (16 * num_rows).bit_length())
         self._pairs: set[int] = set()  # one << 32 | other
         self._crowd_of = array("I", [NOBODY]) * num_rows
         self._crowds: list[list[int]] = []  # a sample of each
@@ -169,18 +169,18 @@ class _Search:
         A byte array finds the keys that may repeat, so that only they need a dict.
         """
         keys = array("I", self._keys[band :: SKETCH_BYTES // 4])
-        seen, again = bytearray(self._num_places), set()
-        mask = self._num_places - 1
+        is_used, repeated = bytearray(self._num_slots), set()
+        mask = self._num_slots - 1
         for key in keys:
-            if seen[key & mask]:
-                again.add(key)
+            if is_used[key & mask]:
+                repeated.add(key)
             else:
-                seen[key & mask] = 1
-        found: dict[int, list[int]] = {}
+                is_used[key & mask] = 1
+        buckets: dict[int, list[int]] = {}
         for row, key in enumerate(keys):
-            if key in again and not (skipped and skipped[row]):
-                found.setdefault(key, []).append(row)
-        yield from (bucket for bucket in found.values() if len(bucket) > 1)
+            if key in repeated and not (skipped and skipped[row]):
+                buckets.setdefault(key, []).append(row)
+        yield from (bucket for bucket in buckets.values() if len(bucket) > 1)
 
     def take(self, bucket: list[int]) -> None:
         """Add the pairs of a bucket: each row with the best and the previous one; of a crowd only equal questions."""
@@ -201,22 +201,22 @@ class _Search:
     def pairs(self) -> Iterator[Pair]:
         """Yield the candidates whose estimate is high enough, also without the text that their crowd shares."""
         for packed in sorted(self._pairs):
-            one, other = packed >> 32, packed & NOBODY
-            if self._is_likely(one, other):
-                yield one, other
+            row, other_row = packed >> 32, packed & NOBODY
+            if self._is_likely(row, other_row):
+                yield row, other_row
 
-    def shared(self, one: int, other: int) -> frozenset[Triple]:
+    def shared(self, row: int, other_row: int) -> frozenset[Triple]:
         """Return the triples that the crowds of two rows share; none if both rows ask exactly the same."""
-        if self._rows.question(one) == self._rows.question(other):
+        if self._rows.question(row) == self._rows.question(other_row):
             return frozenset()
-        crowds = {self._crowd_of[one], self._crowd_of[other]} - {NOBODY}
+        crowds = {self._crowd_of[row], self._crowd_of[other_row]} - {NOBODY}
         return frozenset().union(*(self._shared(crowd) for crowd in sorted(crowds)))
 
     def _add(self, ordered: list[int]) -> None:
-        for place, row in enumerate(ordered[1:], 1):
-            for other in {ordered[0], ordered[place - 1]}:
-                packed = min(row, other) << 32 | max(row, other)
-                if packed not in self._pairs and self._is_likely(row, other):
+        for position, row in enumerate(ordered[1:], 1):
+            for neighbour in {ordered[0], ordered[position - 1]}:
+                packed = min(row, neighbour) << 32 | max(row, neighbour)
+                if packed not in self._pairs and self._is_likely(row, neighbour):
                     self._pairs.add(packed)
 
     def _remember_crowd(self, bucket: list[int]) -> None:
@@ -224,25 +224,25 @@ class _Search:
         number, size = len(self._crowds), len(bucket)
         joined = False
         for row in bucket:
-            known = self._crowd_of[row]
-            if known == NOBODY or self._sizes[known] < size:
+            crowd = self._crowd_of[row]
+            if crowd == NOBODY or self._sizes[crowd] < size:
                 self._crowd_of[row] = number
                 joined = True
         if joined:
             self._crowds.append(sorted(bucket, key=self._rows.rank)[:CROWD_SAMPLE])
             self._sizes.append(size)
 
-    def _is_likely(self, one: int, other: int) -> bool:
-        if _num_equal(self._bytes_of(one), self._bytes_of(other)) < (LEAK_THRESHOLD - SLACK) * NUM_PERM:
+    def _is_likely(self, row: int, other_row: int) -> bool:
+        if _num_equal(self._bytes_of(row), self._bytes_of(other_row)) < (LEAK_THRESHOLD - SLACK) * NUM_PERM:
             return False
-        crowd = self._crowd_of[one]
-        if crowd == NOBODY or crowd != self._crowd_of[other]:
+        crowd = self._crowd_of[row]
+        if crowd == NOBODY or crowd != self._crowd_of[other_row]:
             return True
-        if self._rows.question(one) == self._rows.question(other):
+        if self._rows.question(row) == self._rows.question(other_row):
             return True
-        values = zip(self._row_values(one), self._row_values(other), self._common(crowd), strict=True)
-        own = [x == y for x, y, common in values if x != common or y != common]
-        return sum(own) >= CROWD_ESTIMATE * len(own)
+        values = zip(self._row_values(row), self._row_values(other_row), self._common(crowd), strict=True)
+        equal = [x == y for x, y, common in values if x != common or y != common]
+        return sum(equal) >= CROWD_ESTIMATE * len(equal)
 
     def _bytes_of(self, row: int) -> memoryview:
         start = row * SKETCH_BYTES + KEY_BYTES
@@ -262,12 +262,12 @@ class _Search:
         return shared_triples(self._rows.lesson(row) for row in self._crowds[crowd])
 
 
-def _num_equal(one: memoryview, other: memoryview) -> int:
+def _num_equal(a: memoryview, b: memoryview) -> int:
     """Return how many 16-bit values of two sketches are equal.
 
     Comparing them as one number of 2,048 bits takes a quarter of the time (Warren: Hacker's Delight, 6-1).
     """
-    differs = int.from_bytes(one, "little") ^ int.from_bytes(other, "little")
+    differs = int.from_bytes(a, "little") ^ int.from_bytes(b, "little")
     return NUM_PERM - (((differs & LOW_BITS) + LOW_BITS | differs) & HIGH_BITS).bit_count()
 
 
@@ -276,16 +276,16 @@ def _drop(
 ) -> list[tuple[int, int, float]]:
     """Return the rows to remove, best rows first: a row is removed if a kept row is its copy."""
     alike: dict[int, dict[int, float]] = {}
-    for one, other, share in copies:
-        alike.setdefault(one, {})[other] = share
-        alike.setdefault(other, {})[one] = share
+    for first_row, second_row, share in copies:
+        alike.setdefault(first_row, {})[second_row] = share
+        alike.setdefault(second_row, {})[first_row] = share
     stays: set[int] = set()
-    gone = []
+    dropped = []
     for row in sorted(alike, key=rank):
         originals = stays & alike[row].keys()
         if originals:
             first = min(originals, key=rank)
-            gone.append((row, first, alike[row][first]))
+            dropped.append((row, first, alike[row][first]))
         else:
             stays.add(row)
-    return gone
+    return dropped

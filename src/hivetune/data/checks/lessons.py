@@ -62,17 +62,17 @@ class Similarity:
 
 def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Lesson:
     """Return the lesson of a row's messages and tools."""
-    asked, learned, calls = texts_of(messages)
-    numbers = tuple(sorted(_NUMBER.findall(f"{asked}\n{learned}")))
-    given = [message.content.lower() for message in messages if message.role == "system"]
+    question, learned, calls = texts_of(messages)
+    numbers = tuple(sorted(_NUMBER.findall(f"{question}\n{learned}")))
+    context = [message.content.lower() for message in messages if message.role == "system"]
     if tools:
-        given.append(_plain([dict(tool) for tool in tools]))
-    return Lesson(words_of("\n".join(given)), words_of(asked), words_of(learned), calls, numbers)
+        context.append(_plain([dict(tool) for tool in tools]))
+    return Lesson(words_of("\n".join(context)), words_of(question), words_of(learned), calls, numbers)
 
 
 def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
     """Return (asked text, trained text, trained calls); the trained text includes the calls."""
-    asked, learned, calls = [], [], []
+    questions, learned, calls = [], [], []
     for message in messages:
         if message.role == "assistant" and message.weight:
             if message.reasoning:
@@ -82,8 +82,8 @@ def texts_of(messages: Sequence[Message]) -> tuple[str, str, tuple[str, ...]]:
                 calls.append(_plain(call.get("function", call)))  # without its id, which is always new
                 learned.append(calls[-1])
         elif message.role != "system":
-            asked.append(message.content)
-    return "\n".join(asked).lower(), "\n".join(learned).lower(), tuple(calls)
+            questions.append(message.content)
+    return "\n".join(questions).lower(), "\n".join(learned).lower(), tuple(calls)
 
 
 def words_of(text: str) -> Sequence[str]:
@@ -98,23 +98,20 @@ def triples_of(words: Sequence[str]) -> Sequence[Triple]:
     return triples or ([tuple(words)] if words else [])
 
 
-def compare(one: Lesson, other: Lesson, shared: frozenset[Triple] = frozenset()) -> Similarity:
+def compare(a: Lesson, b: Lesson, shared: frozenset[Triple] = frozenset()) -> Similarity:
     """Return the similarity of two rows; the `shared` triples of many questions don't count."""
-    asked = (
-        [t for t in triples_of(one.asked) if t not in shared],
-        [t for t in triples_of(other.asked) if t not in shared],
+    questions = (
+        [t for t in triples_of(a.asked) if t not in shared],
+        [t for t in triples_of(b.asked) if t not in shared],
     )
-    learned = triples_of(one.learned), triples_of(other.learned)
-    edits = max(_longest_edit(*asked), _longest_edit(*learned))
-    similarity = _jaccard(*asked)
-    if one.given != other.given:
-        given = triples_of(one.given), triples_of(other.given)
-        similarity, edits = min(similarity, _jaccard(*given)), max(edits, _longest_edit(*given))
+    answers = triples_of(a.learned), triples_of(b.learned)
+    edits = max(_longest_edit(*questions), _longest_edit(*answers))
+    similarity = _jaccard(*questions)
+    if a.given != b.given:
+        contexts = triples_of(a.given), triples_of(b.given)
+        similarity, edits = min(similarity, _jaccard(*contexts)), max(edits, _longest_edit(*contexts))
     return Similarity(
-        similarity,
-        _jaccard(*learned),
-        edits <= MAX_EDIT_TRIPLES,
-        one.calls == other.calls and one.numbers == other.numbers,
+        similarity, _jaccard(*answers), edits <= MAX_EDIT_TRIPLES, a.calls == b.calls and a.numbers == b.numbers
     )
 
 
@@ -151,17 +148,17 @@ def _plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=dict)
 
 
-def _jaccard(one: Sequence[Triple], other: Sequence[Triple]) -> float:
-    a, b = set(one), set(other)
+def _jaccard(left: Sequence[Triple], right: Sequence[Triple]) -> float:
+    a, b = set(left), set(right)
     return len(a & b) / len(a | b) if a or b else 1.0
 
 
-def _longest_edit(one: Sequence[Triple], other: Sequence[Triple]) -> int:
+def _longest_edit(a: Sequence[Triple], b: Sequence[Triple]) -> int:
     """Return the length of the longest run of triples in either text that the other text lacks."""
     longest = 0
-    for triples, known in ((one, set(other)), (other, set(one))):
+    for triples, in_other in ((a, set(b)), (b, set(a))):
         run = 0
         for triple in triples:
-            run = 0 if triple in known else run + 1
+            run = 0 if triple in in_other else run + 1
             longest = max(longest, run)
     return longest

@@ -54,12 +54,12 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
 
     `few_labels` returns whether many rows of the file share few answers; it is called only when that matters.
     """
-    kept: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     for number, message in enumerate(messages):
         if message.role != "assistant" or not message.weight or message.tool_calls:
             continue
-        if (left := _never_filled_in(message.content, messages[:number])) is not None:
-            raise RowRefused("placeholder-answer", f"{left} was never filled in")
+        if (slot := _never_filled_in(message.content, messages[:number])) is not None:
+            raise RowRefused("placeholder-answer", f"{slot} was never filled in")
         placeholder = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
         if placeholder is None:
             continue
@@ -69,17 +69,17 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
                 "placeholder-answer",
                 f"{placeholder.shown!r} stands in the place of the answer{where}",
             )
-        kept = ("label-answer",)
-    return kept
+        warnings = ("label-answer",)
+    return warnings
 
 
 def _never_filled_in(answer: str, before: Sequence[Message]) -> str | None:
     """Return the part of a template that is left in an answer or its question, or None."""
     if _has_unnamed_speaker(answer, before):
         return "{{name}} or {{author}} in the answer"
-    asked = before[-1].content if before and before[-1].role == "user" else ""
-    may_be_open = "[" in asked and len(asked) <= _MAX_OPEN_CHARS
-    if may_be_open and (slot := _PATTERNS["open_place"].search(asked)) and not _PATTERNS["of_brackets"].search(asked):
+    prompt = before[-1].content if before and before[-1].role == "user" else ""
+    may_be_open = "[" in prompt and len(prompt) <= _MAX_OPEN_CHARS
+    if may_be_open and (slot := _PATTERNS["open_place"].search(prompt)) and not _PATTERNS["of_brackets"].search(prompt):
         return f"{slot.group(1)} in the question"
     return "most of the form in the answer" if _is_empty_form(answer, before) else None
 
@@ -122,7 +122,7 @@ def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
     if _is_missing(text, plain):
         return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
     if _PATTERNS["no_model"].fullmatch(plain):
-        return None if any(_PATTERNS["model"].search(one) for one in list(before)[-1:]) else Placeholder(shown, False)
+        return None if any(_PATTERNS["model"].search(p) for p in list(before)[-1:]) else Placeholder(shown, False)
     return Placeholder(shown, False) if _is_error(text, plain, before) else None
 
 
@@ -131,7 +131,7 @@ def _is_shown_instead(text: str, before: Iterable[str]) -> bool:
     if text.startswith(("http", "![")) and _PATTERNS["picture"].fullmatch(text):
         return not any(map(_PATTERNS["about_links"].search, before))
     tries = len(text) <= _MAX_RETRY_CHARS and _PATTERNS["try_again"].fullmatch(" ".join(text.casefold().split()))
-    return bool(tries) and not any("try again" in one.casefold() for one in before)
+    return bool(tries) and not any("try again" in prompt.casefold() for prompt in before)
 
 
 def _left_to_fill(plain: str, before: Iterable[str]) -> bool | None:
@@ -178,7 +178,7 @@ def _is_error(text: str, plain: str, before: Iterable[str]) -> bool:
     if isinstance(value, dict) and value.get("error"):
         is_error = {str(key).lower() for key in value} <= _ERROR_KEYS
     # The prompt last: searching it takes five times as long as everything else here.
-    return is_error and not any(_PATTERNS["about_errors"].search(one) for one in before)
+    return is_error and not any(_PATTERNS["about_errors"].search(prompt) for prompt in before)
 
 
 def share_few_labels(answers: Collection[str]) -> bool:

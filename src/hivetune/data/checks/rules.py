@@ -169,34 +169,33 @@ def _is_quoted(text: str, messages: Messages) -> bool:
 
 def check_answers(messages: Messages) -> None:
     """Check that answers are no loops and that at most a few repeat their question."""
-    asked = ""
+    question = ""
     repeated = answers = 0
     for message in messages:
         if message.role == "user":
-            asked = message.content
+            question = message.content
         elif message.role == "assistant":
             answer = message.content
             answers += 1
-            if len(answer) == len(asked) or abs(len(answer) - len(asked)) < 16:  # cheaper than folding case
-                same = answer and answer.strip().casefold() == asked.strip().casefold()
-                repeated += bool(same)
-            if _goes_on_with(asked, answer):
+            if len(answer) == len(question) or abs(len(answer) - len(question)) < 16:  # cheaper than folding case
+                repeated += bool(answer and answer.strip().casefold() == question.strip().casefold())
+            if _continues(question, answer):
                 raise RowRefused("answer-is-question", "the question's end comes again as the answer's beginning")
-            if len(answer) >= LOOP_MIN_CHARS and has_loop(answer) and not _is_asked_for(asked, answer):
+            if len(answer) >= LOOP_MIN_CHARS and has_loop(answer) and not _is_requested(question, answer):
                 raise RowRefused("repeated-loop")
     if repeated > answers * MAX_REPEATED:
         raise RowRefused("answer-is-question")
 
 
-def _goes_on_with(asked: str, answer: str) -> bool:
+def _continues(question: str, answer: str) -> bool:
     """Return whether question and answer are overlapping pieces of running text.
 
     The overlap begins in the middle of a line. A text to be completed begins after a line, colon, quote or sentence.
     """
-    start = asked.find(answer[:OVERLAP_CHARS]) if len(answer) > OVERLAP_CHARS else -1
-    if start < 2 or asked[start - 1] != " " or not (asked[start - 2].isalnum() or asked[start - 2] in ",;"):
+    start = question.find(answer[:OVERLAP_CHARS]) if len(answer) > OVERLAP_CHARS else -1
+    if start < 2 or question[start - 1] != " " or not (question[start - 2].isalnum() or question[start - 2] in ",;"):
         return False
-    shared = asked[start:]
+    shared = question[start:]
     return "\n" not in shared and len(shared) < len(answer) and answer.startswith(shared)
 
 
@@ -216,9 +215,9 @@ def has_loop(text: str) -> bool:
     return False
 
 
-def _is_asked_for(asked: str, answer: str) -> bool:
+def _is_requested(question: str, answer: str) -> bool:
     """Return whether an answer is one piece repeated as often as a number in the question says."""
-    words = _WORD.findall(asked.lower())
+    words = _WORD.findall(question.lower())
     for number in {_NUMBER_WORDS.get(word, word) for word in words}:
         if not (number.isdecimal() and len(number) < 4 and int(number) >= LOOP_MIN_REPEATS):
             continue
@@ -281,11 +280,11 @@ def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
 
     def check_control_tokens(messages: Messages) -> None:
         for message in messages:
-            found = pattern.search(message.content) or pattern.search(message.reasoning or "")
-            if found is None and message.tool_calls:
-                found = pattern.search(json.dumps([dict(call) for call in message.tool_calls], ensure_ascii=False))
-            if found:
-                raise RowRefused("control-token", f"delete {found.group()!r} from the text")
+            match = pattern.search(message.content) or pattern.search(message.reasoning or "")
+            if match is None and message.tool_calls:
+                match = pattern.search(json.dumps([dict(call) for call in message.tool_calls], ensure_ascii=False))
+            if match:
+                raise RowRefused("control-token", f"delete {match.group()!r} from the text")
 
     return check_control_tokens
 

@@ -18,9 +18,9 @@ BatchSide = Literal["questions", "answers"]
 _HEAD_BYTES = 256 << 10
 
 
-def batch_side(path: str, known: str) -> BatchSide | None:
+def batch_side(path: str, form: str) -> BatchSide | None:
     """Return which side of a batch a JSONL file is, by its first line; None: no batch, or both sides in one file."""
-    kind, _, packed = known.partition(".")
+    kind, _, packed = form.partition(".")
     if kind != "jsonl":
         return None
     head = open_bytes(path, f".{packed}" if packed else "").read(_HEAD_BYTES)[0]
@@ -44,23 +44,23 @@ def join_batches(sides: Sequence[tuple[str, str, BatchSide, str]]) -> None:
             "CREATE TABLE answered (id TEXT PRIMARY KEY);"
         )
         database.execute("BEGIN")
-        for path, known, side, _ in sides:
-            _index(database, path, known, side)
-        for path, known, side, out in sides:
+        for path, form, side, _ in sides:
+            _index(database, path, form, side)
+        for path, form, side, out in sides:
             with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-                for number, row, text in _lines(path, known):
+                for number, row, text in _lines(path, form):
                     line = text if row is None else _joined(database, row, side)
                     if line is not None:
                         file.write(f"{number}\tr\t{line}\n")
 
 
-def _lines(path: str, known: str) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    packed = known.partition(".")[2]
+def _lines(path: str, form: str) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
+    packed = form.partition(".")[2]
     yield from events(text_lines(open_bytes(path, f".{packed}" if packed else "")))
 
 
-def _index(database: sqlite3.Connection, path: str, known: str, side: BatchSide) -> None:
-    for _, row, _ in _lines(path, known):
+def _index(database: sqlite3.Connection, path: str, form: str, side: BatchSide) -> None:
+    for _, row, _ in _lines(path, form):
         identity = None if row is None else _id_of(row)
         if row is None or identity is None:
             continue
@@ -78,13 +78,13 @@ def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) 
     nothing.
     """
     identity = _id_of(row)
-    found = database.execute("SELECT body, files FROM questions WHERE id = ?", (identity,)).fetchone()
+    question = database.execute("SELECT body, files FROM questions WHERE id = ?", (identity,)).fetchone()
     if side == "questions":
         is_answered = database.execute("SELECT 1 FROM answered WHERE id = ?", (identity,)).fetchone()
-        return None if is_answered and found and found[1] == 1 else json.dumps(row)
-    if found is None or found[1] != 1:
+        return None if is_answered and question and question[1] == 1 else json.dumps(row)
+    if question is None or question[1] != 1:
         return json.dumps(row)
-    return json.dumps({"custom_id": identity, "request": json.loads(found[0]), "response": _answer(row)})
+    return json.dumps({"custom_id": identity, "request": json.loads(question[0]), "response": _answer(row)})
 
 
 def _id_of(row: dict[str, Any]) -> str | None:

@@ -37,51 +37,54 @@ class _Lines:
 
     def __init__(self, lines: Iterator[str]):
         self._lines = lines
-        self._again: list[str] = []  # the next one last
+        self._given_back: list[str] = []  # the next one last
         self.taken: list[str] = []
 
     def __iter__(self) -> "_Lines":
         return self
 
     def __next__(self) -> str:
-        line = self._again.pop() if self._again else next(self._lines)
+        line = self._given_back.pop() if self._given_back else next(self._lines)
         if "\r" in line and "\r" in (text := line.rstrip("\r\n")):
             line = text.replace("\r", _CR) + line[len(text) :]
         self.taken.append(line)
         return line
 
     def give_back(self, lines: list[str]) -> None:
-        self._again += reversed(lines)
+        self._given_back += reversed(lines)
 
-    def ahead(self, place: int) -> Iterator[str]:
-        """Yield taken lines from `place` on, then lines that are taken now."""
-        while place < len(self.taken) or next(self, None) is not None:
-            yield self.taken[place]
-            place += 1
+    def ahead(self, index: int) -> Iterator[str]:
+        """Yield taken lines from `index` on, then lines that are taken now."""
+        while index < len(self.taken) or next(self, None) is not None:
+            yield self.taken[index]
+            index += 1
 
 
 def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
     title, form, header = _beginning(lines, delimiter)
     named = header is None
-    place = 1 + title
+    number = 1 + title
     for fields in _records(lines, form):
         size = len(lines.taken)
         fields = _or_by_tabs(fields, lines, form, header) if header is not None else fields
         if fields is None and header is None:
-            yield place, RowRefused("csv-quote", "the quotes of the header do not match, so nothing behind it was read")
+            yield (
+                number,
+                RowRefused("csv-quote", "the quotes of the header do not match, so nothing behind it was read"),
+            )
             return
         if fields is None:
             size = _end_of_broken(lines, form, len(header or []))
-            yield from _broken(lines.taken[:size], place, form.delimiter, len(header or []))
+            yield from _broken(lines.taken[:size], number, form.delimiter, len(header or []))
             lines.give_back(lines.taken[size:])
         elif fields and header is None:
             header = fields
         elif header is not None and _is_row(fields, header if named else []):
-            yield _csv_row(place, header, fields, form)
-        place += min(size, len(lines.taken))
+            yield _csv_row(number, header, fields, form)
+        number += min(size, len(lines.taken))
     if source.problem:
-        yield place, RowRefused("broken-file", source.problem)
+        yield number, RowRefused("broken-file", source.problem)
 
 
 def _is_row(fields: list[str], header: list[str]) -> bool:
@@ -124,14 +127,14 @@ def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
     """Return names for the columns of a table whose first record is a row, else None. The lines that were looked at are
     given back.
     """
-    seen: list[str] = []
+    taken: list[str] = []
     records: list[list[str]] = []
     for fields in islice(_records(lines, form), HEAD_RECORDS):
-        seen += lines.taken
-        if fields is None or len(seen) > _MAX_LINES_AHEAD:
+        taken += lines.taken
+        if fields is None or len(taken) > _MAX_LINES_AHEAD:
             break
         records += [fields] if any(fields) else []
-    lines.give_back(seen)
+    lines.give_back(taken)
     return names_without_header(records) if records else None
 
 
@@ -146,8 +149,8 @@ def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
     """Return (lines above the header, delimiter). Sheets often begin with a title, a date, an empty line: one cell
     each.
     """
-    own = delimiter or max(_DELIMITERS, key="".join(top[:1]).count)
-    for mark in (own,) if delimiter or own in "".join(top[:1]) else _DELIMITERS:
+    usual = delimiter or max(_DELIMITERS, key="".join(top[:1]).count)
+    for mark in (usual,) if delimiter or usual in "".join(top[:1]) else _DELIMITERS:
         cells = [_cells(line, mark) for line in top]
         filled = [sum(bool(cell.strip()) for cell in line) for line in cells]
         number = next((number for number, count in enumerate(filled) if count > 1), 0)
@@ -155,7 +158,7 @@ def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
         below = [len(line) for line in cells[number + 1 : number + 2]]
         if number and above and _are_names(cells[number]) and below in ([0], [len(cells[number])]):
             return number, mark
-    return 0, own
+    return 0, usual
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -170,12 +173,12 @@ def _are_names(cells: list[str]) -> bool:
     return len(cells) >= _MIN_COLUMNS and len(set(named)) == len(named) and short
 
 
-def _csv_row(place: int, header: list[str], fields: list[str], form: _Form) -> PlacedRow:
+def _csv_row(line_number: int, header: list[str], fields: list[str], form: _Form) -> PlacedRow:
     if len(fields) > len(header) and form.delimiter == "," and not form.spaced:
         fields = _joined(fields)
     if len(fields) != len(header):
-        return place, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
-    return place, dict(zip(header, fields, strict=True))
+        return line_number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
+    return line_number, dict(zip(header, fields, strict=True))
 
 
 def _joined(fields: list[str]) -> list[str]:
@@ -211,25 +214,25 @@ def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
     """Return how many of the taken lines are lost: up to the first one from which the next records are whole."""
     if len(lines.taken[0]) > MAX_ROW_CHARS:  # no quote is wrong: the line alone is too large
         return 1
-    place = 1
-    while any(True for _ in lines.ahead(place)):
-        ahead = _Lines(islice(lines.ahead(place), _MAX_LINES_AHEAD))
+    index = 1
+    while any(True for _ in lines.ahead(index)):
+        ahead = _Lines(islice(lines.ahead(index), _MAX_LINES_AHEAD))
         records = islice((fields for fields in _records(ahead, form) if fields != []), _WHOLE_AGAIN)
         if all(whole := [fields is not None and len(fields) == columns for fields in records]) and whole:
-            return place
-        place += 1
-    return place
+            return index
+        index += 1
+    return index
 
 
-def _broken(lines: list[str], place: int, delimiter: str, columns: int) -> Iterator[PlacedRow]:
+def _broken(lines: list[str], line_number: int, delimiter: str, columns: int) -> Iterator[PlacedRow]:
     """Yield the row in which the quote was opened, each line behind it that has as many fields as a row, and those that
     are too large.
     """
     for number, line in enumerate(lines):
         if len(line) > MAX_ROW_CHARS:
-            yield place + number, RowRefused("line-too-large", f"{len(line):,} characters")
+            yield line_number + number, RowRefused("line-too-large", f"{len(line):,} characters")
         elif number == 0 or line.count(delimiter) >= max(1, columns - 1):
-            yield place + number, RowRefused("csv-quote")
+            yield line_number + number, RowRefused("csv-quote")
 
 
 # Whether the first line of a table names its columns, decided on the first lines of a file; and names for the columns
@@ -297,16 +300,16 @@ def _share(column: Sequence[str], look: str) -> float:
 def _names(columns: Sequence[Sequence[str]]) -> list[str]:
     """Return what the columns are called, by what they hold."""
     called = [f"column_{number}" for number in range(1, len(columns) + 1)]
-    told = [
+    distinct = [
         i for i, column in enumerate(columns) if not (_share(column, "number") == 1 and len(set(column)) == len(column))
     ]
-    prose = [i for i in told if _share(columns[i], "prose") > 1 / 2]
-    classes = [i for i in told if i not in prose and _are_classes(columns[i])]
-    if len(told) == 2 and len(prose) == 2:
+    prose = [i for i in distinct if _share(columns[i], "prose") > 1 / 2]
+    classes = [i for i in distinct if i not in prose and _are_classes(columns[i])]
+    if len(distinct) == 2 and len(prose) == 2:
         called[prose[0]], called[prose[1]] = "question", "answer"
     elif len(columns) > _MIN_CHOICES + 1 and _are_letters(columns[-1], len(columns) - 2) and 0 in prose:
         called = ["question", *_LETTERS[: len(columns) - 2], "answer"]
-    elif len(told) == 2 and len(prose) == len(classes) == 1:
+    elif len(distinct) == 2 and len(prose) == len(classes) == 1:
         called[prose[0]], called[classes[0]] = "text", "label"
     return called
 

@@ -64,9 +64,9 @@ def legacy_encoding(head: bytes) -> str | None:
         return None  # or a few broken bytes among UTF-8
     words = [word for word in _BYTE_WORD.findall(text) if not word.isascii()]
     mixed = sum(_ASCII_LETTER.search(word) is not None for word in words)
-    known = LATIN_AND_WIDE if mixed >= _MIXED_SHARE * len(words) else (*LATIN_AND_WIDE, *OTHER_SCRIPTS)
-    found = chardet.detect(text, include_encodings=known)["encoding"]
-    return None if found is None else codecs.lookup(found).name.replace("_", "-")
+    candidates = LATIN_AND_WIDE if mixed >= _MIXED_SHARE * len(words) else (*LATIN_AND_WIDE, *OTHER_SCRIPTS)
+    encoding = chardet.detect(text, include_encodings=candidates)["encoding"]
+    return None if encoding is None else codecs.lookup(encoding).name.replace("_", "-")
 
 
 def _is_utf8(line: bytes) -> bool:
@@ -96,8 +96,8 @@ class Transcoded:
             if text and not self._started:
                 text, self._started = text.removeprefix("\ufeff"), True
             self._rest += text.encode("utf-8", "replace")
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken, self._problem if self._ended and not self._rest else None
+        chunk, self._rest = self._rest[:size], self._rest[size:]
+        return chunk, self._problem if self._ended and not self._rest else None
 
 
 def ends_lines_with_cr(head: bytes) -> bool:

@@ -110,11 +110,11 @@ def _skip_wrapper(document: _Document) -> bool:
     if begin := _begin_of_conversations(document):
         document.skip(begin)
         return True
-    found = _WRAPPER.match(document.buffer, document.position)
-    beside = _KEY.findall(found.group())[:-1] if found else []
-    if found is None or any(column_kind(plain_name(name)) == "content" for name in beside):
+    wrapper = _WRAPPER.match(document.buffer, document.position)
+    beside = _KEY.findall(wrapper.group())[:-1] if wrapper else []
+    if wrapper is None or any(column_kind(plain_name(name)) == "content" for name in beside):
         return False
-    document.skip(found.end())
+    document.skip(wrapper.end())
     return True
 
 
@@ -128,8 +128,8 @@ def _begin_of_conversations(document: _Document) -> int | None:
         except (ValueError, RecursionError):
             if document.source.ended:
                 return None
-        wanted = 2 * (len(document.buffer) - document.position)
-        while len(document.buffer) - document.position < wanted and document.read_more():
+        size = 2 * (len(document.buffer) - document.position)
+        while len(document.buffer) - document.position < size and document.read_more():
             pass
     return None
 
@@ -143,8 +143,8 @@ def _first_conversation(text: str, at: int) -> int | None:
         if text[at : at + _NEAR_END_CHARS].strip() in ("", "["):
             break
         holds = plain_name(key.group(1)) in _TALKS
-        if holds and (found := _LIST.match(text, at)) and _is_conversation(_scan(text, found.end())[0]):
-            return found.end()
+        if holds and (match := _LIST.match(text, at)) and _is_conversation(_scan(text, match.end())[0]):
+            return match.end()
         if column_kind(plain_name(key.group(1))) == "content":
             return None
         at = _scan(text, at)[1]
@@ -199,7 +199,7 @@ def _end_of_value(document: _Document) -> int | None:
     """Return where the JSON value that begins here ends; None when it is broken or larger than any row. Reads
     on as needed.
     """
-    wanted = 0
+    size = 0
     while True:
         buffer, position, ended = document.buffer, document.position, document.source.ended
         try:
@@ -214,24 +214,24 @@ def _end_of_value(document: _Document) -> int | None:
             may_go_on = True  # a number may have more digits
         if not may_go_on or ended or len(buffer) - position > MAX_ROW_CHARS:
             return None
-        wanted = max(2 * (len(buffer) - position), wanted)
-        while len(document.buffer) - document.position < wanted and document.read_more():
+        size = max(2 * (len(buffer) - position), size)
+        while len(document.buffer) - document.position < size and document.read_more():
             pass
 
 
 def _broken(document: _Document, first_keys: set[str]) -> str:
     """Return the text from here to the beginning of the next row, at most _KEPT_CHARS of it."""
-    own = _FIRST_KEY.match(document.buffer, document.position)
-    keys = first_keys | ({own.group(1)} if own else set())
+    first_key = _FIRST_KEY.match(document.buffer, document.position)
+    keys = first_keys | ({first_key.group(1)} if first_key else set())
     any_key = "|".join(map(re.escape, sorted(keys)))
     start = re.compile(rf'\{{\s*"(?:{any_key})"\s*:' if keys else r"\{")
-    kept = document.skip(document.position + 1)
+    text = document.skip(document.position + 1)
     while True:
-        found = start.search(document.buffer, document.position)
+        next_row = start.search(document.buffer, document.position)
         # Without a match the last characters stay: they may be the beginning of one.
-        end = found.start() if found else max(document.position, len(document.buffer) - _MAX_KEY_CHARS)
-        kept = (kept + document.skip(end))[:_KEPT_CHARS]
-        if found:
-            return kept.rstrip(", \t\r\n")
+        end = next_row.start() if next_row else max(document.position, len(document.buffer) - _MAX_KEY_CHARS)
+        text = (text + document.skip(end))[:_KEPT_CHARS]
+        if next_row:
+            return text.rstrip(", \t\r\n")
         if not document.read_more():
-            return (kept + document.skip(len(document.buffer)))[:_KEPT_CHARS].rstrip()
+            return (text + document.skip(len(document.buffer)))[:_KEPT_CHARS].rstrip()

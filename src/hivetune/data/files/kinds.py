@@ -68,24 +68,24 @@ class _Stream:
     def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...], most_bytes: int | None = None):
         self._file = file
         self._errors = errors
-        self._left = most_bytes
+        self._bytes_left = most_bytes
 
     def read(self, size: int) -> tuple[bytes, str | None]:
         pieces: list[bytes] = []
-        wanted = size
-        while wanted > 0:
+        left = size
+        while left > 0:
             try:
                 # Small reads, so that a failure costs at most the last few kB in front of it.
-                piece = self._file.read(min(wanted, 8192))
+                piece = self._file.read(min(left, 8192))
             except self._errors as error:
                 return b"".join(pieces), f"damaged: {error}"
             if not piece:
                 break
             pieces.append(piece)
-            wanted -= len(piece)
-            if self._left is not None:
-                self._left -= len(piece)
-                if self._left < 0:
+            left -= len(piece)
+            if self._bytes_left is not None:
+                self._bytes_left -= len(piece)
+                if self._bytes_left < 0:
                     return b"".join(pieces), f"unpacks to more than {MAX_RATIO} times its size; unpack it yourself"
         return b"".join(pieces), None
 
@@ -120,12 +120,12 @@ _IN_ARCHIVES = (
 
 def refuse_foreign(head: bytes, name: str) -> None:
     """Raise UsageError where a file that begins so is of a kind that holds no rows."""
-    for begins, what, instead in _FOREIGN:
+    for begins, title, instead in _FOREIGN:
         if head.startswith(begins):
             if begins == b"PK\x03\x04":
-                found = next((kind for kind in _IN_ARCHIVES if kind[0] in head), (begins, what, instead))
-                _, what, instead = found
-            raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead.format(name=name))
+                foreign = next((kind for kind in _IN_ARCHIVES if kind[0] in head), (begins, title, instead))
+                _, title, instead = foreign
+            raise UsageError(f"{spelled(name)} is {title}, not a file of rows", hint=instead.format(name=name))
 
 
 # Texts that people have and that hold no rows as they are: what they begin with, what they are, and what to do.
@@ -145,19 +145,19 @@ _PROSE = (
 )
 
 
-def refuse_prose(path: str, name: str, known: str) -> None:
+def refuse_prose(path: str, name: str, form: str) -> None:
     """Raise UsageError for a file that is read as JSON lines and whose beginning holds none, and no other format."""
-    head = open_bytes(path, known).read(HEAD_BYTES)[0].removeprefix(codecs.BOM_UTF8)
-    if head.lstrip().startswith(b"{") and b'"nbformat"' in open_bytes(path, known).read(_SAMPLE_BYTES)[0]:
+    head = open_bytes(path, form).read(HEAD_BYTES)[0].removeprefix(codecs.BOM_UTF8)
+    if head.lstrip().startswith(b"{") and b'"nbformat"' in open_bytes(path, form).read(_SAMPLE_BYTES)[0]:
         raise UsageError(
             f"{spelled(name)} is a notebook, not a file of rows",
             hint="rows are made from documents by: hivetune data synth",
         )
     if not head.strip() or any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
         return
-    for begins, what, instead in _PROSE:
+    for begins, title, instead in _PROSE:
         if begins.match(head.lstrip()):
-            raise UsageError(f"{spelled(name)} is {what}, not a file of rows", hint=instead)
+            raise UsageError(f"{spelled(name)} is {title}, not a file of rows", hint=instead)
 
 
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
@@ -205,8 +205,8 @@ def _refuse_unknown_encoding(encoding: str) -> None:
     try:
         codecs.lookup(encoding)
     except LookupError:
-        why = f"data.encoding: there is no encoding {encoding!r}"
-        raise UsageError(why, hint="for example cp1252, koi8-r") from None
+        message = f"data.encoding: there is no encoding {encoding!r}"
+        raise UsageError(message, hint="for example cp1252, koi8-r") from None
 
 
 def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
@@ -250,22 +250,22 @@ def _is_whole(line: bytes) -> bool:
     return True
 
 
-def open_bytes(path: str, known: str) -> ByteStream:
-    """Return the bytes of a file of format `known`, decompressed, as UTF-8, its lines ending with line feeds.
+def open_bytes(path: str, form: str) -> ByteStream:
+    """Return the bytes of a file of format `form`, decompressed, as UTF-8, its lines ending with line feeds.
 
     Raise MachineNotFit when a package is missing.
     """
-    found = ENCODED_FORMAT.search(known)
-    stream = _decompressed(path, known)
-    text: ByteStream = Transcoded(stream, found.group(1)) if found else stream
-    return WithLineFeeds(text) if CR_FORMAT in known else text
+    encoded = ENCODED_FORMAT.search(form)
+    stream = _decompressed(path, form)
+    text: ByteStream = Transcoded(stream, encoded.group(1)) if encoded else stream
+    return WithLineFeeds(text) if CR_FORMAT in form else text
 
 
-def _decompressed(path: str, known: str) -> ByteStream:
-    if known.endswith(".gz"):
+def _decompressed(path: str, form: str) -> ByteStream:
+    if form.endswith(".gz"):
         unpacked: Any = gzip.open(path, "rb")  # noqa: SIM115
         return _Stream(unpacked, (OSError, EOFError, zlib.error), _most_unpacked(path))
-    if known.endswith(".zst"):
+    if form.endswith(".zst"):
         zstandard = _package("zstandard", "zst")
         reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True)  # noqa: SIM115
         return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError), _most_unpacked(path))
@@ -308,30 +308,30 @@ def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Ite
         damage.append((number, RowRefused("broken-file", text.problem)))
 
 
-def convert_lines(path: str, known: str, out: str) -> None:
+def convert_lines(path: str, form: str, out: str) -> None:
     """Write the rows of a file that is no JSONL to `out` as numbered lines. Streams; never raises for damaged content,
     which becomes a "p" line.
     """
-    kind = known.split(".")[0]
+    kind = form.split(".")[0]
     if kind == "parquet":
         rows = _parquet_rows(path)
     elif kind == "eval":
         rows = eval_rows(path)
     elif kind == "httprr":
-        rows = httprr_rows(_Text(open_bytes(path, known)))
+        rows = httprr_rows(_Text(open_bytes(path, form)))
     elif kind == "json":
-        rows = json_rows(_Text(open_bytes(path, known)))
+        rows = json_rows(_Text(open_bytes(path, form)))
     elif kind in TEXT_FORMS:
-        rows = text_rows(_Text(open_bytes(path, known)), kind)
+        rows = text_rows(_Text(open_bytes(path, form)), kind)
     else:
-        rows = csv_rows(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
+        rows = csv_rows(_Text(open_bytes(path, form)), "\t" if kind == "tsv" else None)
     write_rows(rows, out)
 
 
-def lacks_header(path: str, known: str) -> bool:
+def lacks_header(path: str, form: str) -> bool:
     """Return whether a file is a table whose first line is a row."""
-    kind = known.split(".")[0]
-    return kind in ("csv", "tsv") and not has_header(_Text(open_bytes(path, known)), "\t" if kind == "tsv" else None)
+    kind = form.split(".")[0]
+    return kind in ("csv", "tsv") and not has_header(_Text(open_bytes(path, form)), "\t" if kind == "tsv" else None)
 
 
 class _Text:
@@ -368,16 +368,16 @@ class _Text:
 def _parquet_rows(path: str) -> Iterator[PlacedRow]:
     parquet = _package("pyarrow.parquet", "parquet")
     arrow = importlib.import_module("pyarrow")
-    place, num_rows = 1, 1
+    number, num_rows = 1, 1
     try:
         with parquet.ParquetFile(path) as file:
             num_rows = file.metadata.num_rows
             for batch in file.iter_batches(batch_size=500):
                 for row in batch.to_pylist():
-                    yield place, json.dumps(_plain(row), default=str, ensure_ascii=False)
-                    place += 1
+                    yield number, json.dumps(_plain(row), default=str, ensure_ascii=False)
+                    number += 1
     except (arrow.ArrowException, OSError, ValueError) as error:
-        for lost in range(place, max(place, num_rows) + 1):
+        for lost in range(number, max(number, num_rows) + 1):
             yield lost, RowRefused("broken-file", " ".join(f"no Parquet from here on: {error}".split()))
 
 
@@ -431,33 +431,33 @@ _OF_EVENTS = tuple(f'"{name}"'.encode() for name in (*TEXTS, "type", "event", "k
 _TABLES = (".csv", ".tsv", ".parquet")
 
 
-def session_format(path: str, name: str, known: str) -> str:
-    """Return `known`, or the format of a log (`is_session`), with .gz or .zst if packed."""
-    kind, _, packed = known.partition(".")
+def session_format(path: str, name: str, form: str) -> str:
+    """Return `form`, or the format of a log (`is_session`), with .gz or .zst if packed."""
+    kind, _, packed = form.partition(".")
     if kind not in ("jsonl", "json") or name.lower().endswith(_TABLES):
-        return known
+        return form
     suffix = f".{packed}" if packed else ""
     head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
-    found = _agent(head, name) if kind == "jsonl" else None
-    if found is None and not begins_with_json(head):
+    session = _agent(head, name) if kind == "jsonl" else None
+    if session is None and not begins_with_json(head):
         head = open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]
         printed = format_of_file(Head(name, head, ()))
-        found = printed.name if printed is not None else None
-    return found + suffix if found else known
+        session = printed.name if printed is not None else None
+    return session + suffix if session else form
 
 
 def _agent(head: bytes, name: str) -> str | None:
     """Return the coding agent that wrote this, or a chat application with one message a line."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for line in head.split(b"\n")[:_NUM_LINES]:
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
-            found.append(event)
-    if (known := format_of_file(Head(name, head, found))) is not None:
-        return known.name
+            events.append(event)
+    if (layout := format_of_file(Head(name, head, events))) is not None:
+        return layout.name
     return _MESSAGES if _is_message_log(head, name) else None
 
 
@@ -465,39 +465,39 @@ def _is_message_log(head: bytes, name: str) -> bool:
     """Return whether the first lines are messages that name their session, or all lines are one conversation."""
     *lines, last = head.split(b"\n")
     whole = len(head) < _HEAD_BYTES and len(lines) < NUM_SAMPLE
-    found: list[dict[str, Any] | None] = []
+    events: list[dict[str, Any] | None] = []
     for line in [*lines, last][:NUM_SAMPLE] if whole else lines[:NUM_SAMPLE]:
         if not line.strip():
             continue
         if (
-            len(found) < MIN_MESSAGES
+            len(events) < MIN_MESSAGES
             and not any(name in line for name in _OF_EVENTS)
-            and (found or len(line) > _HEAD_LINE)
+            and (events or len(line) > _HEAD_LINE)
         ):
             return False  # a quick no, before anything is parsed; the first line may be about the log
         try:
             event = json.loads(line)
         except (ValueError, RecursionError):
             event = None
-        found.append(event if isinstance(event, dict) else None)
-        if len(found) == MIN_MESSAGES and not all(map(_may_be_event, found[1:])):
+        events.append(event if isinstance(event, dict) else None)
+        if len(events) == MIN_MESSAGES and not all(map(_may_be_event, events[1:])):
             return False
-    return message_shape(found, name, whole=whole) is not None
+    return message_shape(events, name, whole=whole) is not None
 
 
 def _may_be_event(event: dict[str, Any] | None) -> bool:
     return event is None or is_event_like(event) or "source" in event
 
 
-def convert_session(path: str, name: str, known: str, out: str) -> None:
+def convert_session(path: str, name: str, form: str, out: str) -> None:
     """Write the conversations of a log called `name` to `out` as numbered lines. A place is its first line."""
-    kind, _, packed = known.partition(".")
+    kind, _, packed = form.partition(".")
     damage: list[PlacedRow] = []
     lines = text_lines(open_bytes(path, f".{packed}" if packed else ""), damage)
     rows = message_rows(lines, name) if kind == _MESSAGES else file_rows(kind, lines)
     write_rows(itertools.chain(rows, damage), out)
 
 
-def is_session(known: str) -> bool:
-    kind = known.partition(".")[0]
+def is_session(form: str) -> bool:
+    kind = form.partition(".")[0]
     return kind == _MESSAGES or is_file_format(kind)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hivetune.data.formats import file_rows, format_of_file, smolagents
 from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
 from hivetune.data.pieces.format import Head
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, way_to, write_rows
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, write_rows
 from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
 from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item
@@ -63,7 +63,7 @@ class MessageShape(NamedTuple):
     begins: bool = False
 
 
-class SaidLine(NamedTuple):
+class MessageLine(NamedTuple):
     """`turn` None: a program's note. `links`: the ids of the message and of the one before it, where it names them."""
 
     session: str
@@ -72,16 +72,16 @@ class SaidLine(NamedTuple):
     links: Mapping[str, Any]
 
 
-_Held = tuple[int, SaidLine]
+_Numbered = tuple[int, MessageLine]
 Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
 
 
 def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: bool) -> MessageShape | None:
     """Return how the messages of a log called `name` are written, by its first events; None: it is no such log."""
-    found = list(sample)
-    known = [event for event in found if event is not None]
+    events = list(sample)
+    objects = [event for event in events if event is not None]
     talk = bool(_TALK & set(re.split(r"[\W_\d]+", os.path.basename(name).partition(".")[0].lower())))
-    return messages_shape(known, whole=whole, talk=talk) if 2 * len(known) >= len(found) else None
+    return messages_shape(objects, whole=whole, talk=talk) if 2 * len(objects) >= len(events) else None
 
 
 def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
@@ -104,17 +104,17 @@ def regroup(path: str, name: str) -> bool:
 
 def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name: str) -> Iterator[PlacedRow] | None:
     """Return the conversations of a log by its first events and the others (`whole`: no others); None: no such log."""
-    found = [event for _, event, _ in first]
-    known = [event for event in found if event is not None]
+    events = [event for _, event, _ in first]
+    objects = [event for event in events if event is not None]
     everything = itertools.chain(first, rest)
-    if len(known) == len(found) and (written := format_of_file(Head(name, b"", known))) is not None:
+    if len(objects) == len(events) and (written := format_of_file(Head(name, b"", objects))) is not None:
         return file_rows(written.name, ((number, text) for number, _, text in everything))
-    if smolagents.are_steps(found) or _are_turns(found):
+    if smolagents.are_steps(events) or _are_turns(events):
         turns: list[Any] = [event for _, event, _ in everything if event is not None]
-        of_agent = smolagents.are_steps(found)
+        of_agent = smolagents.are_steps(events)
         row = conversation("smolagents", smolagents.turns_of(turns)) if of_agent else conversation("messages", turns)
         return iter([(first[0][0], row)])
-    shape = message_shape(found, name, whole=whole)
+    shape = message_shape(events, name, whole=whole)
     return None if shape is None else _joined(everything, shape)
 
 
@@ -136,21 +136,21 @@ def _are_turns(turns: Sequence[Any]) -> bool:
     return any(written) and all(item or "role" in turn for item, turn in zip(written, turns, strict=True))
 
 
-def _begun(found: Iterator[Event]) -> tuple[list[Event], Iterator[Event], bool]:
+def _begun(events: Iterator[Event]) -> tuple[list[Event], Iterator[Event], bool]:
     """Return the first events, the iterator of the others, and whether there are no others."""
     first: list[Event] = []
     chars = 0
-    for event in found:
+    for event in events:
         first.append(event)
         chars += len(event[2])
         if len(first) >= NUM_SAMPLE or chars >= SAMPLE_CHARS:
-            return first, found, False
-    return first, found, True
+            return first, events, False
+    return first, events, True
 
 
 def _numbered(lines: Iterable[str]) -> Iterator[Event]:
     for line in lines:
-        place, mark, text = line.rstrip("\n").split("\t", 2)
+        number, mark, text = line.rstrip("\n").split("\t", 2)
         try:
             event = json.loads(text) if mark == "r" else None
         except (ValueError, RecursionError):
@@ -158,7 +158,7 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
         spoken = _only_text(event)
         if spoken is not None:
             event = {"speaker": spoken[0], "text": spoken[1]}
-        yield int(place), event if isinstance(event, dict) else None, text
+        yield int(number), event if isinstance(event, dict) else None, text
 
 
 def _only_text(event: Any) -> tuple[str, str] | None:
@@ -169,50 +169,50 @@ def _only_text(event: Any) -> tuple[str, str] | None:
     return (name, text) if isinstance(text, str) and role_of(name) in ("user", "assistant", "system") else None
 
 
-def _joined(found: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
+def _joined(events: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
     """Yield one row for each session, in the order that its messages name. A session is held until the log ends; beyond
     MAX_KEPT_CHARS the oldest is given out, and what comes of it later stays one message a row.
     """
-    held: dict[str, list[_Held]] = {}
+    lines_of: dict[str, list[_Numbered]] = {}
     sizes: dict[str, int] = {}
-    kept = 0
-    given: set[str] = set()
+    num_chars = 0
+    written: set[str] = set()
     begun = 0
-    for number, event, text in found:
-        said = None if event is None else said_in(event, shape)
-        if said is not None and shape.begins:
-            begun += said.turn is not None and said.turn["role"] == "system"
-            said = said._replace(session=str(begun))
-        if said is None or said.session in given:
+    for number, event, text in events:
+        line = None if event is None else message_in(event, shape)
+        if line is not None and shape.begins:
+            begun += line.turn is not None and line.turn["role"] == "system"
+            line = line._replace(session=str(begun))
+        if line is None or line.session in written:
             yield number, text
             continue
-        held.setdefault(said.session, []).append((number, said))
-        sizes[said.session] = sizes.get(said.session, 0) + len(text)
-        kept += len(text)
-        while kept > MAX_KEPT_CHARS and len(held) > 1:
-            oldest = next(iter(held))
-            given.add(oldest)
-            kept -= sizes.pop(oldest)
-            yield from _row("" if shape.begins else oldest, held.pop(oldest))
-    for session, turns in held.items():
+        lines_of.setdefault(line.session, []).append((number, line))
+        sizes[line.session] = sizes.get(line.session, 0) + len(text)
+        num_chars += len(text)
+        while num_chars > MAX_KEPT_CHARS and len(lines_of) > 1:
+            oldest = next(iter(lines_of))
+            written.add(oldest)
+            num_chars -= sizes.pop(oldest)
+            yield from _row("" if shape.begins else oldest, lines_of.pop(oldest))
+    for session, turns in lines_of.items():
         yield from _row("" if shape.begins else session, turns)
 
 
-def _row(session: str, said: list[_Held]) -> Iterator[PlacedRow]:
-    place = said[0][0]
-    if all(one.order is not None for _, one in said):
-        said = sorted(said, key=lambda held: held[1].order or 0.0)
-    turns = [(number, one) for number, one in said if one.turn is not None]
+def _row(session: str, lines: list[_Numbered]) -> Iterator[PlacedRow]:
+    begin = lines[0][0]
+    if all(line.order is not None for _, line in lines):
+        lines = sorted(lines, key=lambda numbered: numbered[1].order or 0.0)
+    turns = [(number, line) for number, line in lines if line.turn is not None]
     if not turns:
         return  # a program that began and ended, and nobody spoke
-    left_out = ["program-notes"] if len(turns) < len(said) else []
-    kept = kept_branch([one.links for _, one in turns])
-    if kept is None:  # a tree of edits whose leaf nobody can tell
-        for number, one in turns:
-            yield number, json.dumps({"session": session, **(one.turn or {})})
+    left_out = ["program-notes"] if len(turns) < len(lines) else []
+    branch = branch_indices([line.links for _, line in turns])
+    if branch is None:  # a tree of edits whose leaf nobody can tell
+        for number, line in turns:
+            yield number, json.dumps({"session": session, **(line.turn or {})})
         return
-    left_out += ["other-branches"] if len(kept) < len(turns) else []
-    yield place, conversation("messages", [turns[i][1].turn for i in kept], left_out, session=session)
+    left_out += ["other-branches"] if len(branch) < len(turns) else []
+    yield begin, conversation("messages", [turns[i][1].turn for i in branch], left_out, session=session)
 
 
 # How the messages of a log are written. The names are exact; a log without sessions is one conversation where two sides
@@ -229,9 +229,7 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     if len(flats) < MIN_MESSAGES:
         return None
     role = _column(flats, _ROLES, str, lambda value: role_of(value) is not None)
-    content = next(
-        (name for name in TEXTS if sum(_has(one, name) for one in flats) >= MESSAGE_SHARE * len(flats)), None
-    )
+    content = next((name for name in TEXTS if sum(_has(f, name) for f in flats) >= MESSAGE_SHARE * len(flats)), None)
     if role is None or content is None:
         return None
     session = _column(flats, _SESSIONS, str | int)
@@ -239,29 +237,29 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     shape = MessageShape(session, role, content, time or _column(flats, _ORDER, str | int | float))
     if session is not None:
         return shape
-    roles = [found for one in flats if (found := role_of(str(one.get(role)))) is not None]
+    roles = [known_role for flat in flats if (known_role := role_of(str(flat.get(role)))) is not None]
     if _begin_with_system(roles):
         return shape._replace(begins=True)
-    parts = any(isinstance(one.get(content), list) or one.get("tool_calls") for one in flats)  # no example has them
-    told = talk or time is not None or parts or "tool" in roles or all("data" in event for event in events)
-    told = told or are_one_tree(flats)
-    return shape if whole and told and _takes_turns(roles) else None
+    parts = any(isinstance(flat.get(content), list) or flat.get("tool_calls") for flat in flats)  # no example has them
+    is_log = talk or time is not None or parts or "tool" in roles or all("data" in event for event in events)
+    is_log = is_log or are_one_tree(flats)
+    return shape if whole and is_log and _takes_turns(roles) else None
 
 
-def said_in(event: Mapping[str, Any], shape: MessageShape) -> SaidLine | None:
+def message_in(event: Mapping[str, Any], shape: MessageShape) -> MessageLine | None:
     """Return what a row says; None where it is no message of its log."""
-    one = _flat(event)
-    if shape.session is None and shape.role not in one and shape.content not in one:
-        return SaidLine("", None, None, {})
-    session = "" if shape.session is None else one.get(shape.session)
-    role, text = role_of(str(one.get(shape.role))), one.get(shape.content)
+    flat = _flat(event)
+    if shape.session is None and shape.role not in flat and shape.content not in flat:
+        return MessageLine("", None, None, {})
+    session = "" if shape.session is None else flat.get(shape.session)
+    role, text = role_of(str(flat.get(shape.role))), flat.get(shape.content)
     if not isinstance(session, str | int) or role is None or not isinstance(text, str | list | None):
         return None
-    kept = {key: one[key] for key in _BESIDE if one.get(key)}
-    if not text and not kept:
+    beside = {key: flat[key] for key in _BESIDE if flat.get(key)}
+    if not text and not beside:
         return None
-    order = as_order(one.get(shape.order)) if shape.order else None
-    return SaidLine(str(session), {"role": role, "content": text, **kept}, order, links_of(event))
+    order = as_order(flat.get(shape.order)) if shape.order else None
+    return MessageLine(str(session), {"role": role, "content": text, **beside}, order, links_of(event))
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:
@@ -292,9 +290,9 @@ def _flat(event: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(inner, dict) and isinstance(inner.get("data"), dict):  # LangChain's, in a column
             inner = {**inner["data"], "type": inner.get("type")}
         if isinstance(inner, dict) and one_of(inner, *TEXTS) is not None:
-            known = {plain_name(str(key)): value for key, value in inner.items() if value is not None}
+            inner_values = {plain_name(str(key)): value for key, value in inner.items() if value is not None}
             rest = {key: value for key, value in plain.items() if key != name}
-            return {**rest, **known} if name == "message" else {**known, **rest}
+            return {**rest, **inner_values} if name == "message" else {**inner_values, **rest}
     return plain
 
 
@@ -306,7 +304,7 @@ def _has(flat: Mapping[str, Any], name: str) -> bool:
 def _column(flats: Sequence[Mapping[str, Any]], names: Sequence[str], kind: Any, fits: Any = None) -> str | None:
     """Return the first of these columns that nearly every row has."""
     for name in names:
-        values = [one[name] for one in flats if isinstance(one.get(name), kind) and one[name] != ""]
+        values = [flat[name] for flat in flats if isinstance(flat.get(name), kind) and flat[name] != ""]
         if len(values) >= MESSAGE_SHARE * len(flats) and (fits is None or all(map(fits, values))):
             return name
     return None
@@ -316,7 +314,7 @@ def _begin_with_system(roles: Sequence[Role]) -> bool:
     """Return whether each of several system prompts begins a conversation in which two sides take turns up to an
     answer; only the last one may break off, where the first rows end.
     """
-    begun = [place for place, role in enumerate(roles) if role == "system"]
+    begun = [index for index, role in enumerate(roles) if role == "system"]
     if len(begun) < MIN_MESSAGES or begun[0] != 0:
         return False
     talks = [roles[first + 1 : last] for first, last in pairwise([*begun, len(roles)])]
@@ -329,8 +327,7 @@ def _takes_turns(roles: Sequence[Role]) -> bool:
     spoken = [role for role in roles if role != "system"]
     if len(roles) > MAX_WITHOUT_SESSION or "system" in roles[1:] or not {"user", "assistant"} <= set(spoken):
         return False
-    changes = sum(first != second or first == "tool" for first, second in pairwise(spoken))
-    return 2 * changes >= len(spoken) - 1
+    return 2 * sum(first != second or first == "tool" for first, second in pairwise(spoken)) >= len(spoken) - 1
 
 
 # Which message follows which, where messages name the one before.
@@ -343,7 +340,7 @@ _IDS = ("id", "uuid", "message_id", "msg_id", "node_id", "_id")
 _LINKS = frozenset((*_PARENTS, *_IDS))
 
 
-def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
+def branch_indices(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
     """Return the places of the messages from the root to the last leaf; all of them where no message names its parent.
 
     The last one is the newest where all have times, else the last of the list, if no message stands before its parent.
@@ -351,18 +348,17 @@ def kept_branch(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
     """
     everything = list(range(len(messages)))
     plain = _plain(messages)
-    own = next((name for name in _IDS if all(_is_id(one.get(name)) for one in plain)), None)
-    above = next((name for name in _PARENTS if any(_is_id(one.get(name)) for one in plain)), None)
-    if own is None or above is None:
+    id_name = next((name for name in _IDS if all(_is_id(message.get(name)) for message in plain)), None)
+    parent_name = next((name for name in _PARENTS if any(_is_id(message.get(name)) for message in plain)), None)
+    if id_name is None or parent_name is None:
         return everything
-    places = {str(one[own]): place for place, one in enumerate(plain)}
-    parents = [places.get(str(one.get(above))) for one in plain]
-    if len(places) < len(plain) or 2 * sum(parent is not None for parent in parents) < len(plain):
+    index_of = {str(message[id_name]): index for index, message in enumerate(plain)}
+    parents = [index_of.get(str(message.get(parent_name))) for message in plain]
+    if len(index_of) < len(plain) or 2 * sum(parent is not None for parent in parents) < len(plain):
         return everything  # ids of something else, or a few messages that quote others
     names = [None if parent is None else str(parent) for parent in parents]
-    last = _last(plain, parents)
-    path = way_to(str(last), {str(place): name for place, name in enumerate(names)})
-    return [int(place) for place in path] or None  # a circle
+    path = path_to(str(_last(plain, parents)), {str(index): name for index, name in enumerate(names)})
+    return [int(index) for index in path] or None  # a circle
 
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -377,10 +373,10 @@ def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
 def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether each message but the first names one of these as its parent."""
     plain = _plain(messages)
-    for own in _IDS:
-        known = {str(one[own]) for one in plain if _is_id(one.get(own))}
-        if len(known) == len(plain) and any(
-            plain[0].get(above) is None and all(str(one.get(above)) in known for one in plain[1:]) for above in _PARENTS
+    for id_name in _IDS:
+        ids = {str(message[id_name]) for message in plain if _is_id(message.get(id_name))}
+        if len(ids) == len(plain) and any(
+            plain[0].get(n) is None and all(str(message.get(n)) in ids for message in plain[1:]) for n in _PARENTS
         ):
             return len(plain) > 1
     return False
@@ -392,10 +388,10 @@ def _is_id(value: Any) -> bool:
 
 def _last(plain: Sequence[Mapping[str, Any]], parents: Sequence[int | None]) -> int | None:
     """Return the message that was written last."""
-    name = next((name for name in TIME if all(as_time(one.get(name)) is not None for one in plain)), None)
+    name = next((name for name in TIME if all(as_time(message.get(name)) is not None for message in plain)), None)
     if name is not None:
-        times = [as_time(one[name]) or 0.0 for one in plain]
-        if all(parent is None or times[parent] <= times[place] for place, parent in enumerate(parents)):
-            return max(range(len(plain)), key=lambda place: (times[place], place))
-    in_list = all(parent is None or parent < place for place, parent in enumerate(parents))
+        times = [as_time(message[name]) or 0.0 for message in plain]
+        if all(parent is None or times[parent] <= times[index] for index, parent in enumerate(parents)):
+            return max(range(len(plain)), key=lambda index: (times[index], index))
+    in_list = all(parent is None or parent < index for index, parent in enumerate(parents))
     return len(plain) - 1 if in_list else None

@@ -20,28 +20,28 @@ def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
     and both as they went over the wire. Its place is that line, which may begin inside one of the text.
     """
     lines = ((number, line.encode("utf-8", "surrogateescape")) for number, line in enumerate(source.lines(), 1))
-    place, rest = next(lines, (1, b""))[0] + 1, b""
+    line_number, rest = next(lines, (1, b""))[0] + 1, b""
     while rest or (rest := next(lines, (0, b""))[1]):
         sizes = _SIZES.fullmatch(rest)
         if sizes is None:
-            yield place, RowRefused("broken-file", "a call of which the sizes are not told")
+            yield line_number, RowRefused("broken-file", "a call of which the sizes are not told")
             return
-        asked, both = int(sizes[1]), int(sizes[1]) + int(sizes[2])
-        here, data, size = place, bytearray(), 0
-        while size < both and (found := next(lines, None)) is not None:
-            place, line = found
+        sent, total = int(sizes[1]), int(sizes[1]) + int(sizes[2])
+        begin, data, size = line_number, bytearray(), 0
+        while size < total and (numbered := next(lines, None)) is not None:
+            line_number, line = numbered
             size += len(line)
-            if both <= MAX_ROW_CHARS:
+            if total <= MAX_ROW_CHARS:
                 data += line
-        rest = line[len(line) - (size - both) :] if size > both else b""
-        place += not rest
-        if both > MAX_ROW_CHARS:
-            yield here, RowRefused("line-too-large", f"a call of more than {MAX_ROW_CHARS >> 20} MiB")
+        rest = line[len(line) - (size - total) :] if size > total else b""
+        line_number += not rest
+        if total > MAX_ROW_CHARS:
+            yield begin, RowRefused("line-too-large", f"a call of more than {MAX_ROW_CHARS >> 20} MiB")
         else:
-            call = {"request": _over_wire(bytes(data[:asked])), "response": _over_wire(bytes(data[asked:both]))}
-            yield here, {"interactions": [call]}
+            call = {"request": _over_wire(bytes(data[:sent])), "response": _over_wire(bytes(data[sent:total]))}
+            yield begin, {"interactions": [call]}
     if source.problem:
-        yield place, RowRefused("broken-file", source.problem)
+        yield line_number, RowRefused("broken-file", source.problem)
 
 
 def _over_wire(data: bytes) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _unchunked(data: bytes) -> bytes:
     """Return a body that came in chunks, each behind its size."""
     chunks: list[bytes] = []
     end = 0
-    while found := _CHUNK.match(data, end):
-        end = found.end() + int(found[1], 16)
-        chunks.append(data[found.end() : end])
+    while chunk := _CHUNK.match(data, end):
+        end = chunk.end() + int(chunk[1], 16)
+        chunks.append(data[chunk.end() : end])
     return b"".join(chunks)

@@ -60,7 +60,7 @@ def is_rendered_file(head: str) -> bool:
 def _are_questions(lines: Sequence[str]) -> bool:
     """Return whether the first of these lines begins a question, and answers and questions begin in turn behind it."""
     sides = [side for line in lines if (side := _side(line)[0]) is not None]
-    in_turn = all(one != other for one, other in pairwise(sides))
+    in_turn = all(this_side != next_side for this_side, next_side in pairwise(sides))
     return len(sides) >= _MIN_ALIKE and _side(lines[0])[0] == "question" and in_turn
 
 
@@ -75,15 +75,15 @@ def _is_table(lines: Sequence[str]) -> bool:
 
 def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
     """Yield the rows of a file of one of TEXT_FORMS, each with the line where it begins."""
-    place = 1
-    for place, lines in _pieces(source, form):
+    number = 1
+    for number, lines in _pieces(source, form):
         text = "".join(lines).strip()
         if len(text) > MAX_ROW_CHARS:
-            yield place, RowRefused("line-too-large", f"{len(text):,} characters in one conversation")
+            yield number, RowRefused("line-too-large", f"{len(text):,} characters in one conversation")
             continue
-        yield place, _row(form, lines, text)
+        yield number, _row(form, lines, text)
     if source.problem:
-        yield place, RowRefused("broken-file", source.problem)
+        yield number, RowRefused("broken-file", source.problem)
 
 
 def _row(form: str, lines: Sequence[str], text: str) -> dict[str, str]:
@@ -122,18 +122,18 @@ def _question(lines: Sequence[str]) -> dict[str, str]:
     texts = {"question": "", "answer": ""}
     column = "question"
     for line in lines:
-        side, said = _side(line)
+        side, content = _side(line)
         column = side or column
-        texts[column] += said
+        texts[column] += content
     return {column: text.strip() for column, text in texts.items()}
 
 
 def _side(line: str) -> tuple[str | None, str]:
     """Return (what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
-    found = _SIDE.fullmatch(line)
-    is_header = found is not None and role_of(found.group(1)) is None  # else a turn of a talk
-    side = _SIDES.get(part_of(found.group(1))) if found is not None and is_header else None
-    return (side, found.group(2)) if side and found else (None, line)
+    match = _SIDE.fullmatch(line)
+    is_header = match is not None and role_of(match.group(1)) is None  # else a turn of a talk
+    side = _SIDES.get(part_of(match.group(1))) if match is not None and is_header else None
+    return (side, match.group(2)) if side and match else (None, line)
 
 
 def _is_comment(line: str) -> bool:

@@ -23,27 +23,27 @@ from hivetune.errors import UsageError
 def all_formats() -> tuple[Format, ...]:
     """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, Format)]
-    found += [entry.load() for entry in entry_points(group="hivetune.formats")]
-    names = [one.name for one in found]
+    formats = [value for module in modules for value in vars(module).values() if isinstance(value, Format)]
+    formats += [entry.load() for entry in entry_points(group="hivetune.formats")]
+    names = [form.name for form in formats]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two formats are called {twice[0]!r}", hint="uninstall one of the packages that bring them")
-    return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
+    return tuple(sorted(formats, key=lambda form: (form.rank, form.name)))
 
 
 def format_of_file(head: Head) -> Format | None:
     """Return the format of a whole file by its beginning."""
-    return next((one for one in _of_unit("file") if one.recognise(head)), None)
+    return next((form for form in _of_unit("file") if form.recognise(head)), None)
 
 
 def file_rows(name: str, lines: Lines) -> Iterator[PlacedRow]:
     """Yield the records of a file of the format `name`, each with the line where it begins."""
-    found = next(one for one in _of_unit("file") if one.name == name)
-    return cast(Iterator[PlacedRow], found.rows(lines))
+    form = next(candidate for candidate in _of_unit("file") if candidate.name == name)
+    return cast(Iterator[PlacedRow], form.rows(lines))
 
 
 def is_file_format(name: str) -> bool:
-    return any(one.name == name for one in _of_unit("file"))
+    return any(form.name == name for form in _of_unit("file"))
 
 
 def may_hold_rows(payload: bytes) -> bool:
@@ -53,7 +53,7 @@ def may_hold_rows(payload: bytes) -> bool:
 
 @cache
 def _batch_mark() -> re.Pattern[bytes]:
-    keys = sorted({key for one in _of_unit("batch") for key in one.needs})
+    keys = sorted({key for form in _of_unit("batch") for key in form.needs})
     return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, keys)).encode())
 
 
@@ -65,28 +65,28 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
-    for one in _candidates("batch", tuple(record)):
-        if one.recognise(record):
-            return [json.dumps(row).encode() for row in cast(Iterator[Row], one.rows(record))] or None
+    for form in _candidates("batch", tuple(record)):
+        if form.recognise(record):
+            return [json.dumps(row).encode() for row in cast(Iterator[Row], form.rows(record))] or None
     return None
 
 
 def record_format(record: Row) -> Format | None:
     """Return the format of a record whose names are in snake_case."""
-    return next((one for one in _candidates("record", tuple(record)) if one.recognise(record)), None)
+    return next((form for form in _candidates("record", tuple(record)) if form.recognise(record)), None)
 
 
-def read_record(found: Format, record: Row) -> Conversation:
+def read_record(form: Format, record: Row) -> Conversation:
     """Return the conversation of a record of this format. Raise RowRefused."""
-    return cast(Conversation, found.rows(record))
+    return cast(Conversation, form.rows(record))
 
 
 @cache
 def _of_unit(unit: str) -> tuple[Format, ...]:
-    return tuple(one for one in all_formats() if one.unit == unit)
+    return tuple(form for form in all_formats() if form.unit == unit)
 
 
 @lru_cache(1024)
 def _candidates(unit: str, names: tuple[str, ...]) -> tuple[Format, ...]:
     """Return formats that a record with these columns may have. Asking all of them took half the time of a record."""
-    return tuple(one for one in _of_unit(unit) if not one.needs or not one.needs.isdisjoint(names))
+    return tuple(form for form in _of_unit(unit) if not form.needs or not form.needs.isdisjoint(names))

@@ -22,10 +22,10 @@ def rows(row: Row) -> Iterator[Row]:
 def _case(case: Mapping[str, Any]) -> dict[str, Any]:
     turns: list[dict[str, Any]] = []
     left_out: set[str] = set()
-    for asked in case["conversation"]:
-        between = asked.get("intermediate_data")
+    for invocation in case["conversation"]:
+        between = invocation.get("intermediate_data")
         calls, results = listed(one_of(between, "tool_uses")), listed(one_of(between, "tool_responses"))
-        turns.append({**(asked.get("user_content") or {}), "role": "user"})
+        turns.append({**(invocation.get("user_content") or {}), "role": "user"})
         if calls and len(calls) == len(results):
             turns.append({"role": "model", "parts": [{"functionCall": call} for call in calls]})
             turns.append({"role": "tool", "content": [{"functionResponse": result} for result in results]})
@@ -33,7 +33,7 @@ def _case(case: Mapping[str, Any]) -> dict[str, Any]:
             left_out.add("left-out-columns")
         events = objects(one_of(between, "invocation_events")) or []
         turns += [_turn(event["content"]) for event in events if isinstance(event.get("content"), dict)]
-        turns.append({**(asked.get("final_response") or {}), "role": "model"})
+        turns.append({**(invocation.get("final_response") or {}), "role": "model"})
     row = {"hivetune_session": "adk", "session": case.get("eval_id"), "messages": turns}
     return {**row, "left_out": sorted(left_out)} if left_out else row
 

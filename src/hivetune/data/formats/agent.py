@@ -6,7 +6,7 @@ The columns are those of the table in docs/formats.md.
 from hivetune.data.columns import SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.fields import AGENT
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, first_of, said, text_of
+from hivetune.data.pieces.said import Conversation, Row, as_message, first_of, text_of
 from hivetune.data.pieces.turns import read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -20,13 +20,17 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    asked = [text for key in _TASK if (text := text_of(row.get(key), key))]
-    if not asked:
+    tasks = [text for key in _TASK if (text := text_of(row.get(key), key))]
+    if not tasks:
         raise RowRefused("unknown-layout", "an agent's row needs a task or input beside its output")
     output = first_of(row, ("output", "result", "response"))
     if output is None or row[output] is None:
         raise RowRefused("no-answer", "the row has no output")
-    messages = (*read_system(system_of(row)), Message("user", "\n".join(asked)), said("assistant", row[output], output))
+    messages = (
+        *read_system(system_of(row)),
+        Message("user", "\n".join(tasks)),
+        as_message("assistant", row[output], output),
+    )
     return Conversation("agent", messages)
 
 

@@ -5,7 +5,7 @@ https://ai.google.dev/gemini-api/docs/ai-studio-quickstart
 
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of, parsed
 from hivetune.data.pieces.turns import read_system, read_turn
@@ -19,18 +19,18 @@ def recognise(row: Row) -> bool:
 
 def rows(row: Row) -> Conversation:
     system = parsed(row.get("system_instruction"))
-    messages, cut = said_in_chat(listed(row["chunked_prompt"].get("chunks")), _ai_studio_turn)
-    return done("ai-studio", [*read_system(system), *messages], 0, cut)
+    messages, cut = chat_messages(listed(row["chunked_prompt"].get("chunks")), _ai_studio_turn)
+    return finish_chat("ai-studio", [*read_system(system), *messages], 0, cut)
 
 
 def _ai_studio_turn(chunk: Any) -> list[Message]:
     if one_of(chunk, "text") is None:
         raise RowRefused(NOT_HELD, "a chunk that is no text: only text can be learned")
-    said = read_turn({**chunk, "content": chunk["text"]})
+    messages = read_turn({**chunk, "content": chunk["text"]})
     if chunk.get("finishReason") not in (None, "", "STOP"):
-        why = f"an answer ended by {str(chunk['finishReason'])[:40]}, not by itself"
-        raise NotLearned(RowRefused("cut-off-answer", why), *said)
-    return said
+        hint = f"an answer ended by {str(chunk['finishReason'])[:40]}, not by itself"
+        raise NotLearned(RowRefused("cut-off-answer", hint), *messages)
+    return messages
 
 
 FORMAT = Format("ai-studio", recognise, rows, needs=frozenset(("chunked_prompt",)))

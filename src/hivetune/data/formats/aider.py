@@ -14,7 +14,7 @@ from hivetune.data.pieces.logs import PlacedRow, conversation
 
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
 _LAST = "# aider chat started at - -"  # ends the last session
-_ASKED = "#### "
+_QUESTION_MARK = "#### "
 _NOTE = re.compile(r"> |>\Z")  # and not `>>>>>>> REPLACE`, which ends an edit
 _END = "  "  # behind what Aider itself writes, a question or a note, and not behind a heading or quotation of the model
 # By the tag that Aider gives a model's thoughts, or as it shows them. What was stopped while it thought has no end.
@@ -33,15 +33,15 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each session in which somebody asked something."""
-    place, time, held = 1, "", list[str]()
+    begin, time, session = 1, "", list[str]()
     for number, line in itertools.chain(lines, [(0, _LAST)]):
         if (started := _STARTED.match(line)) is None:
-            held.append(line)
+            session.append(line)
             continue
-        turns, some_left = _turns(held)
+        turns, some_left = _turns(session)
         if any(turn["role"] == "user" for turn in turns):
-            yield place, conversation("aider", turns, ["program-notes"] if some_left else [], timestamp=time)
-        place, time, held = number, started.group(1), []
+            yield begin, conversation("aider", turns, ["program-notes"] if some_left else [], timestamp=time)
+        begin, time, session = number, started.group(1), []
 
 
 def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
@@ -49,7 +49,7 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
     turns: list[dict[str, Any]] = []
     some_left = False
     kind = ""
-    has_ends = any(line.startswith(_ASKED) and line.endswith(_END) for line in lines)
+    has_ends = any(line.startswith(_QUESTION_MARK) and line.endswith(_END) for line in lines)
     note_until = 0
     for at, line in enumerate(lines):
         if at < note_until:
@@ -59,15 +59,15 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
             note_until = _end_of_note(lines, at) if kind == "note" else at
             some_left = True
         elif now:
-            text = line if now == "assistant" else line[len(_ASKED) :].rstrip()
+            text = line if now == "assistant" else line[len(_QUESTION_MARK) :].rstrip()
             if now == kind:
                 turns[-1]["content"] += f"\n{text}"
             else:
                 turns.append({"role": now, "content": text})
         kind = now
-    said = [_question(turn) if turn["role"] == "user" else _answer(turn) for turn in turns]
-    kept = [turn for turn, after in itertools.zip_longest(said, said[1:]) if turn["content"] and turn != after]
-    return kept, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in kept]
+    cleaned = [_question(turn) if turn["role"] == "user" else _answer(turn) for turn in turns]
+    spoken = [turn for turn, after in itertools.zip_longest(cleaned, cleaned[1:]) if turn["content"] and turn != after]
+    return spoken, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in spoken]
 
 
 def _whose(line: str, before: str, *, has_ends: bool) -> str:
@@ -83,7 +83,7 @@ def _whose(line: str, before: str, *, has_ends: bool) -> str:
 
 
 def _asks(line: str) -> bool:
-    return line.startswith(_ASKED) or line.rstrip() == _ASKED.rstrip()
+    return line.startswith(_QUESTION_MARK) or line.rstrip() == _QUESTION_MARK.rstrip()
 
 
 def _end_of_note(lines: Sequence[str], at: int) -> int:
@@ -110,10 +110,10 @@ def _answer(turn: dict[str, Any]) -> dict[str, Any]:
     while lines and (_NOTE.match(lines[-1]) or not lines[-1].strip()):
         lines.pop()
     text = "\n".join(lines).strip()
-    if (found := _THOUGHTS.match(text)) is None:
+    if (match := _THOUGHTS.match(text)) is None:
         return {**turn, "content": text}
-    thoughts = (found["tagged"] or found["titled"] or "").strip()
-    return {**turn, "content": text[found.end() :].strip(), "reasoning_content": thoughts}
+    thoughts = (match["tagged"] or match["titled"] or "").strip()
+    return {**turn, "content": text[match.end() :].strip(), "reasoning_content": thoughts}
 
 
 FORMAT = Format("aider", recognise, rows, "file")

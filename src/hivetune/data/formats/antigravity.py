@@ -16,12 +16,8 @@ _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves
 _SOURCES = ("USER_EXPLICIT", "MODEL", "SYSTEM")
 
 
-def _is_step(event: Row) -> bool:
-    return {"step_index", "source", "type", "status"} <= event.keys() and event["source"] in _SOURCES
-
-
 def recognise(head: Head) -> bool:
-    return any(map(_is_step, head.events))
+    return any({"step_index", "source", "type", "status"} <= e.keys() and e["source"] in _SOURCES for e in head.events)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -46,8 +42,8 @@ def _row(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             turn, calls = _answer(event, content)
             turns.append((number, turn))
         elif source == "USER_EXPLICIT" or kind == "CHECKPOINT":
-            asked, mark, _ = content.partition("<USER_REQUEST>")[2].partition("</USER_REQUEST>")
-            text = asked.removeprefix("\n").removesuffix("\n") if mark else content
+            request, mark, _ = content.partition("<USER_REQUEST>")[2].partition("</USER_REQUEST>")
+            text = request.removeprefix("\n").removesuffix("\n") if mark else content
             question: Any = text if text.strip() else [{"type": "image"}]  # nothing was written: a picture was given
             turns.append((number, {"role": "user", "content": question}))
             calls = []
@@ -55,9 +51,9 @@ def _row(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             turns.append((number, {"role": "tool", "content": content, "tool_call_id": calls.pop(0)}))
         elif content:
             left_out.add("program-notes")
-    said = [turn for _, turn in turns]
-    if any(turn["role"] == "assistant" for turn in said):
-        yield events[0][0], conversation("antigravity", said, left_out)
+    spoken = [turn for _, turn in turns]
+    if any(turn["role"] == "assistant" for turn in spoken):
+        yield events[0][0], conversation("antigravity", spoken, left_out)
 
 
 def _answer(event: Row, content: str) -> tuple[dict[str, Any], list[str]]:
@@ -67,11 +63,11 @@ def _answer(event: Row, content: str) -> tuple[dict[str, Any], list[str]]:
     calls = [
         {
             "type": "tool_use",
-            "id": f"{event['step_index']}.{place}",
+            "id": f"{event['step_index']}.{index}",
             "name": one_of(call, "name"),
             "input": _input(call),
         }
-        for place, call in enumerate(listed(event.get("tool_calls")))
+        for index, call in enumerate(listed(event.get("tool_calls")))
     ]
     cut = event.get("status") != "DONE" or _CUT.search(content) or _CUT.search(json.dumps(calls))
     turn = {"role": "assistant", "content": [*parts, *calls], **({"weight": 0} if cut else {})}

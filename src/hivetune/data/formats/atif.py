@@ -23,24 +23,24 @@ def rows(row: Row) -> Conversation:
     turns: list[dict[str, Any]] = []
     notes = False
     for step in row["steps"]:
-        source, said = step.get("source"), step.get("message") or ""
+        source, content = step.get("source"), step.get("message") or ""
         if source == "agent":
-            turns += _agent_turns(step, said)
+            turns += _agent_turns(step, content)
         elif source == "system" and any(turn["role"] == "user" for turn in turns):
             notes = True
         else:
-            turns.append({"role": source, "content": said})
+            turns.append({"role": source, "content": content})
     messages, changed = in_order(read_messages(turns, None))
     tools = read_tools(one_of(row.get("agent"), "tool_definitions"))
     return Conversation("atif", messages, tools, changed=(*changed, *(("program-notes",) if notes else ())))
 
 
-def _agent_turns(step: Mapping[str, Any], said: Any) -> list[dict[str, Any]]:
+def _agent_turns(step: Mapping[str, Any], content: Any) -> list[dict[str, Any]]:
     calls = [
         {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
         for call in objects(step.get("tool_calls")) or []
     ]
-    turn = {"role": "assistant", "content": said, "reasoning_content": step.get("reasoning_content")}
+    turn = {"role": "assistant", "content": content, "reasoning_content": step.get("reasoning_content")}
     results = [
         {"role": "tool", "content": result.get("content"), "tool_call_id": result.get("source_call_id")}
         if result.get("source_call_id")

@@ -5,7 +5,7 @@ https://www.braintrust.dev/docs/guides/traces
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, one_of
-from hivetune.data.pieces.spans import step_said
+from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
 
@@ -22,9 +22,9 @@ def rows(row: Row) -> Conversation:
         raise RowRefused("failed", f"the span failed: {str(row['error'])[:80]}")
     expected = one_of(row, "expected")
     answer = "output" if expected is None else "expected"
-    said = step_said("braintrust", {"input": row["input"], "output": row.get(answer)}, None, is_call=kind == "llm")
-    changed = said.changed if expected is None or row.get("output") is None else (*said.changed, "other-answers")
-    return said._replace(changed=changed, explained=("input", "output", "expected"))
+    step = read_step("braintrust", {"input": row["input"], "output": row.get(answer)}, None, is_call=kind == "llm")
+    changed = step.changed if expected is None or row.get("output") is None else (*step.changed, "other-answers")
+    return step._replace(changed=changed, explained=("input", "output", "expected"))
 
 
 def _is_root(row: Row) -> bool:

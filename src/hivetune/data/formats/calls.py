@@ -6,10 +6,10 @@ https://huggingface.co/datasets/Salesforce/xlam-function-calling-60k
 import itertools
 from typing import Any
 
-from hivetune.data.columns import ASKED, SYSTEM, TOOLS, system_of, tools_of
+from hivetune.data.columns import QUESTIONS, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.pieces.calls import read_call, read_tools
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, first_of, objects, parsed, said
+from hivetune.data.pieces.said import Conversation, Row, as_message, first_of, objects, parsed
 from hivetune.data.pieces.turns import read_system
 from hivetune.records import Message
 
@@ -19,13 +19,13 @@ _CALLED = ("answers", "tool_calls", "tool_call", "function_calls", "function_cal
 
 
 def recognise(row: Row) -> bool:
-    return _called(row) is not None and first_of(row, ASKED) is not None
+    return _called(row) is not None and first_of(row, QUESTIONS) is not None
 
 
 def rows(row: Row) -> Conversation:
-    question = first_of(row, ASKED)
+    question = first_of(row, QUESTIONS)
     assert question is not None  # `recognise` looked
-    messages = [*read_system(system_of(row)), said("user", row[question], question)]
+    messages = [*read_system(system_of(row)), as_message("user", row[question], question)]
     messages.append(Message("assistant", "", tool_calls=tuple(read_call(call) for call in _called(row) or [])))
     return Conversation("calls", tuple(messages), read_tools(tools_of(row)))
 

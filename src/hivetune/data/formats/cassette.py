@@ -34,7 +34,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     """
     begin: re.Match[str] | None = None
     call: list[str] = []
-    head, place, size = "", 0, 0
+    head, begin_line, size = "", 0, 0
     for number, text in lines:
         line = f"{text}\n"
         if begin is None:
@@ -45,13 +45,13 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         starts = line.startswith(f"{begin[2]}- ")
         if starts or (call and _ends(line, begin[2])):  # what stands behind the calls is about the cassette
             if call:
-                yield place, _row("".join(call), begin[1])
-            call, place, size = [], number, 0
+                yield begin_line, _row("".join(call), begin[1])
+            call, begin_line, size = [], number, 0
         if (starts or call) and size <= MAX_ROW_CHARS:
             call.append(line)
             size += len(line)
     if call and begin is not None:
-        yield place, _row("".join(call), begin[1])
+        yield begin_line, _row("".join(call), begin[1])
 
 
 def _ends(line: str, indent: str) -> bool:

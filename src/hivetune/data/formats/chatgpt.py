@@ -7,7 +7,7 @@ https://help.openai.com/en/articles/7260999-how-do-i-export-my-chatgpt-history-a
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, done, kept_nodes, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, branch_nodes, chat_messages, finish_chat
 from hivetune.data.pieces.calls import free_call
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
@@ -21,7 +21,7 @@ _MEMORY = "bio"  # where ChatGPT notes what it learned about the user; no answer
 _SEARCHES = ("web", "browser")  # tools that search the web; the answer says what they found
 _THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
 _CANVAS = "canmore.create_textdoc"  # writes a document beside the conversation: a part of the answer
-_TOLD = ("model_identity_desc", "instructions", "user_profile", "user_instructions")  # of a system prompt in fields
+_SYSTEM_FIELDS = ("model_identity_desc", "instructions", "user_profile", "user_instructions")
 _BROKEN_OFF = ("in_progress", "finished_partial_completion")  # states of a message
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
@@ -38,10 +38,10 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    nodes, path = kept_nodes(row, "create_time")
-    messages, cut = said_in_chat([nodes[key].get("message") for key in path], _turn)
+    nodes, path = branch_nodes(row, "create_time")
+    messages, cut = chat_messages([nodes[key].get("message") for key in path], _turn)
     others = [key for key in nodes if key not in path and _role(nodes[key].get("message")) == "assistant"]
-    return done("chatgpt", messages, len(others), cut)
+    return finish_chat("chatgpt", messages, len(others), cut)
 
 
 def _role(message: Any) -> Any:
@@ -55,20 +55,20 @@ def _turn(message: Any) -> list[Message]:
         return []
     kind = content.get("content_type")
     if kind in ("user_editable_context", "system_content"):  # what stood above the conversation
-        texts = [content.get(name) for name in _TOLD]
+        texts = [content.get(name) for name in _SYSTEM_FIELDS]
         return [Message("system", text) for text in texts if isinstance(text, str) and text.strip()]
     if kind in _SILENT_CONTENT:
         return []
     if kind == "thoughts":
         thoughts = [str(one_of(item, "content", "summary") or "") for item in listed(content.get("thoughts"))]
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
-    if _is_of_tool(message, role):
+    if role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all")):
         return _of_tool(message, content)
     text = _text(content)
-    said = read_turn({"role": role, "content": text}) if text.strip() else []
+    messages = read_turn({"role": role, "content": text}) if text.strip() else []
     if role == "assistant" and _is_unfinished(message):
-        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
-    return said
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *messages)
+    return messages
 
 
 def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
@@ -116,10 +116,6 @@ def _text(content: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _is_of_tool(message: Any, role: Any) -> bool:
-    return role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all"))
-
-
 def _is_unfinished(message: Any) -> bool:
     ended = one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
     return one_of(message, "status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")
@@ -133,13 +129,13 @@ def _preferred(row: Row) -> Conversation:
     """Return the conversation with the answer that was preferred: the new one where both are rated the same (the user
     asked for it because the first was cut, or no better), the first one where the user did not compare them.
     """
-    asked, compared = _comparison(row)
+    question, compared = _comparison(row)
     better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"
     *answer, last = listed(one_of(compared, f"{better}_turn")) or [None]
     if one_of(last, "end_turn") is False:  # nothing follows that could end it
         last = {**last, "status": "in_progress"}
-    read, cut = said_in_chat([*listed(one_of(asked, "messages")), *answer, last], _turn)
-    return done("chatgpt-comparison", read, 1, cut)
+    read, cut = chat_messages([*listed(one_of(question, "messages")), *answer, last], _turn)
+    return finish_chat("chatgpt-comparison", read, 1, cut)
 
 
 def _comparison(row: Row) -> tuple[Any, Any]:

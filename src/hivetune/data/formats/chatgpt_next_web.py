@@ -15,8 +15,8 @@ def recognise(record: Row) -> bool:
 
 def rows(record: Row) -> Iterator[Row]:
     for session in objects(record["chat-next-store"]["sessions"]) or []:
-        said = objects(session.get("messages")) or []
-        turns = [{"role": one.get("role"), "content": one.get("content")} for one in said]
+        messages = objects(session.get("messages")) or []
+        turns = [{"role": message.get("role"), "content": message.get("content")} for message in messages]
         yield {"session_id": session.get("id"), "messages": turns}
 
 

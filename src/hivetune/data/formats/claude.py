@@ -9,7 +9,7 @@ https://support.claude.com/en/articles/9450526-how-can-i-export-my-claude-data
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, branch, chat_messages, finish_chat
 from hivetune.data.pieces.calls import result_text
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of
@@ -47,30 +47,30 @@ def rows(row: Row) -> Conversation:
         path = [by_id[name] for name in branch(parents, leaf if leaf in by_id else list(by_id)[-1])]
     # What each artifact is, told when it was created and not when it is written again.
     parts = [part for turn in turns for part in listed(turn.get("content")) if one_of(part, "name") == "artifacts"]
-    made = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
-    kinds = {str(one.get("id")): one["type"] for one in reversed(made) if isinstance(one.get("type"), str)}
-    messages, cut = said_in_chat(path, lambda turn: _turn(turn, kinds))
-    return done("claude", messages, len(turns) - len(path), cut)
+    inputs = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
+    kinds = {str(value.get("id")): value["type"] for value in reversed(inputs) if isinstance(value.get("type"), str)}
+    messages, cut = chat_messages(path, lambda turn: _turn(turn, kinds))
+    return finish_chat("claude", messages, len(turns) - len(path), cut)
 
 
 def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
     attached, answers = listed(turn.get("attachments")), turn.get("sender") == "assistant"
     texts = [one_of(item, "extracted_content") for item in attached]
-    held = {one_of(item, "file_name") for item in attached}
+    attached_names = {one_of(item, "file_name") for item in attached}
     files = [*listed(turn.get("files")), *listed(turn.get("files_v2"))]
-    if not answers and any(one_of(file, "file_name") not in held for file in files):
+    if not answers and any(one_of(file, "file_name") not in attached_names for file in files):
         raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
     if not all(isinstance(text, str) for text in texts):
         raise RowRefused(NOT_HELD, "an attachment without its text")
     content = turn.get("content") or turn.get("text")
     if isinstance(content, list):
-        content = _apart([part for part in content if one_of(part, "type") not in _SILENT and not _is_search(part)])
+        content = _split([part for part in content if one_of(part, "type") not in _SILENT and not _is_search(part)])
     parts = objects(content) or []
     if answers and any(part.get("type") in _TOOLS for part in parts):
-        said = _worked(parts, kinds)
+        messages = _worked(parts, kinds)
     else:
-        said = read_turn({"role": turn.get("sender"), "content": content})
-    return [*(Message("user", str(text)) for text in texts), *said]
+        messages = read_turn({"role": turn.get("sender"), "content": content})
+    return [*(Message("user", str(text)) for text in texts), *messages]
 
 
 def _is_search(part: Any) -> bool:
@@ -81,9 +81,9 @@ def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Messa
     """Return an answer step by step: what was said, the calls, their results. Raise NotLearned: a result is not
     held.
     """
-    words = read_turn({"role": "assistant", "content": _apart([one for one in parts if one.get("type") not in _TOOLS])})
-    unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *words)
-    found: list[Message] = []
+    text = read_turn({"role": "assistant", "content": _split([b for b in parts if b.get("type") not in _TOOLS])})
+    unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *text)
+    messages: list[Message] = []
     content: list[dict[str, Any]] = []
     calls, results = 0, list[Message]()
     for part in [*parts, {"type": "end"}]:
@@ -93,7 +93,7 @@ def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Messa
                 results.append(_result(part, unheld))
             continue  # else of a document, that it was stored
         if results or kind == "end":
-            found += [*(read_turn({"role": "assistant", "content": content}) if content else ()), *results]
+            messages += [*(read_turn({"role": "assistant", "content": content}) if content else ()), *results]
             if len(results) < calls:
                 raise unheld
             content, calls, results = [], 0, []
@@ -101,9 +101,9 @@ def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Messa
         calls += kind == "tool_use" and written is None
         if kind != "end":
             _append(content, part if written is None else {"type": "text", "text": written, "apart": True})
-    if not found or found[-1].role != "assistant":
+    if not messages or messages[-1].role != "assistant":
         raise unheld
-    return found
+    return messages
 
 
 def _result(part: Any, unheld: NotLearned) -> Message:
@@ -125,29 +125,29 @@ def _append(content: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
     """Return what a call that writes an artifact writes, as it stands in other answers; None for other calls."""
-    made = one_of(part, "input")
-    text = one_of(made, "content")
-    kind = one_of(made, "type") or kinds.get(str(one_of(made, "id")))
-    if one_of(part, "name") != "artifacts" or one_of(made, "command") not in ("create", "rewrite", None):
+    call_input = one_of(part, "input")
+    text = one_of(call_input, "content")
+    kind = one_of(call_input, "type") or kinds.get(str(one_of(call_input, "id")))
+    if one_of(part, "name") != "artifacts" or one_of(call_input, "command") not in ("create", "rewrite", None):
         return None
     if not isinstance(text, str) or not isinstance(kind, str):
         return None
-    language = one_of(made, "language") or _LANGUAGES.get(kind, "")
+    language = one_of(call_input, "language") or _LANGUAGES.get(kind, "")
     if not language and kind != _CODE:
         return text.strip()
     mark = "````" if "```" in text else "```"
     return "\n".join((f"{mark}{language}", text.strip("\n"), mark))
 
 
-def _apart(parts: list[Any]) -> list[Any]:
+def _split(parts: list[Any]) -> list[Any]:
     """Return blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
-    found: list[Any] = []
+    blocks: list[Any] = []
     for part in parts:
-        before, text = (one_of(found[-1], "text") if found else None), one_of(part, "text")
+        before, text = (one_of(blocks[-1], "text") if blocks else None), one_of(part, "text")
         if isinstance(before, str) and isinstance(text, str) and before.endswith(_ENDS) and text[:1].strip():
             part = {**part, "text": f"\n\n{text}"}
-        found.append(part)
-    return found
+        blocks.append(part)
+    return blocks
 
 
 FORMAT = Format("claude", recognise, rows, needs=frozenset(("chat_messages",)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, trees, way_to
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, trees
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
 
@@ -49,8 +49,8 @@ class _Line:
     @property
     def answer_id(self) -> str | None:
         """Return the id that all lines of one answer share."""
-        known = self.message.get("id") if self.role == "assistant" else None
-        return known if isinstance(known, str) and known else None
+        answer_id = self.message.get("id") if self.role == "assistant" else None
+        return answer_id if isinstance(answer_id, str) and answer_id else None
 
     @property
     def asks_subagent(self) -> bool:
@@ -88,9 +88,9 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield each tree of a session as one row. Sessions of one file may stand behind or between each other: a line
     belongs where its parent is; without one to the session that it names; else to that of the line before it.
     """
-    held: dict[str, _Session] = {}
+    sessions: dict[str, _Session] = {}
     owners: dict[str, str] = {}
-    name, kept = "", 0
+    name, num_chars = "", 0
     for number, event, text in events(lines):
         if event is None:
             yield number, RowRefused("broken-line")
@@ -98,19 +98,19 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")
         name = owners.get(str(parent)) or (before if parent and before else str(event.get("sessionId") or before))
-        session = held.setdefault(name, _Session())
+        session = sessions.setdefault(name, _Session())
         _add(session, number, event, len(text))
         if isinstance(event.get("uuid"), str):
             owners[event["uuid"]] = name
-        kept += len(text)
+        num_chars += len(text)
         if session.size > MAX_KEPT_CHARS:
             yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
-            kept -= held.pop(name).size
-        while kept > MAX_KEPT_CHARS and len(held) > 1:
-            first = held.pop(next(iter(held)))
-            kept -= first.size
+            num_chars -= sessions.pop(name).size
+        while num_chars > MAX_KEPT_CHARS and len(sessions) > 1:
+            first = sessions.pop(next(iter(sessions)))
+            num_chars -= first.size
             yield from _rows(first)
-    for session in held.values():
+    for session in sessions.values():
         yield from _rows(session)
 
 
@@ -130,8 +130,8 @@ def _block_of_part(part: dict[str, Any]) -> dict[str, Any]:
     if isinstance(call, dict):
         return {"type": "tool_use", "id": call.get("id"), "name": call.get("name"), "input": call.get("args")}
     if isinstance(result, dict):
-        given = result.get("response")
-        text = given["output"] if isinstance(given, dict) and set(given) == {"output"} else given
+        response = result.get("response")
+        text = response["output"] if isinstance(response, dict) and set(response) == {"output"} else response
         return {"type": "tool_result", "tool_use_id": result.get("id"), "content": text}
     if part.get("thought") is True:
         return {"type": "thinking", "thinking": part.get("text")}
@@ -197,8 +197,8 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
         _chain(session)
     for line in lines.values():
         above = lines.get(line.parent or "")
-        if above is not None and line.event.get("isMeta") is True and (given := _given_to_command(above)):
-            above.noise, above.message = False, {"role": "user", "content": given}
+        if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):
+            above.noise, above.message = False, {"role": "user", "content": text}
         aside = line.asks_subagent and above is not None and above.event.get("isSidechain") is not True
         if aside or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):
             line.parent = None  # a conversation of its own begins
@@ -208,13 +208,13 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
             yield _row(session, tree, spoken)
 
 
-def _given_to_command(line: _Line) -> str:
+def _command_arguments(line: _Line) -> str:
     """Return what the user wrote behind the name of a command. The page that a command of their own stands for follows
     as a note; a command of the program has none.
     """
     text = _text(line.message).lstrip()
-    given = text.partition("<command-args>")[2].partition("</command-args>")[0]
-    return given.strip() if text.startswith("<command-") else ""
+    arguments = text.partition("<command-args>")[2].partition("</command-args>")[0]
+    return arguments.strip() if text.startswith("<command-") else ""
 
 
 def _chain(session: _Session) -> None:
@@ -229,10 +229,10 @@ def _chain(session: _Session) -> None:
 
 
 def _row(session: _Session, tree: list[str], spoken: list[str]) -> PlacedRow:
-    path = set(way_to(spoken[-1], {name: session.lines[name].parent for name in tree}))
+    path = set(path_to(spoken[-1], {name: session.lines[name].parent for name in tree}))
     answers = {session.lines[name].answer_id for name in path} - {None}
     calls = {str(part.get("id")) for name in path for part in session.lines[name].parts("tool_use")}
-    kept: list[_Line] = []
+    lines: list[_Line] = []
     left_out = set()
     for name in tree:  # in the order of the file
         line = session.lines[name]
@@ -240,21 +240,21 @@ def _row(session: _Session, tree: list[str], spoken: list[str]) -> PlacedRow:
         if line.noise and name in path:
             left_out.add("program-notes")
         elif name in path or line.answer_id in answers or results:
-            kept.append(line)  # results of calls made at once, and pieces of one answer, hang beside the path
+            lines.append(line)  # results of calls made at once, and pieces of one answer, hang beside the path
         elif line.role == "assistant" and not line.noise:
             left_out.add("other-branches")
-    turns = _turns([line for line in kept if line.message])
+    turns = _turns([line for line in lines if line.message])
     facts = {"session_id": session.name, "timestamp": session.time}
     return session.lines[spoken[0]].number, conversation("claude-code", turns, left_out, **facts)
 
 
-def _turns(kept: list[_Line]) -> list[dict[str, Any]]:
+def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
     """Return turns in order; blocks of one answer together, even where a result was written between two of them. An
     answer that the user stopped, or whose call they refused, has no weight.
     """
     turns: list[dict[str, Any]] = []
     answers: dict[str, dict[str, Any]] = {}
-    for line in kept:
+    for line in lines:
         content, answer = line.message.get("content"), str(line.message.get("id") or "")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": str(content or "")}]
         turn = answers.get(answer) if line.role == "assistant" else None
@@ -264,8 +264,8 @@ def _turns(kept: list[_Line]) -> list[dict[str, Any]]:
             if line.role == "assistant" and answer:
                 answers[answer] = turn
         else:
-            seen = {json.dumps(block, sort_keys=True) for block in turn["content"]}
-            turn["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in seen]
+            earlier = {json.dumps(block, sort_keys=True) for block in turn["content"]}
+            turn["content"] += [block for block in blocks if json.dumps(block, sort_keys=True) not in earlier]
         if line.message.get("stop_reason") == "max_tokens":
             turn["weight"] = 0
     last: dict[str, Any] | None = None

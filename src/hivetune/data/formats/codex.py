@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_what_rests_on_hidden_calls
+from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_hidden_calls
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import NOT_HELD, Row, one_of, parsed, texts_in
@@ -21,9 +21,9 @@ _ITEM_TYPES = (
     *("custom_tool_call_output", "local_shell_call", "web_search_call"),
 )
 _LONG_TEXT = 40  # characters; that many stand in another text only where it repeats them
-_TOLD = "hivetune_told"  # marks words that an event tells; mostly an item says them too
+_FROM_EVENT = "hivetune_told"  # marks words that an event tells; mostly an item says them too
 # What an event says that somebody said, and where it says it.
-_TOLD_BY = {
+_EVENT_ROLES = {
     "user_message": ("user", "message"),
     "agent_message": ("assistant", "message"),
     "task_complete": ("assistant", "last_agent_message"),
@@ -35,8 +35,8 @@ _SILENT_ITEMS = ("ghost_snapshot", "compaction", "compaction_summary", "other")
 
 @dataclass(slots=True)
 class _Session:
-    """Items since the session began or was compacted; between them, marked by _TOLD, what an event says that somebody
-    said. `place`: the line of the first one.
+    """Items since the session began or was compacted, and between them, marked by _FROM_EVENT, messages of events.
+    `place`: the line of the first one.
     """
 
     name: str | None = None
@@ -99,7 +99,7 @@ def _kind_and_payload(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     """Apply what an event of the program says of the items."""
     kind = event.get("type")
-    role, column = _TOLD_BY.get(str(kind), ("", ""))
+    role, column = _EVENT_ROLES.get(str(kind), ("", ""))
     if kind == "turn_aborted":
         _leave_out_repeated(session)
         unlearn_answer(session.items, len(session.items))
@@ -111,7 +111,7 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
             del session.items[turns[-min(count, len(turns))] :]
             session.left_out.add("other-branches")
     elif role and isinstance(text := event.get(column, event.get("content")), str) and text.strip():
-        session.items.append({"type": "message", "role": role, "content": text, _TOLD: True})
+        session.items.append({"type": "message", "role": role, "content": text, _FROM_EVENT: True})
         session.place = session.place or number
 
 
@@ -131,18 +131,18 @@ def _leave_out_repeated(session: _Session) -> None:
     """Leave out what events tell and an item says too, or an event in front of it in the same answer."""
     whole = {"user": "", "assistant": ""}
     for item in session.items:
-        if _TOLD not in item and (role := str(item.get("role"))) in whole:
+        if _FROM_EVENT not in item and (role := str(item.get("role"))) in whole:
             whole[role] += "".join(map(_bordered, texts_in(item.get("content"))))
-    kept: list[dict[str, Any]] = []
-    told = ""  # in the answer so far
+    items: list[dict[str, Any]] = []
+    answer = ""  # in the answer so far
     for item in session.items:
-        if _TOLD in item:
-            if _is_said(item["content"], whole[item["role"]]) or _is_said(item["content"], told):
+        if _FROM_EVENT in item:
+            if _repeats(item["content"], whole[item["role"]]) or _repeats(item["content"], answer):
                 continue
-            told += _bordered(item["content"])
-        told = "" if item.get("role") == "user" else told
-        kept.append(item)
-    session.items = kept
+            answer += _bordered(item["content"])
+        answer = "" if item.get("role") == "user" else answer
+        items.append(item)
+    session.items = items
 
 
 def _bordered(text: str) -> str:
@@ -150,7 +150,7 @@ def _bordered(text: str) -> str:
     return f"\n{text.strip()}\0"
 
 
-def _is_said(text: str, whole: str) -> bool:
+def _repeats(text: str, whole: str) -> bool:
     """Return whether one of the texts in `whole` is this one; or holds it, behind what an editor writes before a
     question.
     """
@@ -170,21 +170,21 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
         session.left_out.add("trailing-turns")
     _leave_out_repeated(session)
     items = session.items
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if _is_broken_call(item):
-            items[place] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}
-            unlearn_answer(items, place + 1)
+            items[index] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}
+            unlearn_answer(items, index + 1)
     hidden = next((item["type"] for item in items if item.get("type") in HIDDEN_CALLS), None)
-    items = unlearn_what_rests_on_hidden_calls(items)
+    items = unlearn_hidden_calls(items)
     if not any(item.get("role") == "user" for item in items):
         return
     if hidden and not any(is_of_answer(item) and item.get("weight", 1) for item in items):
-        why = f"no answer is left to learn: {hidden}, a tool that the provider ran itself; its result is not logged"
-        yield session.place, RowRefused(NOT_HELD, why)
+        reason = f"no answer is left to learn: {hidden}, a tool that the provider ran itself; its result is not logged"
+        yield session.place, RowRefused(NOT_HELD, reason)
         return
-    given = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
+    system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
     facts = {"session_id": session.name, "timestamp": session.time}
-    yield session.place, conversation("codex", [*given, *items], session.left_out, **facts)
+    yield session.place, conversation("codex", [*system, *items], session.left_out, **facts)
 
 
 FORMAT = Format("codex", recognise, rows, "file")

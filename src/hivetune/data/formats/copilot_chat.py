@@ -9,7 +9,7 @@ https://code.visualstudio.com/docs/copilot/chat/copilot-chat (Chat: Export Chat)
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of, text_of
 from hivetune.data.pieces.turns import read_turn
@@ -17,7 +17,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 _REFERENCE = "inlineReference"  # to a file or a symbol
-_WORDS = (None, "markdownContent", "markdownVuln", _REFERENCE)
+_TEXT_KINDS = (None, "markdownContent", "markdownVuln", _REFERENCE)
 _TOOLS = ("toolInvocationSerialized", "textEditGroup", "notebookEditGroup", "multiDiffData")
 _STOPPED = (2, 3)  # states of a request: cancelled, failed
 
@@ -27,8 +27,8 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    messages, cut = said_in_chat(row["requests"], _turns)
-    return done("copilot-chat", messages, 0, cut)
+    messages, cut = chat_messages(row["requests"], _turns)
+    return finish_chat("copilot-chat", messages, 0, cut)
 
 
 def _turns(request: Any) -> list[Message]:
@@ -36,8 +36,8 @@ def _turns(request: Any) -> list[Message]:
     if any(one_of(variable, "kind") == "image" for variable in variables):
         raise RowRefused(NOT_HELD, "a question about an image that the export does not hold")
     parts = [part for part in listed(one_of(request, "response")) if isinstance(part, dict)]
-    shown = [(part, _text(part)) for part in parts if part.get("kind") in _WORDS]
-    asked = Message("user", text_of(one_of(one_of(request, "message"), "text"), "message.text"))
+    shown = [(part, _text(part)) for part in parts if part.get("kind") in _TEXT_KINDS]
+    question = Message("user", text_of(one_of(one_of(request, "message"), "text"), "message.text"))
     thoughts = "\n".join(_text(part) for part in parts if part.get("kind") == "thinking")
     answer = Message("assistant", "".join(text for _, text in shown).strip(), reasoning=thoughts or None)
     used_tools = any(part.get("kind") in _TOOLS for part in parts)
@@ -47,17 +47,17 @@ def _turns(request: Any) -> list[Message]:
     metadata = one_of(result, "metadata")
     stopped = one_of(request, "isCanceled") or one_of(one_of(request, "modelState"), "value") in _STOPPED
     if stopped or one_of(result, "errorDetails") or not answer.content:
-        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), asked, answer)
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), question, answer)
     if rounds := objects(one_of(metadata, "toolCallRounds")):
         try:
-            return [asked, *_worked(rounds, one_of(metadata, "toolCallResults"))]
+            return [question, *_worked(rounds, one_of(metadata, "toolCallResults"))]
         except RowRefused as refused:
-            raise NotLearned(refused, asked, answer) from refused
+            raise NotLearned(refused, question, answer) from refused
     if used_tools:
-        raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), asked, answer)
+        raise NotLearned(RowRefused(NOT_HELD, "Copilot's own tools took part"), question, answer)
     if any(part.get("kind") == _REFERENCE and not text for part, text in shown):  # the sentence has a hole
-        raise NotLearned(RowRefused(NOT_HELD, "a name in an answer is not held"), asked, answer)
-    return [asked, answer]
+        raise NotLearned(RowRefused(NOT_HELD, "a name in an answer is not held"), question, answer)
+    return [question, answer]
 
 
 def _worked(rounds: list[dict[str, Any]], results: Any) -> list[Message]:
@@ -65,10 +65,10 @@ def _worked(rounds: list[dict[str, Any]], results: Any) -> list[Message]:
     end.
     """
     messages: list[Message] = []
-    for one in rounds:
-        calls = listed(one.get("toolCalls"))
-        thought = one_of(one.get("thinking"), "text")
-        turn = {"role": "assistant", "content": one.get("response") or "", "tool_calls": calls}
+    for step in rounds:
+        calls = listed(step.get("toolCalls"))
+        thought = one_of(step.get("thinking"), "text")
+        turn = {"role": "assistant", "content": step.get("response") or "", "tool_calls": calls}
         messages += read_turn({**turn, "reasoning_content": thought if isinstance(thought, str) else ""})
         for call in calls:
             called = str(one_of(call, "id"))
@@ -99,9 +99,9 @@ def _pieces(node: Any) -> Iterator[str]:
 def _text(part: Mapping[str, Any]) -> str:
     """Return the text of a part; of a reference to a file or a symbol, its name as code, as the model wrote it."""
     if part.get("kind") == _REFERENCE:
-        place = part.get("inlineReference")
-        path = one_of(place, "path") or one_of(one_of(place, "uri"), "path") or ""
-        name = one_of(part, "name") or one_of(place, "name") or str(path).rstrip("/").rpartition("/")[2]
+        reference = part.get("inlineReference")
+        path = one_of(reference, "path") or one_of(one_of(reference, "uri"), "path") or ""
+        name = one_of(part, "name") or one_of(reference, "name") or str(path).rstrip("/").rpartition("/")[2]
         return f"`{name}`" if name else ""
     value = part.get("value", part.get("content"))
     if isinstance(value, list):

@@ -12,7 +12,7 @@ from hivetune.data.pieces.said import Row, one_of
 
 
 def recognise(head: Head) -> bool:
-    return any(one.get("type") == "session.start" and "sessionId" in _data(one) for one in head.events)
+    return any(event.get("type") == "session.start" and "sessionId" in _data(event) for event in head.events)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -34,10 +34,10 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             turns.append({"role": "tool", "content": result, "tool_call_id": data.get("toolCallId")})
         else:
             notes = notes or kind != "session.start"
-    place, first = session[0]
+    number, first = session[0]
     if turns:
         left_out = ["program-notes"] if notes else []
-        yield place, conversation("copilot-cli", turns, left_out, session_id=_data(first).get("sessionId"))
+        yield number, conversation("copilot-cli", turns, left_out, session_id=_data(first).get("sessionId"))
 
 
 def _data(event: Row) -> dict[str, Any]:

@@ -7,31 +7,31 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, one_of
-from hivetune.data.pieces.spans import step_said
+from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
 
-def _said_by_datadog(row: Row) -> dict[str, Any]:
-    held = one_of(row, "meta", "attributes")
-    return held if isinstance(held, dict) and one_of(held, "span_kind", "span.kind", "kind") else {}
+def _span(row: Row) -> dict[str, Any]:
+    span = one_of(row, "meta", "attributes")
+    return span if isinstance(span, dict) and one_of(span, "span_kind", "span.kind", "kind") else {}
 
 
 def recognise(row: Row) -> bool:
-    said = _said_by_datadog(row)
-    return all(one_of(said.get(side), "messages", "value") is not None for side in ("input", "output"))
+    span = _span(row)
+    return all(one_of(span.get(side), "messages", "value") is not None for side in ("input", "output"))
 
 
 def rows(row: Row) -> Conversation:
     """Return a span of Datadog's LLM observability: its kind, input and output, in `meta`, or as its API gives them."""
-    said = _said_by_datadog(row)
-    kind = one_of(said, "span_kind", "span.kind", "kind")
+    span = _span(row)
+    kind = one_of(span, "span_kind", "span.kind", "kind")
     is_call = kind == "llm"
     if not is_call and (kind not in ("workflow", "agent") or row.get("parent_id") not in (None, "", "undefined", "0")):
         raise RowRefused("not-a-model-call", f"a span of kind {str(kind)[:40]}")
     if row.get("status") == "error":
         raise RowRefused("failed", "the span's status is an error")
-    step = {side: one_of(said[side], "messages", "value") for side in ("input", "output")}
-    return step_said("datadog", step, {"tools": said.get("tool_definitions")}, is_call=is_call)
+    step = {side: one_of(span[side], "messages", "value") for side in ("input", "output")}
+    return read_step("datadog", step, {"tools": span.get("tool_definitions")}, is_call=is_call)
 
 
 FORMAT = Format(

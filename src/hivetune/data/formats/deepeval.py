@@ -12,7 +12,7 @@ from hivetune.data.pieces.said import Row, objects, one_of
 from hivetune.data.pieces.spans import SHARED
 
 _SPANS = ("llmSpans", "llm_spans")
-_KEPT = (*SHARED, "uuid", "startTime", "input", "output", "model")
+_FIELDS = (*SHARED, "uuid", "startTime", "input", "output", "model")
 
 
 def recognise(record: Row) -> bool:
@@ -24,12 +24,12 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 def _call(span: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: span[name] for name in _KEPT if name in span}
-    arguments = one_of(kept.get("input"), "args")
+    fields = {name: span[name] for name in _FIELDS if name in span}
+    arguments = one_of(fields.get("input"), "args")
     if isinstance(arguments, list) and len(arguments) == 1:
-        kept["input"] = arguments[0]  # a traced function with one argument, the request
+        fields["input"] = arguments[0]  # a traced function with one argument, the request
     failed = str(span.get("status", "")).upper().startswith("ERR")
-    return {**kept, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
+    return {**fields, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
 
 
 FORMAT = Format("deepeval", recognise, rows, "batch", frozenset(_SPANS), rank=12)

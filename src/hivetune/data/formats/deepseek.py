@@ -6,7 +6,7 @@ https://chat.deepseek.com (Settings, Data, Export data)
 
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, done, kept_nodes, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, branch_nodes, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, objects, one_of
 from hivetune.data.reasons import RowRefused
@@ -16,14 +16,14 @@ from hivetune.records import Message
 def recognise(row: Row) -> bool:
     nodes = row.get("mapping")
     messages = [one_of(node, "message") for node in nodes.values()] if isinstance(nodes, dict) else []
-    found = [message for message in messages if isinstance(message, dict)]
-    return bool(found) and all("fragments" in one or ("role" in one and "author" not in one) for one in found)
+    held_messages = [message for message in messages if isinstance(message, dict)]
+    return bool(held_messages) and all("fragments" in m or ("role" in m and "author" not in m) for m in held_messages)
 
 
 def rows(row: Row) -> Conversation:
-    nodes, path = kept_nodes(row, "inserted_at")
-    messages, cut = said_in_chat([nodes[key].get("message") for key in path], _turn)
-    return done("deepseek", messages, sum("message" in nodes[key] for key in nodes if key not in path) // 2, cut)
+    nodes, path = branch_nodes(row, "inserted_at")
+    messages, cut = chat_messages([nodes[key].get("message") for key in path], _turn)
+    return finish_chat("deepseek", messages, sum("message" in nodes[key] for key in nodes if key not in path) // 2, cut)
 
 
 def _turn(message: Any) -> list[Message]:
@@ -36,13 +36,13 @@ def _turn(message: Any) -> list[Message]:
         {"type": "THINK", "content": thoughts},
         {"type": "REQUEST" if message.get("role") == "USER" else "RESPONSE", "content": message.get("content")},
     ]
-    kinds = [(str(one.get("type")), one.get("content")) for one in fragments if one.get("content")]
+    kinds = [(str(fragment.get("type")), fragment.get("content")) for fragment in fragments if fragment.get("content")]
     texts = [(_FRAGMENTS.get(kind), content) for kind, content in kinds if "SEARCH" not in kind]
-    said = {kind: "\n\n".join(str(text) for one, text in texts if one == kind) for kind, _ in texts}
-    if "user" in said:
-        return [Message("user", said["user"])]
-    answer = Message("assistant", said.get("assistant", ""), reasoning=said.get("thought"))
-    if None in said:
+    by_kind = {kind: "\n\n".join(str(text) for k, text in texts if k == kind) for kind, _ in texts}
+    if "user" in by_kind:
+        return [Message("user", by_kind["user"])]
+    answer = Message("assistant", by_kind.get("assistant", ""), reasoning=by_kind.get("thought"))
+    if None in by_kind:
         raise NotLearned(RowRefused(NOT_HELD, "DeepSeek's own tools took part"), answer)
     return [answer] if answer.content else []
 

@@ -14,8 +14,8 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Conversation:
-    said = [one for one in record["messages"] if str(one_of(one, "content") or "").strip()]
-    turns = [(str(one_of(one.get("author"), "name")), one["content"]) for one in said]
+    messages = [message for message in record["messages"] if str(one_of(message, "content") or "").strip()]
+    turns = [(str(one_of(message.get("author"), "name")), message["content"]) for message in messages]
     return spoken("discord", turns, record.get(ASSISTANT))
 
 

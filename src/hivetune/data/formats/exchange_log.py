@@ -23,8 +23,8 @@ _BODIES = ("body", "payload", "content", "data")
 
 def recognise(head: Head) -> bool:
     """Return whether one of the first rows of a file asks a model, and another one answers it."""
-    asked = {_id(row) for row in head.events if _asks_a_model(row)} - {""}
-    return bool(asked) and any(_side(row) == "response" and _id(row) in asked for row in head.events)
+    ids = {_id(row) for row in head.events if _asks_a_model(row)} - {""}
+    return bool(ids) and any(_side(row) == "response" and _id(row) in ids for row in head.events)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -39,32 +39,32 @@ def _step(number: int, row: Row | None) -> Step:
     return Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})
 
 
-def _call(asked: Row, answered: Row) -> dict[str, Any]:
-    about = {key: asked[key] for key in (*SESSION, *TIME) if asked.get(key) is not None}
+def _call(request: Row, answered: Row) -> dict[str, Any]:
+    columns = {key: request[key] for key in (*SESSION, *TIME) if request.get(key) is not None}
     status, response = one_of(answered, "status_code", "statusCode", "status"), _body(answered)
     if isinstance(status, int) and status >= 400:
         response = {"error": {"message": f"status {status}"}}
-    return {**about, "request": _body(asked), "response": response}
+    return {**columns, "request": _body(request), "response": response}
 
 
 def _side(row: Row) -> str | None:
     """Return whether a row is a request or a response, by what it is called."""
     for column in _KINDS:
         value = row.get(column)
-        if isinstance(value, str) and (found := _SIDE.fullmatch(plain_name(value))):
-            return found[1]
+        if isinstance(value, str) and (match := _SIDE.fullmatch(plain_name(value))):
+            return match[1]
     return None
 
 
 def _id(row: Row) -> str:
-    known = one_of({plain_name(name): value for name, value in row.items()}, *_IDS)
-    return str(known) if isinstance(known, str | int) else ""
+    identity = one_of({plain_name(name): value for name, value in row.items()}, *_IDS)
+    return str(identity) if isinstance(identity, str | int) else ""
 
 
 def _body(row: Row) -> Any:
     body = one_of(row, *_BODIES)
-    found = parsed(body)
-    return found if isinstance(found, dict) else body
+    value = parsed(body)
+    return value if isinstance(value, dict) else body
 
 
 def _asks_a_model(row: Row) -> bool:

@@ -75,9 +75,9 @@ def _answer(turn: Mapping[str, Any]) -> list[Message]:
         for thought in listed(turn.get("thoughts"))
     ]
     calls = objects(turn.get("toolCalls")) or []
-    said = turn.get("content") or turn.get("parts") or ""
-    said = said if isinstance(said, list) else [{"type": "text", "text": said}]
-    parts = [*said, *({"functionCall": call} for call in calls)]
+    spoken = turn.get("content") or turn.get("parts") or ""
+    spoken = spoken if isinstance(spoken, list) else [{"type": "text", "text": spoken}]
+    parts = [*spoken, *({"functionCall": call} for call in calls)]
     messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
     for call in calls:
         result = call.get("result")

@@ -14,13 +14,13 @@ from hivetune.data.pieces.session import ASSISTANT, spoken
 
 
 def recognise(record: Row) -> bool:
-    known = {"title", "body"} <= record.keys() and isinstance(record["comments"], list)
-    return known and one_of(record.get("author"), "login") is not None
+    has_columns = {"title", "body"} <= record.keys() and isinstance(record["comments"], list)
+    return has_columns and one_of(record.get("author"), "login") is not None
 
 
 def rows(record: Row) -> Conversation:
-    turns = [(_login(record), _words(record))]
-    turns += [(_login(one), one["body"]) for one in objects(record["comments"]) or [] if one.get("body")]
+    turns = [(_login(record), _text(record))]
+    turns += [(_login(c), c["body"]) for c in objects(record["comments"]) or [] if c.get("body")]
     return spoken("github-issues", turns, record.get(ASSISTANT))
 
 
@@ -29,7 +29,7 @@ def _login(record: Row) -> str:
     return str(one_of(one_of(record, "author", "user"), "login") or "ghost")
 
 
-def _words(record: Row) -> str:
+def _text(record: Row) -> str:
     return "\n\n".join(str(text) for text in (record.get("title"), record.get("body")) if text).strip()
 
 
@@ -49,13 +49,13 @@ def _listed_rows(lines: Lines) -> Iterator[PlacedRow]:
     for number, event, text in events(lines):
         if event is None or not _is_listed(event):
             yield number, text
-        elif words := _words(event):
-            turn = {"speaker": _login(event), "content": words}
-            said = issues.setdefault(str(one_of(event, "issue_url", "url")), [])
-            said.append((as_time(event.get("created_at")) or 0, number, turn))
-    for issue, said in issues.items():
-        turns = [turn for *_, turn in sorted(said, key=lambda one: one[:2])]
-        yield min(number for _, number, _ in said), conversation("github-issues", turns, session_id=issue)
+        elif comment := _text(event):
+            turn = {"speaker": _login(event), "content": comment}
+            turns_of = issues.setdefault(str(one_of(event, "issue_url", "url")), [])
+            turns_of.append((as_time(event.get("created_at")) or 0, number, turn))
+    for issue, turns_of in issues.items():
+        turns = [turn for *_, turn in sorted(turns_of, key=lambda timed: timed[:2])]
+        yield min(number for _, number, _ in turns_of), conversation("github-issues", turns, session_id=issue)
 
 
 FORMAT = Format("github-issues", recognise, rows, needs=names("comments"))

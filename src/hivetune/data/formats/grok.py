@@ -12,18 +12,18 @@ from hivetune.data.pieces.said import Row, objects, one_of
 
 def recognise(record: Row) -> bool:
     talks = objects(record.get("conversations")) or [dict(record)]
-    return all(isinstance(one.get("conversation"), dict) and objects(one.get("responses")) is not None for one in talks)
+    return all(isinstance(t.get("conversation"), dict) and objects(t.get("responses")) is not None for t in talks)
 
 
 def rows(record: Row) -> Iterator[Row]:
     for talk in objects(record.get("conversations")) or [dict(record)]:
-        said = [one_of(one, "response") for one in objects(talk["responses"]) or []]
-        messages = [_turn(one) for one in said if isinstance(one, dict)]
+        responses = [one_of(response, "response") for response in objects(talk["responses"]) or []]
+        messages = [_turn(response) for response in responses if isinstance(response, dict)]
         yield {"session_id": talk["conversation"].get("id"), "messages": messages}
 
 
-def _turn(said: dict[str, Any]) -> dict[str, Any]:
-    return {"role": str(said.get("sender")).lower(), "content": said.get("message")}
+def _turn(response: dict[str, Any]) -> dict[str, Any]:
+    return {"role": str(response.get("sender")).lower(), "content": response.get("message")}
 
 
 FORMAT = Format("grok", recognise, rows, "batch", frozenset(("conversations", "responses")))

@@ -53,31 +53,31 @@ def _calls(record: Row) -> list[dict[str, Any]]:
             body = text_of_bytes(bytes.fromhex("".join(pieces)))
         response = {"status": record.get("status"), "body": body}
         return [{"request": {"uri": record["path"], "body": record["body"]}, "response": response}]
-    asked, answered = record.get("request"), record.get("response")
-    heads = isinstance(asked, dict) and isinstance(answered, dict) and {"headers", "status"} <= answered.keys()
-    if heads and isinstance(one_of(asked, "method"), str) and isinstance(one_of(asked, "url", "uri"), str):
+    request, answered = record.get("request"), record.get("response")
+    heads = isinstance(request, dict) and isinstance(answered, dict) and {"headers", "status"} <= answered.keys()
+    if heads and isinstance(one_of(request, "method"), str) and isinstance(one_of(request, "url", "uri"), str):
         return [dict(record)]
     holder = record["log"] if isinstance(record.get("log"), dict) else record
-    calls = next((found for key in _RECORDED_KEYS if (found := objects(holder.get(key)))), None) or []
+    calls = next((entries for key in _RECORDED_KEYS if (entries := objects(holder.get(key)))), None) or []
     are_calls = all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response"))
     return calls if are_calls else []
 
 
 def _row(call: Mapping[str, Any]) -> dict[str, Any]:
     request, response = call["request"], call["response"]
-    asked, answered = parsed(_body(request)), _body(response)
+    body, answer = parsed(_body(request)), _body(response)
     when = one_of(call, "startedDateTime", "recorded_at")
-    about = {} if when is None else {"time": when}
-    asks = isinstance(asked, dict) and is_request(asked) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
-    if not asks or not _may_answer(answered):
-        return {**about, "run_type": "http", "inputs": None, "outputs": None}
+    columns = {} if when is None else {"time": when}
+    asks = isinstance(body, dict) and is_request(body) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
+    if not asks or not _may_answer(answer):
+        return {**columns, "run_type": "http", "inputs": None, "outputs": None}
     status = one_of(response, "status_code", "code", "status")
     status = one_of(status, "code") if isinstance(status, dict) else status
     if isinstance(status, int) and status >= 400:
-        answered = {"error": {"message": f"status {status}"}}
-    elif isinstance(answered, str) and (is_events(answered) or json_lines(answered)) and pieces_in(answered) is None:
-        answered = {"error": {"message": "what came are the pieces of a stream, of an API that is not known"}}
-    return {**about, "request": asked, "response": answered}
+        answer = {"error": {"message": f"status {status}"}}
+    elif isinstance(answer, str) and (is_events(answer) or json_lines(answer)) and pieces_in(answer) is None:
+        answer = {"error": {"message": "what came are the pieces of a stream, of an API that is not known"}}
+    return {**columns, "request": body, "response": answer}
 
 
 def _may_answer(body: Any) -> bool:
@@ -134,10 +134,10 @@ def _events_of_amazon(data: bytes) -> str:
         if zlib.crc32(data[:8]) != check or not _FRAME_BYTES <= size <= len(data):
             break
         kind = _FRAME_KIND.search(data, 12, 12 + heads)
-        said = json.loads(data[12 + heads : size - 4])
-        whole = said.get("bytes") if isinstance(said, dict) else None
-        said = json.loads(base64.b64decode(whole)) if isinstance(whole, str) else said
-        lines.append(json.dumps({kind[1].decode(): said} if kind and whole is None else said))
+        event = json.loads(data[12 + heads : size - 4])
+        whole = event.get("bytes") if isinstance(event, dict) else None
+        event = json.loads(base64.b64decode(whole)) if isinstance(whole, str) else event
+        lines.append(json.dumps({kind[1].decode(): event} if kind and whole is None else event))
         data = data[size:]
     return "\n".join(lines)
 

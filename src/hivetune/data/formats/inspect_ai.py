@@ -76,13 +76,13 @@ def eval_rows(path: str) -> Iterator[PlacedRow]:
     """Yield one row for each sample, in the order of their names; its place is its number."""
     with zipfile.ZipFile(path) as archive:
         samples = sorted(name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json"))
-        for place, name in enumerate(samples, 1):
-            yield place, _sample(archive, name)
+        for number, name in enumerate(samples, 1):
+            yield number, _sample(archive, name)
 
 
 def _sample(archive: zipfile.ZipFile, name: str) -> str | RowRefused:
-    about = archive.getinfo(name)
-    if about.file_size > max(_ALWAYS_BYTES, _MAX_TIMES * about.compress_size):
+    info = archive.getinfo(name)
+    if info.file_size > max(_ALWAYS_BYTES, _MAX_TIMES * info.compress_size):
         return RowRefused("broken-file", f"{name} unpacks to more than {_MAX_TIMES} times its size; unpack it yourself")
     try:
         sample = json.loads(archive.read(name))

@@ -28,9 +28,9 @@ def recognise(row: Row) -> bool:
 
 def rows(row: Row) -> Conversation:
     parts = objects(row["conversation_parts"].get("conversation_parts")) or []
-    said = [row["source"], *(part for part in parts if one_of(part, "body") and part.get("part_type") != "note")]
+    shown = [row["source"], *(part for part in parts if one_of(part, "body") and part.get("part_type") != "note")]
     notes = any(part.get("part_type") == "note" for part in parts)
-    return desk_conversation("intercom", map(_turn, said), notes)
+    return desk_conversation("intercom", map(_turn, shown), notes)
 
 
 def _turn(part: Mapping[str, Any]) -> tuple[Role, Any, float]:

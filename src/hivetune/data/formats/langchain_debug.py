@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, asked_step, call_record, json_from, paired, without_colours
+from hivetune.data.pieces.printed import Step, call_record, json_from, paired, request_step, without_colours
 
 _REQUEST = re.compile(rb"\[llm/(?:start|end|error)\] ")
 _HEADS = re.compile(r"\[llm/(?P<event>start|end|error)\] (?P<run>\[[^][]*\])?(?:(?!\[llm/).)*?(?:input|output|error):")
@@ -28,7 +28,7 @@ def _steps(lines: Lines) -> Iterator[Step]:
             continue
         run, rest = head["run"] or "", line[head.end() :]
         if head["event"] == "start":
-            yield asked_step(number, run, json_from(rest, lines))
+            yield request_step(number, run, json_from(rest, lines))
         elif head["event"] == "error":
             yield Step(number, run, "answered", {"error": {"message": rest.strip() or "an error"}})
         else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hivetune.data.pieces.answers import is_response
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
-from hivetune.data.pieces.spans import OUTPUTS, SHARED, joined_by_id, step_said
+from hivetune.data.pieces.spans import OUTPUTS, SHARED, joined_by_id, read_step
 from hivetune.data.reasons import RowRefused
 
 _MODEL_STEPS = ("GENERATION", "TRACE")
@@ -27,26 +27,26 @@ def _is_observation(row: Row) -> bool:
     return traced or free or isinstance(row.get("expected_output"), dict)
 
 
-def _said(row: Row) -> Conversation:
+def _read(row: Row) -> Conversation:
     kind = one_of(row, "type", "observation_type")
     if isinstance(kind, str) and (kind.isupper() or kind in _OTHER_STEPS) and kind not in _MODEL_STEPS:
         raise RowRefused("not-a-model-call", f"an observation of type {kind[:40]}")
     if row.get("level") == "ERROR":
         raise RowRefused("failed", f"the call failed: {str(row.get('status_message'))[:80]}")
-    return step_said("langfuse", row, row.get("model_parameters"), is_call=str(kind).upper() == "GENERATION")
+    return read_step("langfuse", row, row.get("model_parameters"), is_call=str(kind).upper() == "GENERATION")
 
 
 def _is_sent(record: Row) -> bool:
     sent = objects(record.get("batch")) or []
-    return bool(sent) and all(isinstance(one.get("type"), str) and isinstance(one.get("body"), dict) for one in sent)
+    return bool(sent) and all(isinstance(e.get("type"), str) and isinstance(e.get("body"), dict) for e in sent)
 
 
 def _observations_sent(record: Row) -> Iterator[Row]:
     """Yield the calls of a model, joined by their ids. A trace is a row only where it holds no call, since it repeats
     what its calls say.
     """
-    told = [{**one["body"], "type": _SENT.get(one["type"].partition("-")[0])} for one in record["batch"]]
-    steps = joined_by_id([one for one in told if one["type"] is not None])
+    observations = [{**event["body"], "type": _SENT.get(event["type"].partition("-")[0])} for event in record["batch"]]
+    steps = joined_by_id([observation for observation in observations if observation["type"] is not None])
     traces = {step.get("id"): step for step in steps if step["type"] == "TRACE"}
     if any(step["type"] == "GENERATION" for step in steps):
         steps = [step for step in steps if step["type"] != "TRACE"]
@@ -56,6 +56,6 @@ def _observations_sent(record: Row) -> Iterator[Row]:
 
 
 FORMAT = Format(
-    "langfuse", _is_observation, _said, needs=names("input"), rank=13, explains=names("metadata model_parameters")
+    "langfuse", _is_observation, _read, needs=names("input"), rank=13, explains=names("metadata model_parameters")
 )
 SENT_FORMAT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", names("batch"))

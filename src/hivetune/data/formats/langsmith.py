@@ -11,7 +11,7 @@ from typing import Any
 from hivetune.data.pieces.format import Format, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, events
 from hivetune.data.pieces.said import Conversation, Row, names, objects, parsed
-from hivetune.data.pieces.spans import joined_by_id, step_said
+from hivetune.data.pieces.spans import joined_by_id, read_step
 from hivetune.data.reasons import RowRefused
 
 _MODEL_RUNS = ("llm", "chat_model", "chat")
@@ -21,17 +21,17 @@ _OPERATIONS = ("post", "patch")
 def _is_run(row: Row) -> bool:
     if "outputs" not in row:  # the run has begun, and its end stands elsewhere
         return "inputs" in row and {"run_type", "dotted_order"} <= row.keys()
-    asked, answered = parsed(row.get("inputs")), parsed(row["outputs"])
-    return "inputs" in row and ("run_type" in row or (isinstance(asked, dict) and isinstance(answered, dict | str)))
+    inputs, outputs = parsed(row.get("inputs")), parsed(row["outputs"])
+    return "inputs" in row and ("run_type" in row or (isinstance(inputs, dict) and isinstance(outputs, dict | str)))
 
 
-def _said(row: Row) -> Conversation:
+def _read(row: Row) -> Conversation:
     kind = row.get("run_type")
     if kind is not None and kind not in _MODEL_RUNS and (kind != "chain" or row.get("parent_run_id")):
         raise RowRefused("not-a-model-call", f"a run of type {str(kind)[:40]}")
     if row.get("error"):
         raise RowRefused("failed", f"the run failed: {str(row['error'])[:80]}")
-    return step_said("langsmith", row, row.get("extra"), is_call=kind in _MODEL_RUNS)
+    return read_step("langsmith", row, row.get("extra"), is_call=kind in _MODEL_RUNS)
 
 
 def _sent(record: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -40,8 +40,8 @@ def _sent(record: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def _is_sent(record: Row) -> bool:
     begun, ended = _sent(record)
-    known = all("inputs" in run for run in begun) and all("id" in run or "outputs" in run for run in ended)
-    return known and bool(begun or ended)
+    is_complete = all("inputs" in run for run in begun) and all("id" in run or "outputs" in run for run in ended)
+    return is_complete and bool(begun or ended)
 
 
 def _runs_sent(record: Row) -> Iterator[Row]:
@@ -82,33 +82,33 @@ def _logged_runs(lines: Lines) -> Iterator[PlacedRow]:
             continue
         if run.get("run_type") in _MODEL_RUNS:
             traces.add(run["trace_id"])
-        begun, before, known = waiting.pop(run["id"], (number, 0, {}))
-        said: Row = {**known, **{key: value for key, value in run.items() if value is not None}}
+        begun, before, earlier = waiting.pop(run["id"], (number, 0, {}))
+        joined: Row = {**earlier, **{key: value for key, value in run.items() if value is not None}}
         # The first run of a trace may be all that it says of a conversation: its calls of a model may come later.
-        first = said.get("run_type") == "chain" and said.get("parent_run_id") is None
-        if run["operation"] == "patch" and not (first and said["trace_id"] not in traces):
-            yield begun, _logged_run(said, traces)
+        first = joined.get("run_type") == "chain" and joined.get("parent_run_id") is None
+        if run["operation"] == "patch" and not (first and joined["trace_id"] not in traces):
+            yield begun, _logged_run(joined, traces)
             size -= before
             continue
-        waiting[run["id"]] = (begun, before + len(text), said)
+        waiting[run["id"]] = (begun, before + len(text), joined)
         size += len(text)
         while size > MAX_KEPT_CHARS:
             begun, before, oldest = waiting.pop(next(iter(waiting)))
             size -= before
             yield begun, _logged_run(oldest, traces)
-    for begun, _, said in waiting.values():
-        yield begun, _logged_run(said, traces)
+    for begun, _, joined in waiting.values():
+        yield begun, _logged_run(joined, traces)
 
 
 def _logged_run(run: Row, traces: set[Any]) -> str:
     """Return the run as an export of LangSmith has it; without a side that it lacks, it is set aside."""
-    told = {key: value for key, value in run.items() if key != "operation"}
+    fields = {key: value for key, value in run.items() if key != "operation"}
     repeats = run.get("run_type") not in _MODEL_RUNS and run["trace_id"] in traces
     sides = {} if repeats else {key: run[key] for key in ("inputs", "outputs") if key in run}
-    return json.dumps({"run_type": None, **told, "inputs": None, "outputs": None, **sides})
+    return json.dumps({"run_type": None, **fields, "inputs": None, "outputs": None, **sides})
 
 
-FORMAT = Format("langsmith", _is_run, _said, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
+FORMAT = Format("langsmith", _is_run, _read, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
 SENT_FORMAT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", names("post"))
 TREE_FORMAT = Format(
     "langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", names("child_runs")

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, asked_step, call_record, paired
+from hivetune.data.pieces.printed import Step, call_record, paired, request_step
 
 _REQUEST = re.compile(rb"log_server_r: +request: +\{")
-_SAID = re.compile(r"log_server_r: +(request|response): +(\{.*)")
+_BODY = re.compile(r"log_server_r: +(request|response): +(\{.*)")
 
 
 def recognise(head: Head) -> bool:
@@ -26,16 +26,16 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 def _steps(lines: Lines) -> Iterator[Step]:
     for number, line in lines:
-        if (said := _SAID.search(line)) is None:
+        if (match := _BODY.search(line)) is None:
             continue
         try:
-            value = json.JSONDecoder().raw_decode(said[2])[0]
+            value = json.JSONDecoder().raw_decode(match[2])[0]
         except (ValueError, RecursionError):
             continue
-        if said[1] == "response":
+        if match[1] == "response":
             yield Step(number, "", "answered", value)
         else:  # without these two it asks for numbers
-            yield asked_step(number, "", value if {"messages", "prompt"} & value.keys() else None)
+            yield request_step(number, "", value if {"messages", "prompt"} & value.keys() else None)
 
 
 FORMAT = Format("llama-server-log", recognise, rows, "file")

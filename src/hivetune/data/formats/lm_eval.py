@@ -20,8 +20,8 @@ def rows(record: Row) -> Iterator[Row]:
 
 def _right_choice(record: Row) -> Row | None:
     """Return the choice that lm-eval calls right, behind what stands in front of all of them."""
-    given = record.get("arguments")
-    calls = list(given.values()) if isinstance(given, dict) else given if isinstance(given, list) else []
+    args = record.get("arguments")
+    calls = list(args.values()) if isinstance(args, dict) else args if isinstance(args, list) else []
     pairs = [tuple(call.values()) if isinstance(call, dict) else tuple(call) for call in calls if call]
     target = str(record.get("target"))
     number = int(target) if target.isdecimal() and len(target) <= len(str(len(pairs))) else len(pairs)
@@ -29,8 +29,8 @@ def _right_choice(record: Row) -> Row | None:
         return None
     if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
         return None
-    asked = {pair[0] for pair in pairs}
-    return {"prompt": asked.pop(), "completion": pairs[number][1].strip()} if len(asked) == 1 else None
+    prompts = {pair[0] for pair in pairs}
+    return {"prompt": prompts.pop(), "completion": pairs[number][1].strip()} if len(prompts) == 1 else None
 
 
 FORMAT = Format("lm-eval", recognise, rows, "batch", frozenset(("filtered_resps",)))

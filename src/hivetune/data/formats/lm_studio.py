@@ -5,7 +5,7 @@ https://lmstudio.ai/docs/app/basics/chat
 
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, done, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, listed, objects, one_of, parsed
 from hivetune.data.pieces.turns import read_system, read_turn
@@ -30,10 +30,12 @@ def rows(row: Row) -> Conversation:
         number = turn.get("currentlySelected")
         chosen.append(versions[number if isinstance(number, int) and 0 <= number < len(versions) else -1])
         others += len(versions) - 1
-    said, cut = said_in_chat(chosen, _turn)
+    turns, cut = chat_messages(chosen, _turn)
     settings = listed(one_of(row.get("per_chat_prediction_config"), "fields"))  # of one chat
-    prompts = (one_of(one, "value") for one in settings if one_of(one, "key") == "llm.prediction.systemPrompt")
-    return done("lm-studio", [*read_system(row.get("system_prompt") or next(prompts, None)), *said], others, cut)
+    prompts = (one_of(s, "value") for s in settings if one_of(s, "key") == "llm.prediction.systemPrompt")
+    return finish_chat(
+        "lm-studio", [*read_system(row.get("system_prompt") or next(prompts, None)), *turns], others, cut
+    )
 
 
 def _turn(version: Any) -> list[Message]:
@@ -43,9 +45,9 @@ def _turn(version: Any) -> list[Message]:
     messages: list[Message] = []
     for step in (step for step in steps if step.get("type") == "contentBlock"):
         content = [_part(part) for part in listed(step.get("content"))]
-        said = read_turn({"role": step.get("roleOverride") or version.get("role", "assistant"), "content": content})
+        read = read_turn({"role": step.get("roleOverride") or version.get("role", "assistant"), "content": content})
         thinks = one_of(step.get("style"), "type") == "thinking"
-        messages += [Message("assistant", "", reasoning=m.content) for m in said] if thinks else said
+        messages += [Message("assistant", "", reasoning=m.content) for m in read] if thinks else read
     ends = [one_of(one_of(step.get("genInfo"), "stats"), "stopReason") for step in steps]
     if stopped := [end for end in ends if end in _STOPS]:
         raise NotLearned(RowRefused("cut-off-answer", f"an answer ended by {stopped[0]}, not by itself"), *messages)

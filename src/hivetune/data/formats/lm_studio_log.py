@@ -9,12 +9,12 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, asked_step, call_record, json_from, paired, without_colours
+from hivetune.data.pieces.printed import Step, call_record, json_from, paired, request_step, without_colours
 
-_ASKED = r"Received request: POST to /\S+ with body "
-_REQUEST = re.compile(rf"{_ASKED}+\{{".encode())
+_REQUEST_TEXT = r"Received request: POST to /\S+ with body "
+_REQUEST = re.compile(rf"{_REQUEST_TEXT}+\{{".encode())
 _HEADS = re.compile(
-    rf"(?P<asked>{_ASKED})|(?P<answered>Generated prediction: )|(?P<piece>Generated packet: )"
+    rf"(?P<asked>{_REQUEST_TEXT})|(?P<answered>Generated prediction: )|(?P<piece>Generated packet: )"
     r"|(?P<ended>Finished streaming response)|(?P<left>Client disconnected)"
 )
 
@@ -37,7 +37,7 @@ def _steps(lines: Lines) -> Iterator[Step]:
             pieces.append(json_from(rest, lines))
         elif head["asked"]:
             pieces = []
-            yield asked_step(number, "", json_from(rest, lines))
+            yield request_step(number, "", json_from(rest, lines))
         else:
             whole = json_from(rest, lines) if head["answered"] else None
             yield Step(number, "", "answered", pieces if head["ended"] else whole)

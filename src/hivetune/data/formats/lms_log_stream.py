@@ -25,29 +25,29 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _steps(lines: Lines) -> Iterator[Step]:
-    for place, event in _events(lines):
+    for number, event in _events(lines):
         kind, model = event.get("type"), event.get("modelIdentifier", "")
         if kind == "llm.prediction.input":
             prompt = event.get("input", "") + "\n"
-            yield Step(place, model, "asked", prompt, prompted(prompt))
+            yield Step(number, model, "asked", prompt, prompted(prompt))
         elif kind == "llm.prediction.output":
-            yield Step(place, model, "answered", event.get("output"))
+            yield Step(number, model, "answered", event.get("output"))
 
 
 def _events(lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:
-    held: dict[str, list[str]] = {}
-    place, name = 0, ""
+    fields: dict[str, list[str]] = {}
+    begin, name = 0, ""
     for number, line in lines:
-        found = _FIELD.fullmatch(line)
+        match = _FIELD.fullmatch(line)
         if _EVENT.fullmatch(line):
-            yield place, {key: _text(value) for key, value in held.items()}
-            held, place, name = {}, number, ""
-        elif found is not None and (name == "output" if found[1] == "stats" else name not in _TEXTS):
-            name = found[1]
-            held[name] = [found[2]] if found[2] is not None else []
+            yield begin, {key: _text(value) for key, value in fields.items()}
+            fields, begin, name = {}, number, ""
+        elif match is not None and (name == "output" if match[1] == "stats" else name not in _TEXTS):
+            name = match[1]
+            fields[name] = [match[2]] if match[2] is not None else []
         elif name:
-            held[name].append(line)
-    yield place, {key: _text(value) for key, value in held.items()}
+            fields[name].append(line)
+    yield begin, {key: _text(value) for key, value in fields.items()}
 
 
 def _text(lines: list[str]) -> str:

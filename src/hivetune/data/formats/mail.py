@@ -34,34 +34,34 @@ def recognise(head: Head) -> bool:
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each thread: messages that answer each other, or have one subject."""
     threads: dict[str, tuple[int, list[dict[str, str]]]] = {}
-    for place, text in _messages(lines):
+    for number, text in _messages(lines):
         if len(text) > MAX_ROW_CHARS:
-            yield place, RowRefused("line-too-large", f"a mail of {len(text):,} characters")
+            yield number, RowRefused("line-too-large", f"a mail of {len(text):,} characters")
             continue
         mail = email.message_from_string(text, policy=email.policy.default)
-        body = _words(mail)
+        body = _text(mail)
         if body:
             subject = _REPLY.sub("", str(mail.get("Subject", ""))).strip()
             turn = {"speaker": parseaddr(str(mail.get("From", "")))[1].lower(), "content": body}
-            threads.setdefault(subject.lower(), (place, []))[1].append(turn)
-    for subject, (place, turns) in threads.items():
-        yield place, conversation("mail", turns, session_id=subject)
+            threads.setdefault(subject.lower(), (number, []))[1].append(turn)
+    for subject, (number, turns) in threads.items():
+        yield number, conversation("mail", turns, session_id=subject)
 
 
 def _messages(lines: Lines) -> Iterator[tuple[int, str]]:
-    begun, place = list[str](), 1
+    begun, begin = list[str](), 1
     for number, line in lines:
         if _BEGINS.match(line) and (not begun or not begun[-1].strip()):
             if begun:
-                yield place, "\n".join(begun)
-            begun, place = [], number
+                yield begin, "\n".join(begun)
+            begun, begin = [], number
         else:
             begun.append(line[1:] if line.startswith(">From ") else line)
     if any(line.strip() for line in begun):
-        yield place, "\n".join(begun)
+        yield begin, "\n".join(begun)
 
 
-def _words(mail: EmailMessage) -> str:
+def _text(mail: EmailMessage) -> str:
     """Return what somebody wrote: the plain text, or the HTML as text, in front of what is quoted and of the
     signature.
     """

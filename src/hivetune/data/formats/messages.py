@@ -15,7 +15,7 @@ from hivetune.data.pieces.said import Conversation, Row, first_of, one_of, parse
 from hivetune.data.pieces.session import BESIDE, TEXT_ANSWERS, ordered_conversation
 from hivetune.data.pieces.turns import THOUGHT_KEYS, read_messages
 
-_MAX_TOLD = 200  # characters of what a question says of its answer
+_MAX_REPEATED = 200  # characters of what a question says of its answer
 
 
 def recognise(row: Row) -> bool:
@@ -27,24 +27,24 @@ def rows(row: Row) -> Conversation:
     answer = first_of(row, ("response", *REPLIES, *TEXT_ANSWERS))
     changed: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
-    if messages[-1].role in ("user", "tool") and answer is not None and not _is_told(row, answer, messages[-1].content):
-        said, changed = read_answer(row[answer])
+    if messages[-1].role in ("user", "tool") and answer is not None and not _repeats(row, answer, messages[-1].content):
+        answer_messages, changed = read_answer(row[answer])
         thoughts = next((name for name in THOUGHT_KEYS if isinstance(row.get(name), str) and row[name].strip()), None)
-        if thoughts is not None and not said[0].reasoning:
-            said = [replace(said[0], reasoning=row[thoughts]), *said[1:]]
-        messages, used = [*messages, *said], (answer, *([thoughts] if thoughts else []))
+        if thoughts is not None and not answer_messages[0].reasoning:
+            answer_messages = [replace(answer_messages[0], reasoning=row[thoughts]), *answer_messages[1:]]
+        messages, used = [*messages, *answer_messages], (answer, *([thoughts] if thoughts else []))
     return ordered_conversation("messages", messages, read_tools(one_of(row, *TOOLS, "tool_config")), changed, used)
 
 
-def _is_told(row: Row, column: str, question: str) -> bool:
+def _repeats(row: Row, column: str, question: str) -> bool:
     """Return whether a column says nothing, or what the question says under the column's name: "reach the
     target 77".
     """
     if row[column] in (None, ""):
         return True
-    told = str(row[column]).strip()
-    said = rf"{column}\W{{1,8}}{re.escape(told)}(?!\w)"
-    return len(told) <= _MAX_TOLD and re.search(said, question, re.I) is not None
+    value = str(row[column]).strip()
+    pattern = rf"{column}\W{{1,8}}{re.escape(value)}(?!\w)"
+    return len(value) <= _MAX_REPEATED and re.search(pattern, question, re.I) is not None
 
 
 FORMAT = Format(

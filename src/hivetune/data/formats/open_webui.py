@@ -7,7 +7,7 @@ https://docs.openwebui.com/features/chat-features/ and https://docs.openwebui.co
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, branch, done, said_in_chat
+from hivetune.data.pieces.branches import NotLearned, branch, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of
@@ -29,26 +29,25 @@ def rows(row: Row) -> Conversation:
     nodes = one_of(history, "messages")
     turns, others = listed(chat.get("messages")), 0
     if isinstance(nodes, dict) and str(one_of(history, "currentId")) in nodes:
-        parents = {key: one_of(node, "parentId") for key, node in nodes.items()}
-        path = branch(parents, str(history["currentId"]))
+        path = branch({key: one_of(node, "parentId") for key, node in nodes.items()}, str(history["currentId"]))
         turns = [nodes[key] for key in path]
         others = sum(one_of(node, "role") == "assistant" for key, node in nodes.items() if key not in path)
-    said, cut = said_in_chat(turns, _turn)
-    messages = [*read_system(one_of(chat, "system") or one_of(chat.get("params"), "system")), *said]
-    return done("open-webui", messages, others, cut)
+    spoken, cut = chat_messages(turns, _turn)
+    messages = [*read_system(one_of(chat, "system") or one_of(chat.get("params"), "system")), *spoken]
+    return finish_chat("open-webui", messages, others, cut)
 
 
 def _turn(turn: Any) -> list[Message]:
     if one_of(turn, "files"):
         raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
-    said = read_turn({"role": one_of(turn, "role"), "content": one_of(turn, "content") or ""})
+    messages = read_turn({"role": one_of(turn, "role"), "content": one_of(turn, "content") or ""})
     if one_of(turn, "error"):
-        raise NotLearned(RowRefused("failed", "an answer of the conversation is an error"), *said)
+        raise NotLearned(RowRefused("failed", "an answer of the conversation is an error"), *messages)
     if one_of(turn, "done") is False and one_of(turn, "role") == "assistant":
-        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *said)
-    thoughts, rest = split_thoughts(said[0].content)
-    if said[0].role != "assistant" or not thoughts:
-        return said
+        raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *messages)
+    thoughts, rest = split_thoughts(messages[0].content)
+    if messages[0].role != "assistant" or not thoughts:
+        return messages
     return [Message("assistant", rest, reasoning=thoughts)]
 
 

@@ -5,7 +5,7 @@ https://openai.github.io/openai-agents-python/tracing/
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row
-from hivetune.data.pieces.spans import step_said
+from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
 
@@ -20,7 +20,7 @@ def rows(row: Row) -> Conversation:
         raise RowRefused("not-a-model-call", f"a span of type {str(data.get('type'))[:40]}")
     if row.get("error"):
         raise RowRefused("failed", f"the call failed: {str(row['error'])[:80]}")
-    return step_said("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
+    return read_step("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
 
 
 FORMAT = Format(

@@ -48,8 +48,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             yield 1, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
             return
     messages: list[dict[str, Any]] = []
-    for who, said in _turns(text):
-        turns = [{"role": "user", "content": said}] if who == "User" else _answer(said)
+    for who, content in _turns(text):
+        turns = [{"role": "user", "content": content}] if who == "User" else _answer(content)
         messages += [turn for turn in turns if turn["content"] or turn.get("tool_calls")]
     name = _ID.search(text)
     if messages:
@@ -71,29 +71,29 @@ def _turns(text: str) -> Iterator[tuple[str, str]]:
         yield who, text[begin:].strip().removesuffix("---").rstrip()
 
 
-def _answer(said: str) -> list[dict[str, Any]]:
+def _answer(page: str) -> list[dict[str, Any]]:
     """Return the turns of an answer and of the tools that it called."""
-    tools = list(_TOOL.finditer(said))
-    words = said[: tools[0].start()] if tools else said
-    turn: dict[str, Any] = {"role": "assistant", "content": words.strip(), "tool_calls": []}
-    thought = words.strip().removeprefix(_THOUGHT).strip()
-    if words.lstrip().startswith(_THOUGHT) and tools and "\n\n" not in thought:
+    tools = list(_TOOL.finditer(page))
+    text = page[: tools[0].start()] if tools else page
+    turn: dict[str, Any] = {"role": "assistant", "content": text.strip(), "tool_calls": []}
+    thought = text.strip().removeprefix(_THOUGHT).strip()
+    if text.lstrip().startswith(_THOUGHT) and tools and "\n\n" not in thought:
         turn |= {"content": "", "reasoning_content": thought}
-    elif _THOUGHT in words:
+    elif _THOUGHT in text:
         turn["weight"] = 0
     results = []
     for number, (tool, after) in enumerate(zip_longest(tools, tools[1:])):
-        held = said[tool.end() : after.start() if after else len(said)]
-        given = _INPUT.match(held)
-        if given is None:
+        section = page[tool.end() : after.start() if after else len(page)]
+        match = _INPUT.match(section)
+        if match is None:
             return [_HIDDEN]
         try:
-            arguments = json.loads(given.group(1))
+            arguments = json.loads(match.group(1))
         except ValueError:
             return [_HIDDEN]
         call = {"id": str(number), "type": "function", "function": {"name": tool.group(1), "arguments": arguments}}
         turn["tool_calls"].append(call)
-        result, shown = _RESULT.search(held, given.end() - 1), held.rstrip()
+        result, shown = _RESULT.search(section, match.end() - 1), section.rstrip()
         if result is not None and shown.endswith(_RESULT_ENDS, result.end()):
             content = shown[result.end() :].removesuffix(_RESULT_ENDS)
             results.append({"role": "tool", "tool_call_id": str(number), "content": content})
@@ -107,13 +107,13 @@ def _is_export(row: Row) -> bool:
 
 def _exported(row: Row) -> Conversation:
     messages: list[Message] = []
-    left: list[str] = []
+    changes: list[str] = []
     for turn in row["messages"]:
         info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
         if one_of(info, "error"):
-            left.append("other-branches")
+            changes.append("other-branches")
         elif one_of(info, "summary") is True or any(part.get("type") == "compaction" for part in parts):
-            left.append("program-notes")  # what was said before, summed up; it stands in the export as it was
+            changes.append("program-notes")  # what was said before, summed up; it stands in the export as it was
         elif one_of(info, "role") == "user":
             texts = [part for part in parts if part.get("type") == "text" and not part.get("ignored")]
             if any(part.get("type") == "file" and not part.get("synthetic") for part in parts) and not texts:
@@ -123,8 +123,8 @@ def _exported(row: Row) -> Conversation:
             messages += _steps(parts)
     answered = [message for message in messages if not is_lone_thought(message, silent=True)]
     ordered, changed = in_order(answered)
-    left += [] if len(answered) == len(messages) else ["lone-thought"]
-    return Conversation("opencode", ordered, changed=(*dict.fromkeys(left), *changed))
+    changes += [] if len(answered) == len(messages) else ["lone-thought"]
+    return Conversation("opencode", ordered, changed=(*dict.fromkeys(changes), *changed))
 
 
 def _steps(parts: list[dict[str, Any]]) -> list[Message]:
@@ -134,8 +134,8 @@ def _steps(parts: list[dict[str, Any]]) -> list[Message]:
     results: list[dict[str, Any]] = []
     for part in [*parts, {"type": "step-start"}]:
         kind, state = part.get("type"), part.get("state")
-        said_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
-        if said_after or (kind == "step-start" and (content or results)):
+        is_after = bool(results) and kind in ("text", "reasoning")  # the result was known when this was said
+        if is_after or (kind == "step-start" and (content or results)):
             messages += read_turn({"role": "assistant", "content": content})
             messages += [m for result in results for m in read_turn({"role": "tool", "content": [result]})]
             content, results = [], []

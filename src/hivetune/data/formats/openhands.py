@@ -15,7 +15,7 @@ from hivetune.data.pieces.said import Row, listed, one_of
 from hivetune.data.reasons import RowRefused
 
 _SPEAKERS = {"user": "user", "agent": "assistant"}
-_WORDS = ("message", "finish")  # actions that are no calls
+_MESSAGE_ACTIONS = ("message", "finish")  # actions that are no calls
 _STATES = ("recall", "change_agent_state", "condensation", "null", "start")
 _SILENT = ("agent_state_changed", "recall", "null", "condense", "success_state", "user_rejected_state")
 _WITHOUT = ("thought", "security_risk", "confirmation_state", "is_confirmed", "hidden", "keep_prompt", "blocking")
@@ -23,44 +23,44 @@ _WITHOUT = ("thought", "security_risk", "confirmation_state", "is_confirmed", "h
 
 def _are_of_classes(events: Sequence[Row]) -> bool:
     """Return whether a list holds events of the newer library: `MessageEvent`, `ActionEvent` and so on."""
-    kinds = {str(one.get("kind")) for one in events}
-    return len(events) > 1 and "MessageEvent" in kinds and all("kind" in one and "source" in one for one in events)
+    kinds = {str(e.get("kind")) for e in events}
+    return len(events) > 1 and "MessageEvent" in kinds and all("kind" in e and "source" in e for e in events)
 
 
 def recognise(head: Head) -> bool:
     """Return whether each of the first events is an action or an observation, with its source."""
-    named = all(isinstance(one.get("action", one.get("observation")), str) for one in head.events)
+    named = all(isinstance(event.get("action", event.get("observation")), str) for event in head.events)
     return _are_of_classes(head.events) or (
         named
         and len(head.events) > 1
-        and all(one.get("source") in ("user", "agent", "environment", None) for one in head.events)
-        and any(isinstance(one.get("args"), dict) for one in head.events)
-        and any("observation" in one for one in head.events)
+        and all(event.get("source") in ("user", "agent", "environment", None) for event in head.events)
+        and any(isinstance(event.get("args"), dict) for event in head.events)
+        and any("observation" in event for event in head.events)
     )
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield the one row of a file, without what the program says of its own state."""
-    known: list[dict[str, Any]] = []
-    place = 0
+    whole: list[dict[str, Any]] = []
+    begin = 0
     for number, event, _ in events(lines):
         if event is None:
             yield number, RowRefused("broken-line")
         else:
-            known.append(event)
-            place = place or number
-    if _are_of_classes(known):
-        turns = [turn for event in known if (turn := _of_class(event)) is not None]
+            whole.append(event)
+            begin = begin or number
+    if _are_of_classes(whole):
+        turns = [turn for event in whole if (turn := _of_class(event)) is not None]
     else:
-        turns = _turns(known)
-    if known:
-        yield place, conversation("openhands", turns, ["program-notes"])
+        turns = _turns(whole)
+    if whole:
+        yield begin, conversation("openhands", turns, ["program-notes"])
 
 
-def _turns(known: Sequence[Row]) -> list[dict[str, Any]]:
+def _turns(events: Sequence[Row]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     answers: set[str] = set()
-    for event in known:
+    for event in events:
         metadata = event.get("tool_call_metadata")
         response = one_of(metadata, "model_response")
         choices = listed(one_of(response, "choices"))
@@ -76,24 +76,24 @@ def _turns(known: Sequence[Row]) -> list[dict[str, Any]]:
                 answers.add(name)
                 turns.append({"role": "assistant", **(one_of(choices[0], "message") or {})})
         else:
-            turns += _done(event)
+            turns += _action_turns(event)
     return turns
 
 
-def _done(event: Row) -> list[dict[str, Any]]:
+def _action_turns(event: Row) -> list[dict[str, Any]]:
     """Return what an action says that no provider's answer stands behind."""
     action, args = event.get("action"), event.get("args")
-    given: Mapping[str, Any] = args if isinstance(args, dict) else {}
-    said = one_of(given, "content", "final_thought", "thought") or event.get("message")
+    action_args: Mapping[str, Any] = args if isinstance(args, dict) else {}
+    text = one_of(action_args, "content", "final_thought", "thought") or event.get("message")
     role = "system" if action == "system" else _SPEAKERS.get(str(event.get("source")))
     if role is None or action in _STATES:
         return []
-    if role != "assistant" or action in _WORDS:
-        spoken = isinstance(said, str) and said and action in (*_WORDS, "system")
-        return [{"role": role, "content": said}] if spoken else []
-    thought = given.get("thought")
-    arguments = {key: value for key, value in given.items() if key not in _WITHOUT and value is not None}
-    call = {"name": action, "arguments": arguments}
+    if role != "assistant" or action in _MESSAGE_ACTIONS:
+        spoken = isinstance(text, str) and text and action in (*_MESSAGE_ACTIONS, "system")
+        return [{"role": role, "content": text}] if spoken else []
+    thought = action_args.get("thought")
+    call_arguments = {key: value for key, value in action_args.items() if key not in _WITHOUT and value is not None}
+    call = {"name": action, "arguments": call_arguments}
     return [{"role": role, "content": thought if isinstance(thought, str) else "", "tool_calls": [call]}]
 
 

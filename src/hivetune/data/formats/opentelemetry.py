@@ -12,17 +12,17 @@ from hivetune.data.pieces.answers import read_answer, read_request
 from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, Tools, first_of, listed, names, objects, one_of, parsed
-from hivetune.data.pieces.spans import INPUTS, OUTPUTS, attributes, decoded, step_said
+from hivetune.data.pieces.spans import INPUTS, OUTPUTS, attributes, decoded, read_step
 from hivetune.data.pieces.turns import in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
-_ASKED = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages", "ai.prompt")
+_PROMPT_KEYS = ("gen_ai.input.messages", "gen_ai.prompt", "ai.prompt.messages", "gen_ai.request.messages", "ai.prompt")
 _PLAIN_ANSWERS = ("ai.response.text", "ai.response.object")  # what the model wrote, also where it is JSON
-_ANSWERED = ("gen_ai.output.messages", "gen_ai.completion", "gen_ai.response.messages", *_PLAIN_ANSWERS)
+_ANSWER_KEYS = ("gen_ai.output.messages", "gen_ai.completion", "gen_ai.response.messages", *_PLAIN_ANSWERS)
 _TOOLS = ("gen_ai.tool.definitions", "gen_ai.request.tools", "ai.prompt.tools", "llm.request.functions")
 # Turns as attributes of their own, or as one list; prompts and completions without roles.
-_ASKED_TURNS = ("gen_ai.prompt", "llm.input_messages", "llm.prompts")
+_PROMPT_TURNS = ("gen_ai.prompt", "llm.input_messages", "llm.prompts")
 _ANSWERED_TURNS = ("gen_ai.completion", "llm.output_messages", "llm.completions", "llm.choices")
 # Events that hold attributes of their span; events that Logfire keeps in one attribute.
 _OF_SPAN = ("gen_ai.client.inference.operation.details", "gen_ai.content.prompt", "gen_ai.content.completion")
@@ -48,16 +48,16 @@ _EVENT_ROLES = ("system", "user", "assistant", "tool")
 
 
 def recognise(row: Row) -> bool:
-    held = first_of(row, _ATTRIBUTES)
-    if held is None:
+    name = first_of(row, _ATTRIBUTES)
+    if name is None:
         return any(column in row for column in _TABLE_COLUMNS)
-    value = parsed(row[held])
-    if not isinstance(value, dict | list) or (held == "tags" and not _are_attributes(value)):
+    value = parsed(row[name])
+    if not isinstance(value, dict | list) or (name == "tags" and not _are_attributes(value)):
         return False
     if first_of(row, INPUTS) and first_of(row, OUTPUTS):
         return False  # a step that says beside its attributes what came in and out
-    known = any(key in row for key in _SPAN_COLUMNS)
-    return known or any(key.startswith(("gen_ai.", "llm.")) for key in attributes(value))
+    is_span = any(key in row for key in _SPAN_COLUMNS)
+    return is_span or any(key.startswith(("gen_ai.", "llm.")) for key in attributes(value))
 
 
 def _are_attributes(tags: Any) -> bool:
@@ -76,15 +76,15 @@ def rows(row: Row) -> Conversation:
     status = (status if isinstance(status, str) else one_of(status, "code", "status_code")) or row.get("status_code")
     if status in (2, "STATUS_CODE_ERROR", "ERROR") or flat.get("error.type"):
         raise RowRefused("failed", "the span's status is an error")
-    asked, answered = _from_attributes(flat)
-    if not asked:
-        asked, answered = _from_events(events)
-    if not asked and (turns := objects(parsed(flat.get(_WHOLE_TALK)))):
-        asked = read_messages(turns, None)
+    prompt, answered = _from_attributes(flat)
+    if not prompt:
+        prompt, answered = _from_events(events)
+    if not prompt and (turns := objects(parsed(flat.get(_WHOLE_TALK)))):
+        prompt = read_messages(turns, None)
     columns = tuple(column for column in row if column.startswith("attributes_"))
-    if not asked:
+    if not prompt:
         return _step(row, flat)._replace(explained=columns)
-    messages, changed = in_order([*(_system(flat) if asked[0].role != "system" else []), *asked, *answered])
+    messages, changed = in_order([*(_system(flat) if prompt[0].role != "system" else []), *prompt, *answered])
     return Conversation("opentelemetry", messages, _tools(flat), changed=changed, explained=columns)
 
 
@@ -92,9 +92,9 @@ def _flat_attributes(row: Row) -> dict[str, Any]:
     """Return the attributes of a span under names with dots, however its exporter nests them; of a table those it
     has.
     """
-    held = first_of(row, _ATTRIBUTES)
-    if held is not None:
-        return _dotted(attributes(parsed(row[held])))
+    source = first_of(row, _ATTRIBUTES)
+    if source is not None:
+        return _dotted(attributes(parsed(row[source])))
     return {name: parsed(row[column]) for column, name in _TABLE_COLUMNS.items() if row.get(column) is not None}
 
 
@@ -151,15 +151,15 @@ def _step(row: Row, flat: Mapping[str, Any]) -> Conversation:
 
     Raise RowRefused: not-a-model-call, or what is wrong with the step.
     """
-    for asked, answered, kind in _STEPS:
-        if flat.get(asked) is None or flat.get(answered) is None:
+    for input_key, output_key, kind in _STEPS:
+        if flat.get(input_key) is None or flat.get(output_key) is None:
             continue
         is_call = not kind or _kind(flat, kind) in _MODEL_KINDS
         is_first = not (row.get("parent_id") or row.get("parent_span_id"))
-        if is_call or (asked == _MLFLOW_STEP[0] and is_first):
-            step = {"input": flat[asked], "output": flat[answered]}
-            said = step_said("opentelemetry", step, None, is_call=is_call)
-            return said._replace(tools=said.tools or _tools(flat))
+        if is_call or (input_key == _MLFLOW_STEP[0] and is_first):
+            step = {"input": flat[input_key], "output": flat[output_key]}
+            conversation = read_step("opentelemetry", step, None, is_call=is_call)
+            return conversation._replace(tools=conversation.tools or _tools(flat))
     raise RowRefused("not-a-model-call", "the span holds no messages of a model")
 
 
@@ -171,12 +171,12 @@ def _kind(flat: Mapping[str, Any], name: str) -> str:
 def without_what_repeats(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the spans of a trace of MLflow; those around calls of a model repeat them, and lose their inputs."""
     flat = [attributes(span.get("attributes")) for span in spans]
-    calls = [_kind(one, _MLFLOW_STEP[2]) in _MODEL_KINDS for one in flat]
+    calls = [_kind(attributes_of, _MLFLOW_STEP[2]) in _MODEL_KINDS for attributes_of in flat]
     if not any(calls):
         return spans
     return [
-        span if is_call else {**span, "attributes": {key: one[key] for key in one if key != _MLFLOW_STEP[0]}}
-        for span, one, is_call in zip(spans, flat, calls, strict=True)
+        span if is_call else {**span, "attributes": {key: o[key] for key in o if key != _MLFLOW_STEP[0]}}
+        for span, o, is_call in zip(spans, flat, calls, strict=True)
     ]
 
 
@@ -196,50 +196,50 @@ def _system(flat: Mapping[str, Any]) -> list[Message]:
 
 
 def _from_attributes(flat: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    asked = next((parsed(flat[key]) for key in _ASKED if flat.get(key)), None)
-    column = next((key for key in _ANSWERED if flat.get(key)), "")
+    prompt = next((parsed(flat[key]) for key in _PROMPT_KEYS if flat.get(key)), None)
+    column = next((key for key in _ANSWER_KEYS if flat.get(key)), "")
     answered = flat.get(column)
     if column not in _PLAIN_ANSWERS or not isinstance(answered, str):
         answered = parsed(answered)
-    if asked is None:
-        asked = _turns(flat, "user", _ASKED_TURNS)
+    if prompt is None:
+        prompt = _turns(flat, "user", _PROMPT_TURNS)
         answered = answered or _turns(flat, "assistant", _ANSWERED_TURNS)
     if isinstance(calls := parsed(flat.get("ai.response.toolCalls")), list) and calls:
         text = [{"type": "text", "text": answered}] if isinstance(answered, str) and answered else []
         answered = [{"role": "assistant", "content": [*text, *({**call, "type": "tool-call"} for call in calls)]}]
-    if not asked or not answered:
+    if not prompt or not answered:
         return [], []
-    return read_request(asked).messages, read_answer(answered)[0]
+    return read_request(prompt).messages, read_answer(answered)[0]
 
 
 def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Message]]:
     """Return one event a message: gen_ai.user.message and so on, then gen_ai.choice."""
-    asked: list[Message] = []
+    prompt: list[Message] = []
     answered: list[Message] = []
     for event in events:
         kind = str(one_of(event, "name", "event.name"))
-        said = _said_in(event)
+        fields = _event_fields(event)
         role = kind.removeprefix("gen_ai.").removesuffix(".message")
         if kind.startswith("gen_ai.") and role in _EVENT_ROLES:
-            asked += read_messages([{**said, "role": role, "content": parsed(said.get("content"))}], None)
+            prompt += read_messages([{**fields, "role": role, "content": parsed(fields.get("content"))}], None)
         elif kind == "gen_ai.choice" and not answered:
-            message = parsed(said.get("message")) or parsed(said.get("content"))
-            said["message"] = message if isinstance(message, dict) else {"content": message}
-            answered += read_answer({"choices": [said]})[0]
-    return (asked, answered) if answered or any(message.role == "assistant" for message in asked) else ([], [])
+            message = parsed(fields.get("message")) or parsed(fields.get("content"))
+            fields["message"] = message if isinstance(message, dict) else {"content": message}
+            answered += read_answer({"choices": [fields]})[0]
+    return (prompt, answered) if answered or any(message.role == "assistant" for message in prompt) else ([], [])
 
 
-def _said_in(event: Mapping[str, Any]) -> dict[str, Any]:
+def _event_fields(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an event says of its message: in itself, in its attributes (some programs write all of it as one
     text), or in its body.
     """
-    said = {key: value for key, value in event.items() if key not in ("name", "event.name", "attributes", "body")}
-    said |= attributes(event.get("attributes"))
-    content = said.pop("gen_ai.event.content", None)
+    fields = {key: value for key, value in event.items() if key not in ("name", "event.name", "attributes", "body")}
+    fields |= attributes(event.get("attributes"))
+    content = fields.pop("gen_ai.event.content", None)
     whole = parsed(content)
     if content is not None:
-        said |= whole if isinstance(whole, dict) else {"content": content}
-    return said | (event["body"] if isinstance(event.get("body"), dict) else {})
+        fields |= whole if isinstance(whole, dict) else {"content": content}
+    return fields | (event["body"] if isinstance(event.get("body"), dict) else {})
 
 
 def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list[dict[str, Any]] | None:
@@ -257,10 +257,10 @@ def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list
 def _turn(turn: dict[str, Any], role: str) -> dict[str, Any]:
     """Return a turn with the names of OpenInference replaced by the usual ones."""
     inner = one_of(turn, "message", "prompt", "completion")
-    said = inner if isinstance(inner, dict) else turn
-    calls = [one_of(call, "tool_call") or call for call in listed(said.get("tool_calls"))]
-    contents = [one_of(part, "message_content") or part for part in listed(said.get("contents"))]
-    plain = {"role": role, **said, "content": contents or one_of(said, "content", "text")}
+    fields = inner if isinstance(inner, dict) else turn
+    calls = [one_of(call, "tool_call") or call for call in listed(fields.get("tool_calls"))]
+    contents = [one_of(part, "message_content") or part for part in listed(fields.get("contents"))]
+    plain = {"role": role, **fields, "content": contents or one_of(fields, "content", "text")}
     return {**plain, "tool_calls": calls} if calls else plain
 
 

@@ -20,23 +20,23 @@ def _spans(record: Row) -> Iterator[Row]:
     """Yield the spans of a batch or of one resource, their attributes as objects, those of the resource below them."""
     inner = without_wrapper(dict(record))
     for resource in objects(one_of(inner, *_RESOURCES)) or [inner]:
-        about = attributes(one_of(resource.get("resource"), "attributes"))
+        resource_attributes = attributes(one_of(resource.get("resource"), "attributes"))
         for scope in objects(one_of(resource, *_SCOPES)) or []:
             for span in objects(scope.get("spans")) or []:
-                yield {**span, "attributes": {**about, **attributes(span.get("attributes"))}}
+                yield {**span, "attributes": {**resource_attributes, **attributes(span.get("attributes"))}}
 
 
 def _logs(record: Row) -> Iterator[Row]:
     """Yield the events of each span together, as a span would hold them."""
-    held: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+    events_of: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
     for resource in objects(one_of(record, *_RESOURCE_LOGS)) or []:
         for scope in objects(one_of(resource, "scopeLogs", "scope_logs")) or []:
             for event in objects(scope.get("logRecords")) or []:
-                said = attributes(event.get("attributes"))
-                name = event.get("eventName") or said.get("event.name")
-                logged = {"name": name, "attributes": said, "body": typed(event.get("body"))}
-                held.setdefault((event.get("traceId"), event.get("spanId")), []).append(logged)
-    for (trace, span), events in held.items():
+                event_attributes = attributes(event.get("attributes"))
+                name = event.get("eventName") or event_attributes.get("event.name")
+                logged = {"name": name, "attributes": event_attributes, "body": typed(event.get("body"))}
+                events_of.setdefault((event.get("traceId"), event.get("spanId")), []).append(logged)
+    for (trace, span), events in events_of.items():
         yield {"traceId": trace, "span_id": span, "attributes": {}, "events": events}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows, trees, way_to
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, path_to, session_rows, trees
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
 _COPIES = ("delivery-mirror", "gateway-injected")  # in the place of a model: OpenClaw wrote down what it had sent
@@ -49,33 +49,33 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         entries[name], parents[name] = (number, event), parent if isinstance(parent, str) else None
     for names in trees(parents).values():
         leaf = next((name for name in reversed(names) if entries[name][1].get("type") == "message"), None)
-        path = way_to(leaf, {name: parents[name] for name in names})
-        given_up = any(_is_answer(entries[name][1]) for name in set(names).difference(path))
-        for place, turns in _stretches([(name, *entries[name]) for name in path]):
-            yield place, conversation("pi", turns, ["other-branches"] if given_up else [], **facts)
+        path = path_to(leaf, {name: parents[name] for name in names})
+        has_other_answers = any(_is_answer(entries[name][1]) for name in set(names).difference(path))
+        for begin, turns in _stretches([(name, *entries[name]) for name in path]):
+            yield begin, conversation("pi", turns, ["other-branches"] if has_other_answers else [], **facts)
 
 
 def _stretches(path: Sequence[tuple[str, int, dict[str, Any]]]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Yield (place, turns) of each stretch between compactions in which something was answered."""
-    place, answered = 0, False
+    begin, answered = 0, False
     turns: list[dict[str, Any]] = []
     names = [name for name, _, _ in path]
     for at, (_, number, event) in enumerate(path):
-        said = _turns(event)
+        new_turns = _turns(event)
         if event.get("type") == "compaction":
             if answered:
-                yield place, turns
+                yield begin, turns
             first = event.get("firstKeptEntryId")
-            kept = path[names.index(first) : at] if first in names[:at] else []
-            before = [turn for _, _, one in kept for turn in _turns(one)]  # stands in the last row too
-            turns = said + [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
-            place, answered = 0, False
-        elif said:
-            place = place or number
+            carried = path[names.index(first) : at] if first in names[:at] else []
+            before = [turn for _, _, e in carried for turn in _turns(e)]  # stands in the last row too
+            turns = new_turns + [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
+            begin, answered = 0, False
+        elif new_turns:
+            begin = begin or number
             answered = answered or _is_answer(event)
-            turns += said
+            turns += new_turns
     if answered:
-        yield place, turns
+        yield begin, turns
 
 
 def _is_answer(event: Mapping[str, Any]) -> bool:

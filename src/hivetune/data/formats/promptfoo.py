@@ -62,8 +62,7 @@ def _turns_in_yaml(raw: str) -> Any:
 
     try:
         refers = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw))
-        turns = [{"role": None}] if refers else yaml.safe_load(raw)
-        return json.loads(json.dumps(turns, default=_date))
+        return json.loads(json.dumps([{"role": None}] if refers else yaml.safe_load(raw), default=_date))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # as of a date that no calendar has
         return [{"role": None}]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from hivetune.data.columns import (
     ANSWERED,
-    ASKED,
     CONTEXT,
+    QUESTIONS,
     SYSTEM,
     TOOLS,
     TURNS,
@@ -28,14 +28,24 @@ from hivetune.data.pieces.calls import calls_in_text, read_tools
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.rendered import (
-    asked_turns,
     goes_on,
     is_rendered,
+    prompt_turns,
     turns_of,
     without_end,
     without_header,
 )
-from hivetune.data.pieces.said import Conversation, Row, all_texts, first_of, names, objects, parsed, said, text_of
+from hivetune.data.pieces.said import (
+    Conversation,
+    Row,
+    all_texts,
+    as_message,
+    first_of,
+    names,
+    objects,
+    parsed,
+    text_of,
+)
 from hivetune.data.pieces.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -50,19 +60,19 @@ _PARTS = names("text image thinking message function function_call tool_use tool
 
 def _read_parties(name: str, row: Row, column: str) -> Conversation | None:
     """Return what `user` and `assistant` said, behind what `column` says to the model. None without the two."""
-    both = [row.get("user"), row.get("assistant")]
-    if not all(isinstance(text, str) and text for text in both) or system_of(row) is not None:
+    texts = [row.get("user"), row.get("assistant")]
+    if not all(isinstance(text, str) and text for text in texts) or system_of(row) is not None:
         return None
     return _read_pair(name, {**row, "system": row[column]}, ("user",), ("assistant",))
 
 
 def _read_pair(
-    name: str, row: Row, asked: tuple[str, ...], answered: tuple[str, ...] = ANSWERED, extra: tuple[str, ...] = CONTEXT
+    name: str, row: Row, prompts: tuple[str, ...], answers: tuple[str, ...] = ANSWERED, extra: tuple[str, ...] = CONTEXT
 ) -> Conversation:
     """Return the conversation of a row: system prompt, history, question with what belongs to it, thoughts and
     answer.
     """
-    question_column, answer_column = first_of(row, asked), first_of(row, answered)
+    question_column, answer_column = first_of(row, prompts), first_of(row, answers)
     assert question_column is not None and answer_column is not None  # `recognise` looked
     question, answer = row[question_column], row[answer_column]
     bare = False
@@ -72,10 +82,10 @@ def _read_pair(
         bare = (question, answer) != (row[question_column], row[answer_column])
     if all_texts(question) and all_texts(answer) and len(question) == len(answer):  # questions and answers in turn
         dialogue = read_system(system_of(row))
-        for one, other in zip(question, answer, strict=True):
-            dialogue += [Message("user", one), Message("assistant", other)]
+        for q, a in zip(question, answer, strict=True):
+            dialogue += [Message("user", q), Message("assistant", a)]
         return Conversation(name, tuple(dialogue), read_tools(tools_of(row)))
-    answer, told = _one_answer(row, question_column, answer, answer_column, extra)
+    answer, more = _one_answer(row, question_column, answer, answer_column, extra)
     listed, replies = _turns(question), _turns(answer)
     turns = listed or _spoken_prompt(question)
     if turns:
@@ -94,23 +104,23 @@ def _read_pair(
             raise RowRefused("rendered-text")
         after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
     messages, changed = in_order([*before, *after])
-    read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or told or bare else ()))
+    read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or more or bare else ()))
     from_text = bare or (turns and isinstance(parsed(question), str))
-    changed = (*changed, *told, *(("turns-from-text",) if from_text else ()))
+    changed = (*changed, *more, *(("turns-from-text",) if from_text else ()))
     return Conversation(name, messages, read_tools(tools_of(row)), changed=changed, explained=read)
 
 
-def _one_answer(row: Row, asked: str, answer: Any, column: str, extra: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+def _one_answer(row: Row, prompt: str, answer: Any, column: str, extra: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
     """Return (an answer as text where it is an object or several ways to say the same, reasons of severity warn). Raise
     RowRefused for other lists of texts.
     """
     if isinstance(answer, str):
         return answer, ()
     if all_texts(answer) and len(answer) > 1:
-        if _say_the_same(answer):
+        if _are_variants(answer):
             return answer[0], ("other-answers",)
-        more = next((name for name in extra if name != asked and row.get(name)), None)
-        columns = f"prompt={asked}" if more is None else f"{asked}={asked},{more}={more}"
+        more = next((name for name in extra if name != prompt and row.get(name)), None)
+        columns = f"prompt={prompt}" if more is None else f"{prompt}={prompt},{more}={more}"
         kind = f"{column} holds {len(answer)} texts, and nothing says whether they are answers or pieces of one"
         first = f"--columns {columns},completion={column}.0 learns the first"
         raise RowRefused("wrong-type", f"{kind}: {first}, completion={column}.as_json all of them as JSON")
@@ -121,14 +131,14 @@ def _one_answer(row: Row, asked: str, answer: Any, column: str, extra: tuple[str
     return json.dumps(items[0] if isinstance(answer, dict) else items, ensure_ascii=False), ("json-answer",)
 
 
-def _say_the_same(texts: Sequence[str]) -> bool:
+def _are_variants(texts: Sequence[str]) -> bool:
     """Return whether short texts are ways to say one answer: each has half of its words in common with the first, or
     the first with it. Others may be pieces of one answer, or several that are right together.
     """
-    words = [{word.strip(".,;:!?'\"()").lower() for word in text.split()} - {""} for text in texts]
-    if any(not one or len(one) > _MAX_WORDS for one in words) or any("\n" in text for text in texts):
+    sets = [{word.strip(".,;:!?'\"()").lower() for word in text.split()} - {""} for text in texts]
+    if any(not words or len(words) > _MAX_WORDS for words in sets) or any("\n" in text for text in texts):
         return False
-    return all(2 * len(words[0] & other) >= min(len(words[0]), len(other)) for other in words[1:])
+    return all(2 * len(sets[0] & words) >= min(len(sets[0]), len(words)) for words in sets[1:])
 
 
 def _turns(value: Any) -> list[dict[str, Any]] | None:
@@ -144,7 +154,7 @@ def _spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
     """
     if not isinstance(prompt, str):
         return None
-    turns = asked_turns(prompt)
+    turns = prompt_turns(prompt)
     if turns is None and is_rendered(prompt):
         turns = turns_of(prompt)  # None: the marks stand in a text, or nobody can tell its turns
     if turns == [] or (turns is None and prompt.lstrip().startswith("<s>")):
@@ -157,8 +167,8 @@ def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> s
     text = text_of(question, column)
     more = first_of(row, tuple(name for name in extra if name != column))
     value = row[more] if more is not None else None
-    if all_texts(found := parsed(value)):
-        return "\n".join([text, *(piece for piece in found if not names_document(piece))])
+    if all_texts(pieces := parsed(value)):
+        return "\n".join([text, *(piece for piece in pieces if not names_document(piece))])
     if not isinstance(value, str) or not value.strip() or value in text:
         return text
     says_nothing = (more == "input" and says_none(value)) or (more in CONTEXT and names_document(value))
@@ -171,7 +181,7 @@ def _history(history: Any) -> list[Message]:
         return read_messages(history, None)
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
-    turns = ((said("user", asked, "history"), said("assistant", answered, "history")) for asked, answered in history)
+    turns = ((as_message("user", q, "history"), as_message("assistant", a, "history")) for q, a in history)
     return [message for turn in turns for message in turn]
 
 
@@ -180,7 +190,7 @@ def _has_answer(row: Row) -> bool:
 
 
 def _is_question(row: Row) -> bool:
-    return first_of(row, ASKED) not in (None, "input") and _has_answer(row)
+    return first_of(row, QUESTIONS) not in (None, "input") and _has_answer(row)
 
 
 def _are_sentences(row: Row) -> bool:
@@ -190,7 +200,7 @@ def _are_sentences(row: Row) -> bool:
 
 def _prompt(row: Row) -> Conversation:
     name = "prompt-completion"
-    return _read_parties(name, row, "prompt") or _read_pair(name, row, ("prompt", *ASKED))
+    return _read_parties(name, row, "prompt") or _read_pair(name, row, ("prompt", *QUESTIONS))
 
 
 def _alpaca(row: Row) -> Conversation:
@@ -199,11 +209,11 @@ def _alpaca(row: Row) -> Conversation:
 
 
 def _input(row: Row) -> Conversation:
-    return _read_pair("input-output", row, ASKED)
+    return _read_pair("input-output", row, QUESTIONS)
 
 
-def _asked(row: Row) -> Conversation:
-    return _read_pair("question-answer", row, ASKED)
+def _pair(row: Row) -> Conversation:
+    return _read_pair("question-answer", row, QUESTIONS)
 
 
 def _key(row: Row) -> Conversation:
@@ -223,5 +233,5 @@ ALPACA_FORMAT = Format(
     "alpaca", _has_answer, _alpaca, needs=names("instruction"), rank=25, explains=_EXPLAINED | {"instruction"}
 )
 INPUT_FORMAT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_EXPLAINED)
-FORMAT = Format("question-answer", _is_question, _asked, needs=frozenset(ASKED), rank=33, explains=_EXPLAINED)
+FORMAT = Format("question-answer", _is_question, _pair, needs=frozenset(QUESTIONS), rank=33, explains=_EXPLAINED)
 KEY_FORMAT = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))

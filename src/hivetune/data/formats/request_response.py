@@ -53,17 +53,17 @@ def rows(row: Row) -> Conversation:
     assert sides is not None  # `recognise` looked
     request_value, response_value = (row[column] if column else row for column in sides)
     request = read_request(request_value)
-    said, left_out = read_answer(response_value)
-    asked = [turn for message in request.messages for turn in _observed_apart(message)]
-    prompt, text = asked[-1].content, said[0].content
-    if len(asked) == 1 and prompt.strip() and len(text) > len(prompt) and text.startswith(prompt):
+    reply, left_out = read_answer(response_value)
+    turns = [turn for message in request.messages for turn in _observed_apart(message)]
+    prompt, text = turns[-1].content, reply[0].content
+    if len(turns) == 1 and prompt.strip() and len(text) > len(prompt) and text.startswith(prompt):
         # An API that completes a text gave it back in front.
-        said = [replace(said[0], content=text[len(prompt) :].lstrip()), *said[1:]]
-    begun = asked[-1].role == "assistant" and not asked[-1].tool_calls and said[0].role == "assistant"
+        reply = [replace(reply[0], content=text[len(prompt) :].lstrip()), *reply[1:]]
+    begun = turns[-1].role == "assistant" and not turns[-1].tool_calls and reply[0].role == "assistant"
     if begun and continues_request(response_value):
-        messages = [*asked[:-1], replace(said[0], content=prompt + said[0].content), *said[1:]]
+        messages = [*turns[:-1], replace(reply[0], content=prompt + reply[0].content), *reply[1:]]
     else:
-        messages = joined(asked, said)
+        messages = joined(turns, reply)
     used = (*sides, *(_FLAT if "" in sides else ()))
     tools = request.tools or read_tools(tools_of(row))
     return ordered_conversation("request-response", messages, tools, left_out, used)
@@ -75,17 +75,17 @@ def _sides(row: Row) -> tuple[str, str] | None:
     """
     if not any(map(_is_structured, row.values())):
         return None  # texts alone, as most rows are: a question and its answer
-    answered = next((name for name in _RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
-    if answered is None and _is_flat_response(row):
-        answered = ""
-    if answered is None:
+    response = next((name for name in _RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
+    if response is None and _is_flat_response(row):
+        response = ""
+    if response is None:
         return _listed_and_text(row)
-    asked = next((name for name in _REQUESTS if name != answered and _is_asked(name, row.get(name))), None)
-    if asked is None and _asks_flat(row, answered):
-        asked = ""
-    if asked is None:
-        asked = next((name for name in _REPEATED_REQUESTS if _is_asked(name, row.get(name))), None)
-    return None if asked is None else (asked, answered)
+    request = next((name for name in _REQUESTS if name != response and _is_request(name, row.get(name))), None)
+    if request is None and _asks_flat(row, response):
+        request = ""
+    if request is None:
+        request = next((name for name in _REPEATED_REQUESTS if _is_request(name, row.get(name))), None)
+    return None if request is None else (request, response)
 
 
 def _is_flat_response(row: Row) -> bool:
@@ -96,13 +96,13 @@ def _is_flat_response(row: Row) -> bool:
 
 def _listed_and_text(row: Row) -> tuple[str, str] | None:
     """Return a request that is a list of messages in an object, and its answer as a text or an object with one."""
-    asked = next((name for name in _REQUESTS if objects(one_of(parsed(row.get(name)), "messages", "contents"))), None)
-    if asked is None:
+    request = next((name for name in _REQUESTS if objects(one_of(parsed(row.get(name)), "messages", "contents"))), None)
+    if request is None:
         return None
-    answered = next((name for name in _TEXTS if name != asked and row.get(name) not in (None, "")), None)
-    held = None if answered is None else row[answered]
-    said = one_of(held, "content", "text") if isinstance(held, dict) else held
-    return (asked, answered) if answered is not None and isinstance(said, str) and said.strip() else None
+    response = next((name for name in _TEXTS if name != request and row.get(name) not in (None, "")), None)
+    value = None if response is None else row[response]
+    text = one_of(value, "content", "text") if isinstance(value, dict) else value
+    return (request, response) if response is not None and isinstance(text, str) and text.strip() else None
 
 
 def _asks_flat(row: Row, answered: str) -> bool:
@@ -116,7 +116,7 @@ def _asks_flat(row: Row, answered: str) -> bool:
     return answered == "output" and isinstance(row.get("input"), str) and row.get("object") == "response"
 
 
-def _is_asked(name: str, value: Any) -> bool:
+def _is_request(name: str, value: Any) -> bool:
     if name == "prompt" and not isinstance(value, dict):
         return False  # a list of turns beside a list of turns: prompt-completion
     return isinstance(parsed(value), dict) and is_request(value)

@@ -37,7 +37,7 @@ def rows(row: Row) -> Conversation:
         turns = _without_marks(turns)
         odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
         named = [_SPEAKER.match(turn) for turn in turns]
-        if column == "turns" or odd or all(named) or any(one and one[1] for one in named):
+        if column == "turns" or odd or all(named) or any(turn_name and turn_name[1] for turn_name in named):
             raise RowRefused("unknown-role", f"{column}: texts that do not say who speaks")
         turns = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     return ordered_conversation(
@@ -47,8 +47,8 @@ def rows(row: Row) -> Conversation:
 
 def _list_column(row: Row) -> str | None:
     """Return the column that is a list of turns."""
-    told = objects(row.get("paragraph"))
-    if told is not None and all({"q", "a"} <= turn.keys() for turn in told):
+    turns = objects(row.get("paragraph"))
+    if turns is not None and all({"q", "a"} <= turn.keys() for turn in turns):
         return "paragraph"
     for name in LISTS:
         if name in row and (name.startswith("conversation") or isinstance(parsed(row[name]), list)):

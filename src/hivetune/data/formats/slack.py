@@ -28,8 +28,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             name = one_of(event.get("user_profile"), "real_name") or one_of(event, "user", "bot_id")
             turn = {"speaker": str(name), "content": str(event["text"])}
             threads.setdefault(str(event.get("thread_ts") or ""), (number, []))[1].append(turn)
-    for thread, (place, turns) in threads.items():
-        yield place, conversation("slack", turns, session_id=thread)
+    for thread, (begin, turns) in threads.items():
+        yield begin, conversation("slack", turns, session_id=thread)
 
 
 FORMAT = Format("slack", recognise, rows, "file")

@@ -38,22 +38,23 @@ def turns_of(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    said = step.get("model_output") or ""
+    output = step.get("model_output") or ""
     calls = [_call(call) for call in objects(step.get("tool_calls")) or []]
     last = next((call for call in calls if call["name"] == LAST_TOOL), None)
     error = one_of(step.get("error"), "message")
-    seen = f"Error:\n{error}" if error else str(step.get("observations") or "")
+    observations = f"Error:\n{error}" if error else str(step.get("observations") or "")
     if last is not None:
         answer = one_of(last["arguments"], "answer") if isinstance(last["arguments"], dict) else last["arguments"]
-        return [{"role": "assistant", "content": answer if isinstance(answer, str) else said}]
+        return [{"role": "assistant", "content": answer if isinstance(answer, str) else output}]
     if not calls or any(call["name"] == CODE_TOOL for call in calls):
-        spoken = {"role": "assistant", "content": said}
-        shown = seen if seen.startswith("Error") else f"Observation:\n{seen}"
+        spoken = {"role": "assistant", "content": output}
+        shown = observations if observations.startswith("Error") else f"Observation:\n{observations}"
         return [spoken] if step.get("is_final_answer") is True else [spoken, {"role": "user", "content": shown}]
     results = [
-        {"role": "tool", "content": seen if call is calls[-1] else "", "tool_call_id": call["id"]} for call in calls
+        {"role": "tool", "content": observations if call is calls[-1] else "", "tool_call_id": call["id"]}
+        for call in calls
     ]
-    return [{"role": "assistant", "content": said, "tool_calls": calls}, *results]
+    return [{"role": "assistant", "content": output, "tool_calls": calls}, *results]
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Conversation:
-    said = [one for one in objects(record["messages"]) or [] if one.get("type") == "message" and one.get("from")]
-    turns = [(str(one["from"]), text) for one in said if (text := _text(one.get("text")))]
+    messages = [m for m in objects(record["messages"]) or [] if m.get("type") == "message" and m.get("from")]
+    turns = [(str(message["from"]), text) for message in messages if (text := _text(message.get("text")))]
     answers = record.get(ASSISTANT) or (record["name"] if record["type"] == "bot_chat" else None)
     return spoken("telegram", turns, answers)
 
@@ -27,7 +27,7 @@ def rows(record: Row) -> Conversation:
 def _text(text: Any) -> str:
     """Return a text, or its pieces: some are bold, or links."""
     pieces = text if isinstance(text, list) else [text]
-    return "".join(one.get("text", "") if isinstance(one, dict) else str(one or "") for one in pieces)
+    return "".join(piece.get("text", "") if isinstance(piece, dict) else str(piece or "") for piece in pieces)
 
 
 FORMAT = Format("telegram", recognise, rows, needs=names("messages"))

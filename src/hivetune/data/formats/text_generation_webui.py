@@ -3,7 +3,7 @@
 https://github.com/oobabooga/text-generation-webui/wiki/01-%E2%80%90-Chat-Tab
 """
 
-from hivetune.data.pieces.branches import done
+from hivetune.data.pieces.branches import finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, are_two_texts, listed
 from hivetune.data.pieces.turns import read_turn
@@ -17,11 +17,11 @@ def recognise(row: Row) -> bool:
 
 def rows(row: Row) -> Conversation:
     messages: list[Message] = []
-    for asked, answered in row["internal"]:
-        if asked != _GREETS:
-            messages.append(Message("user", asked))
+    for question, answered in row["internal"]:
+        if question != _GREETS:
+            messages.append(Message("user", question))
         messages += read_turn({"role": "assistant", "content": answered})
-    return done("text-generation-webui", messages, 0)
+    return finish_chat("text-generation-webui", messages, 0)
 
 
 _GREETS = "<|BEGIN-VISIBLE-CHAT|>"  # stands for the user where the character speaks first

@@ -5,7 +5,7 @@ The columns are those of the table in docs/formats.md.
 
 from hivetune.data.columns import SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, said
+from hivetune.data.pieces.said import Conversation, Row, as_message
 from hivetune.data.pieces.turns import read_system
 
 _QUESTION = ("user_query", "user_request", "input", "query")
@@ -21,13 +21,17 @@ def rows(row: Row) -> Conversation:
     """Return the command is what a model can learn; the result is what a machine said, so it is never trained
     unasked.
     """
-    asked = next(row[key] for key in _QUESTION if row.get(key) is not None)
+    question = next(row[key] for key in _QUESTION if row.get(key) is not None)
     command = row.get("command")
     if isinstance(command, str) and command.strip():
         answer, untrusted = command, False
     else:
         answer, untrusted = next((row[key] for key in _RESULT if row.get(key) is not None), ""), True
-    messages = (*read_system(system_of(row)), said("user", asked, "user_query"), said("assistant", answer, "result"))
+    messages = (
+        *read_system(system_of(row)),
+        as_message("user", question, "user_query"),
+        as_message("assistant", answer, "result"),
+    )
     return Conversation("tool", messages, untrusted=untrusted)
 
 

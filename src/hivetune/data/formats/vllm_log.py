@@ -32,11 +32,11 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 def _steps(lines: Lines) -> Iterator[Step]:
     for number, line in lines:
-        if found := _PROMPT.search(line):
-            prompt = str(ast.literal_eval(found[2]))
-            yield Step(number, found[1], "asked", prompt, prompted(prompt))
-        elif found := _ANSWER.search(line):
-            yield Step(number, found[1], "answered", (str(ast.literal_eval(found[2])), found[3]))
+        if match := _PROMPT.search(line):
+            prompt = str(ast.literal_eval(match[2]))
+            yield Step(number, match[1], "asked", prompt, prompted(prompt))
+        elif match := _ANSWER.search(line):
+            yield Step(number, match[1], "answered", (str(ast.literal_eval(match[2])), match[3]))
 
 
 FORMAT = Format("vllm-log", recognise, rows, "file")

@@ -11,16 +11,16 @@ from hivetune.records import Role
 
 def recognise(row: Row) -> bool:
     comments = objects(row.get("comments"))
-    return comments is not None and _requester(row) is not None and all("author_id" in one for one in comments)
+    return comments is not None and _requester(row) is not None and all("author_id" in comment for comment in comments)
 
 
 def rows(row: Row) -> Conversation:
     """Return the conversation; comments that are not public are notes."""
     comments = objects(row["comments"]) or []
     public = [comment for comment in comments if comment.get("public") is not False]
-    asked = _requester(row)
-    roles: list[Role] = ["user" if str(one.get("author_id")) == asked else "assistant" for one in public]
-    texts = [one_of(one, "html_body", "body", "plain_body") for one in public]
+    requester = _requester(row)
+    roles: list[Role] = ["user" if str(c.get("author_id")) == requester else "assistant" for c in public]
+    texts = [one_of(public_comment, "html_body", "body", "plain_body") for public_comment in public]
     turns = ((role, text, 1.0) for role, text in zip(roles, texts, strict=True))
     return desk_conversation("zendesk", turns, len(public) < len(comments))
 

@@ -84,10 +84,10 @@ class Inputs:
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
     """Return the file names, "-" and "store", each once; folders and globs are sorted. Raise UsageError."""
-    found: list[str] = []
+    names: list[str] = []
     for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML does not expand `~`
         if path in ("-", "store"):
-            found.append(path)
+            names.append(path)
         elif os.path.isdir(path):
             _refuse_arrow(path)
             inside = [str(p) for p in sorted(map(Path, files_below(path))) if _is_known(p.name)]
@@ -95,21 +95,21 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
                 raise UsageError(
                     f"{spelled(path)} holds no data files", hint=f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
                 )
-            found += inside
+            names += inside
         elif os.path.exists(path):
-            _refuse_what_never_ends(path)
-            found.append(path)
+            _refuse_endless(path)
+            names.append(path)
         elif os.path.islink(path):
             raise UsageError(f"{spelled(path)} is a link that leads nowhere", hint="look at it with ls -l")
         elif any(c in path for c in "*?["):
             matches = sorted(matching_files(path))
             if not matches:
                 raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern, and look at it with ls")
-            found += matches
+            names += matches
         else:
             raise UsageError(f"{spelled(path)} does not exist", hint=_elsewhere(path))
     return list(
-        {name if name in ("-", "store") else os.path.realpath(name): name for name in reversed(found)}.values()
+        {name if name in ("-", "store") else os.path.realpath(name): name for name in reversed(names)}.values()
     )[::-1]
 
 
@@ -131,12 +131,11 @@ def _elsewhere(path: str) -> str:
 
 def _refuse_arrow(folder: str) -> None:
     """Raise UsageError for a folder that `datasets.save_to_disk` wrote, or that contains one."""
-    inside = (folder, *(str(one) for one in sorted(Path(folder).iterdir()) if one.is_dir()))
-    for one in inside:
-        if os.path.exists(os.path.join(one, "dataset_info.json")) and any(Path(one).glob("*.arrow")):
+    for path in (folder, *(str(path) for path in sorted(Path(folder).iterdir()) if path.is_dir())):
+        if os.path.exists(os.path.join(path, "dataset_info.json")) and any(Path(path).glob("*.arrow")):
             raise UsageError(
-                f"{spelled(one)} is a data set in Arrow files, as datasets.save_to_disk writes it",
-                hint=f"datasets.load_from_disk({one!r}).to_json('rows.jsonl'), then give rows.jsonl",
+                f"{spelled(path)} is a data set in Arrow files, as datasets.save_to_disk writes it",
+                hint=f"datasets.load_from_disk({path!r}).to_json('rows.jsonl'), then give rows.jsonl",
             )
 
 
@@ -172,22 +171,22 @@ def plan_inputs(
         if name == "-" or is_pipe(name):
             path = str(spill / f"{number:06d}.piped")
             _spool(name, path)
-        known = formats[name] = session_format(path, name, file_format(path, name, encoding))
-        if known.partition(".")[0] in ("jsonl", "json"):
-            refuse_prose(path, name, known)
-        side = batch_side(path, known)
+        form = formats[name] = session_format(path, name, file_format(path, name, encoding))
+        if form.partition(".")[0] in ("jsonl", "json"):
+            refuse_prose(path, name, form)
+        side = batch_side(path, form)
         if side is not None:
             _hash_file(path, digest)
             spilled = str(spill / f"{number:06d}.lines")
-            batches.append((path, known, side, spilled))
+            batches.append((path, form, side, spilled))
             names[spilled] = name
             continue
-        if known == "jsonl":
+        if form == "jsonl":
             chunks += _cut(path, name, "lines", chunk_bytes, digest)
             continue
         _hash_file(path, digest)
-        formats[name], found = _converted(path, name, known, str(spill / f"{number:06d}.lines"), chunk_bytes)
-        chunks += found
+        formats[name], file_chunks = _converted(path, name, form, str(spill / f"{number:06d}.lines"), chunk_bytes)
+        chunks += file_chunks
     progress(len(sources), len(sources))
     if batches:  # after all files, since a question may be in any of them
         join_batches(batches)
@@ -196,28 +195,28 @@ def plan_inputs(
     return Inputs(tuple(chunks), digest.hexdigest(), formats)
 
 
-def _converted(path: str, name: str, known: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:
+def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:
     """Write the rows of a file to `spilled`, and return (format, chunks)."""
-    if known.startswith("jsonl."):
-        problem = _decompress(path, known, spilled)
+    if form.startswith("jsonl."):
+        problem = _decompress(path, form, spilled)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problem:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
             chunks.append(_problem_chunk(spilled + ".problem", name, line, _lost_rows(path, line - 1, problem)))
-        return known, chunks
-    if is_session(known):
-        convert_session(path, name, known, spilled)
+        return form, chunks
+    if is_session(form):
+        convert_session(path, name, form, spilled)
     else:
-        convert_lines(path, known, spilled)
-    _add_lost_rows(path, known, spilled)
-    if lacks_header(path, known):
-        known += NO_HEADER
-    if not is_session(known) and regroup(spilled, name):
-        known = f"message-log ({known})"
-    return known, list(_cut(spilled, name, "numbered", chunk_bytes, None))
+        convert_lines(path, form, spilled)
+    _add_lost_rows(path, form, spilled)
+    if lacks_header(path, form):
+        form += NO_HEADER
+    if not is_session(form) and regroup(spilled, name):
+        form = f"message-log ({form})"
+    return form, list(_cut(spilled, name, "numbered", chunk_bytes, None))
 
 
-def _refuse_what_never_ends(path: str) -> None:
+def _refuse_endless(path: str) -> None:
     """Raise UsageError for a named pipe, which waits for a writer, and for a device, which may never end."""
     if is_pipe(path) and not path.startswith(("/dev/fd/", "/proc/")):
         raise UsageError(
@@ -258,10 +257,10 @@ def _hash_file(path: str, digest: "hashlib._Hash") -> None:
             digest.update(block)
 
 
-def _decompress(path: str, known: str, spilled: str) -> str | None:
+def _decompress(path: str, form: str, spilled: str) -> str | None:
     """Copy what can be decompressed, and return the problem in words, or None."""
     with open(spilled, "wb") as out:
-        stream = open_bytes(path, known)
+        stream = open_bytes(path, form)
         while True:
             block, problem = stream.read(BLOCK_BYTES)
             out.write(block)
@@ -287,19 +286,19 @@ def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
     return [f"{problem}; it is damaged at {share:.0%} of the archive, about {lost:,} rows are lost"] * lost
 
 
-def _add_lost_rows(path: str, known: str, spilled: str) -> None:
+def _add_lost_rows(path: str, form: str, spilled: str) -> None:
     """Add such messages for a converted archive whose last line reports damage."""
-    if not known.endswith(".gz"):
+    if not form.endswith(".gz"):
         return
     rows, last = 0, ""
     with open(spilled, encoding="utf-8", errors="surrogatepass") as file:
         for last in file:
             rows += last.split("\t", 2)[1] == "r"
-    place, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
+    number, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
     if mark == "p" and "damaged:" in problem:
         more = _lost_rows(path, rows, problem.partition(":")[2])[1:]
         with open(spilled, "a", encoding="utf-8") as file:
-            file.write("".join(f"{place}\tp\tbroken-file:{text}\n" for text in more))
+            file.write("".join(f"{number}\tp\tbroken-file:{text}\n" for text in more))
 
 
 def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashlib._Hash | None") -> Iterator[Chunk]:
@@ -329,8 +328,7 @@ def _cut(path: str, name: str, kind: ChunkKind, chunk_bytes: int, digest: "hashl
     if pending > MAX_LINE_BYTES:
         if boundary > start:
             yield Chunk(kind, path, name, start, boundary, first, False, lines)
-        line = _line_at(path, kind, boundary, first + lines)
-        yield Chunk("oversize", path, name, boundary, offset, line, True, 1)
+        yield Chunk("oversize", path, name, boundary, offset, _line_at(path, kind, boundary, first + lines), True, 1)
     elif offset > start:
         yield Chunk(kind, path, name, start, offset, first, True, lines + (1 if pending else 0))
 

@@ -86,12 +86,12 @@ class Tally:
     def delivered(self) -> int:
         return self.stored + self.duplicates + self.refused + self.forgotten
 
-    def add(self, other: "Tally") -> None:
-        self.stored += other.stored
-        self.duplicates += other.duplicates
-        self.refused += other.refused
-        self.forgotten += other.forgotten
-        for reason, count in other.reasons.items():
+    def add(self, tally: "Tally") -> None:
+        self.stored += tally.stored
+        self.duplicates += tally.duplicates
+        self.refused += tally.refused
+        self.forgotten += tally.forgotten
+        for reason, count in tally.reasons.items():
             self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
@@ -243,8 +243,8 @@ def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, An
 
 def _set_aside(database: sqlite3.Connection, refusal: Refusal) -> bool:
     identity = _hash(f"{refusal.key}\n{hashlib.sha256(refusal.raw).hexdigest()}")
-    place = _storable(refusal.place)
-    values = (identity, place, refusal.reason, refusal.hint, refusal.raw[:KEPT_RAW_BYTES], time.time())
+    source = _storable(refusal.place)
+    values = (identity, source, refusal.reason, refusal.hint, refusal.raw[:KEPT_RAW_BYTES], time.time())
     return database.execute("INSERT OR IGNORE INTO refused VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 1
 
 

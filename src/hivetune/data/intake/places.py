@@ -11,13 +11,13 @@ from hivetune.errors import UsageError
 
 def files_below(folder: str) -> Iterator[str]:
     """Yield all files below `folder`, also through links, and enter each folder once."""
-    seen: set[tuple[int, int]] = set()
+    entered: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
-        about = os.stat(parent)
-        if (about.st_dev, about.st_ino) in seen:
+        status = os.stat(parent)
+        if (status.st_dev, status.st_ino) in entered:
             folders.clear()
             continue
-        seen.add((about.st_dev, about.st_ino))
+        entered.add((status.st_dev, status.st_ino))
         folders.sort()
         for name in files:
             path = os.path.join(parent, name)

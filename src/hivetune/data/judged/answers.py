@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hivetune.data.columns import ASKED, CONTEXT, SYSTEM, TOOLS, column_kind, plain_row
+from hivetune.data.columns import CONTEXT, QUESTIONS, SYSTEM, TOOLS, column_kind, plain_row
 from hivetune.data.conversation import preference_columns, read_conversation
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of, parsed
 from hivetune.data.pieces.turns import read_messages
@@ -20,7 +20,7 @@ CORRECTIONS = (
 REJECTED_ANSWER = "rejected_answer"  # the gateway's: the answer that a correction took the place of
 _CORRECTED = frozenset((*CORRECTIONS, REJECTED_ANSWER))
 _TURNS = ("messages", "conversations", "conversation", "prompt")
-_ASKED = ("prompt", "instruction", *ASKED, "input", *CONTEXT, "history")
+_PROMPT = ("prompt", "instruction", *QUESTIONS, "input", *CONTEXT, "history")
 # Pairs that differ in less push both answers down (arXiv 2410.08847): the better one is learned alone.
 MIN_DIFFERENCE = 0.1
 MAX_COMPARED_WORDS = 2000
@@ -41,21 +41,20 @@ def read_corrected(row: Row, *, mapped: bool = False) -> TwoAnswers | None:
         return None
     turns = objects(parsed(row.get("messages")))
     if row.get(REJECTED_ANSWER) is not None and turns is not None:
-        said = read_conversation({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
-        given = row[REJECTED_ANSWER]
-        given = given if isinstance(given, dict) else {"role": "assistant", "content": given}
+        good = read_conversation({key: value for key, value in row.items() if key != REJECTED_ANSWER}, mapped=mapped)
+        rejected = row[REJECTED_ANSWER]
+        rejected = rejected if isinstance(rejected, dict) else {"role": "assistant", "content": rejected}
         tools = {key: row[key] for key in TOOLS if key in row}
-        before = read_conversation({**tools, "messages": [*turns[:-1], given]}, mapped=True)
-        return _two(said, before, "correction")
+        before = read_conversation({**tools, "messages": [*turns[:-1], rejected]}, mapped=True)
+        return _two(good, before, "correction")
     name = next((name for name in CORRECTIONS if isinstance(row.get(name), str) and row[name].strip()), None)
     if name is None:
         return None
     before = read_conversation({key: value for key, value in row.items() if key != name}, mapped=mapped)
-    last = before.messages[-1]
-    if last.role != "assistant":
+    if before.messages[-1].role != "assistant":
         raise RowRefused("no-answer", f"{name}: there is no answer that it corrects")
-    said = before._replace(messages=(*before.messages[:-1], Message("assistant", row[name])))
-    return _two(said, before, "correction")
+    good = before._replace(messages=(*before.messages[:-1], Message("assistant", row[name])))
+    return _two(good, before, "correction")
 
 
 def with_answers_apart(row: Row) -> Row:
@@ -66,11 +65,11 @@ def with_answers_apart(row: Row) -> Row:
         turns = objects(row.get(name)) or []
         ends: dict[str, Any] = {}
         for turn in turns[-2:]:
-            said = re.split(r"[\W_]+", str(_speaker(turn)).lower())
-            ends |= {side: turn for side in ("chosen", "rejected") if side in said}
+            parts = re.split(r"[\W_]+", str(_speaker(turn)).lower())
+            ends |= {side: turn for side in ("chosen", "rejected") if side in parts}
         if len(ends) == 2 and len(turns) > 2 and not ends.keys() & row.keys():
-            apart: Row = {side: one_of(turn, "content", "value") for side, turn in ends.items()}
-            return {**row, name: turns[:-2], **apart}
+            answers: Row = {side: one_of(turn, "content", "value") for side, turn in ends.items()}
+            return {**row, name: turns[:-2], **answers}
     return row
 
 
@@ -87,26 +86,26 @@ def read_preference(row: Row) -> TwoAnswers | None:
 
 def _with_answer(row: Row, answer: Any) -> Conversation:
     """Return the row as if it held this answer only: a text, a turn, some turns, or a whole conversation."""
-    asked: dict[str, Any] = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
+    base: dict[str, Any] = {key: row[key] for key in (*SYSTEM, *TOOLS) if row.get(key) is not None}
     turns = objects([answer] if isinstance(answer, dict) else answer)
-    before = next((found for key in _TURNS if (found := objects(parsed(row.get(key)))) is not None), None)
+    before = next((turns_read for key in _TURNS if (turns_read := objects(parsed(row.get(key)))) is not None), None)
     if turns is None and isinstance(answer, str) and before is not None:
         turns = [{"role": "assistant", "content": answer}]
     if turns is None:
-        asked |= {key: row[key] for key in _ASKED if row.get(key) is not None}
-        if not any(key in asked for key in _ASKED):
-            return read_conversation({**asked, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
-        return read_conversation({**asked, "output" if "instruction" in asked else "completion": answer}, mapped=True)
+        base |= {key: row[key] for key in _PROMPT if row.get(key) is not None}
+        if not any(key in base for key in _PROMPT):
+            return read_conversation({**base, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
+        return read_conversation({**base, "output" if "instruction" in base else "completion": answer}, mapped=True)
     if all(_speaker(turn) in ("assistant", "gpt", "model") for turn in turns):
-        if before is None and any(isinstance(row.get(key), str) for key in _ASKED):
-            return _behind_question({**asked, **{key: row[key] for key in _ASKED if row.get(key) is not None}}, turns)
+        if before is None and any(isinstance(row.get(key), str) for key in _PROMPT):
+            return _behind_question({**base, **{key: row[key] for key in _PROMPT if row.get(key) is not None}}, turns)
         turns = [*_unanswered(before or []), *turns]
-    return read_conversation({**asked, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
+    return read_conversation({**base, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
 
 
-def _behind_question(asked: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
+def _behind_question(request: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
     """Return the turns of an answer behind the question that a row asks in columns, with all that belongs to it."""
-    question = read_conversation({**asked, "output" if "instruction" in asked else "completion": "."}, mapped=True)
+    question = read_conversation({**request, "output" if "instruction" in request else "completion": "."}, mapped=True)
     answer = read_messages([_plain_turn(turn) for turn in turns], None)
     return question._replace(messages=(*question.messages[:-1], *answer))
 
@@ -136,7 +135,7 @@ def _plain_turn(turn: dict[str, Any]) -> dict[str, Any]:
 
 def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswers:
     better, worse = good.messages[-1], bad.messages[-1]
-    before = [tuple(replace(m, weight=1.0) for m in said.messages[:-1]) for said in (good, bad)]
+    before = [tuple(replace(m, weight=1.0) for m in conversation.messages[:-1]) for conversation in (good, bad)]
     if before[0] != before[1] or better.role != "assistant" or worse.role != "assistant":
         raise RowRefused("pair-differs")
     if replace(better, weight=1.0) == replace(worse, weight=1.0):
@@ -148,8 +147,8 @@ def is_small_edit(better: Message, worse: Message) -> bool:
     """Return whether two answers differ by so little that a pair of them would push both."""
     if better.tool_calls != worse.tool_calls or better.reasoning != worse.reasoning:
         return False
-    one, other = (message.content.split()[:MAX_COMPARED_WORDS] for message in (better, worse))
-    matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    better_words, worse_words = (message.content.split()[:MAX_COMPARED_WORDS] for message in (better, worse))
+    matcher = difflib.SequenceMatcher(None, better_words, worse_words, autojunk=False)
     least = 1 - MIN_DIFFERENCE
     return matcher.real_quick_ratio() > least and matcher.quick_ratio() > least and matcher.ratio() > least
 

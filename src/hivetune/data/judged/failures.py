@@ -12,7 +12,7 @@ from hivetune.data.pieces.fields import NESTED, extract, plain_name
 from hivetune.records import Message
 
 # Columns in which logs say why something failed. `reason` is what a person said of a thumbs down.
-_WHY = frozenset(
+_CAUSE_COLUMNS = frozenset(
     (
         *("error", "error_type", "error_message", "error_code", "exception", "exception_type", "failure", "traceback"),
         *("failure_reason", "failure_type", "reason", "feedback_reason", "status", "status_message", "stderr", "cause"),
@@ -50,9 +50,9 @@ def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
     """
     message = answer if len(answer) <= MAX_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
     for text in (message, *_reasons(row)):
-        found = _OUTSIDE.search(text[:_LOOKED_AT_CHARS])
-        if found:
-            return found.group()
+        match = _OUTSIDE.search(text[:_LOOKED_AT_CHARS])
+        if match:
+            return match.group()
     return ""
 
 
@@ -61,8 +61,8 @@ def call_failed(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
     answer is none. An error that somebody talks about stands in the conversation.
     """
     texts = [text for name in row if plain_name(name) in _ERRORS for text in _error_texts(row[name])]
-    found = [text for text in texts if _IS_ERROR.match(text) or _OUTSIDE.search(text[:_LOOKED_AT_CHARS])]
-    return any(not any(text in message.content for message in messages) for text in found)
+    errors = [text for text in texts if _IS_ERROR.match(text) or _OUTSIDE.search(text[:_LOOKED_AT_CHARS])]
+    return any(not any(text in message.content for message in messages) for text in errors)
 
 
 def _error_texts(value: Any) -> list[str]:
@@ -86,8 +86,7 @@ def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | N
 
 def most_tokens_in(rows: Iterable[Any]) -> int:
     """Return the most tokens that a log counted in one answer; 0: it counted none."""
-    counts = (count for row in rows if isinstance(row, dict) for count in _answer_tokens(row))
-    return max(counts, default=0)
+    return max((count for row in rows if isinstance(row, dict) for count in _answer_tokens(row)), default=0)
 
 
 def _answer_tokens(row: Mapping[str, Any]) -> list[int]:
@@ -97,7 +96,7 @@ def _answer_tokens(row: Mapping[str, Any]) -> list[int]:
     counts = [row[name] for name in top]
     for holder in (row[name] for name in holders):
         counts += [holder[name] for name in _count_columns(tuple(holder))[0]] if isinstance(holder, dict) else []
-    return [int(one) for one in counts if str(one).isdecimal() and len(str(one)) < _MAX_COUNT_DIGITS]
+    return [int(count) for count in counts if str(count).isdecimal() and len(str(count)) < _MAX_COUNT_DIGITS]
 
 
 def is_cut_json(answer: str) -> bool:
@@ -140,7 +139,7 @@ def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @lru_cache(512)
 def _reason_columns(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(name for name in names if plain_name(name) in _WHY)
+    return frozenset(name for name in names if plain_name(name) in _CAUSE_COLUMNS)
 
 
 def _reasons(row: Mapping[str, Any]) -> Iterator[str]:
@@ -148,7 +147,7 @@ def _reasons(row: Mapping[str, Any]) -> Iterator[str]:
         plain = plain_name(name)
         if plain in NESTED and isinstance(value, dict):
             yield from _reasons(value)
-        elif plain in _WHY:
+        elif plain in _CAUSE_COLUMNS:
             if isinstance(value, dict):
                 yield " ".join(str(part) for part in value.values())
             elif isinstance(value, str):

@@ -63,7 +63,7 @@ def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "L
             unique[pair] = candidate
     retries = _retries(candidates, bad, decisions, ties) if "pairs" in learn.use else {}
     answers_of_user: Counter[int] = Counter()
-    for candidate in sorted(unique.values(), key=lambda one: (one.order, one.row)):  # drawn by content
+    for candidate in sorted(unique.values(), key=lambda drawn: (drawn.order, drawn.row)):  # drawn by content
         answers_of_user[candidate.user] += candidate.user != NO_NAME
         # A row without a time (NaN) counts as later.
         retry = retries.get((candidate.session, candidate.read))
@@ -97,11 +97,11 @@ def _candidates(decisions: Decisions, ties: Ties, order: Sequence[int]) -> tuple
         holder = decisions.original(row) if fate in (DUPLICATE, NEAR_DUPLICATE) else row
         if decisions.fate[holder] >= len(SPLITS) or (lesson == "failure" and holder != row):
             continue
-        about = client or ties.user[row], ties.session[row], ties.read[row], ties.time[row], order[row]
+        origin = client or ties.user[row], ties.session[row], ties.read[row], ties.time[row], order[row]
         if lesson == "failure":
-            candidates.append(Candidate(row, answer, None, row, *about))
+            candidates.append(Candidate(row, answer, None, row, *origin))
         elif worse is not None:
-            candidates.append(Candidate(row, worse, answer, holder, *about))
+            candidates.append(Candidate(row, worse, answer, holder, *origin))
     return candidates, bad
 
 
@@ -116,18 +116,18 @@ def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int,
     """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
     reversed.
     """
-    alone: dict[int, list[int]] = {}
+    judged_bad: dict[int, list[int]] = {}
     pairs: dict[tuple[int, int], list[int]] = {}
     for candidate in candidates:
         if candidate.better is None:
-            alone.setdefault(candidate.worse, []).append(candidate.row)
+            judged_bad.setdefault(candidate.worse, []).append(candidate.row)
         else:
             pairs.setdefault((candidate.better, candidate.worse), []).append(candidate.row)
-    rows = {row for both, members in pairs.items() if both[::-1] in pairs for row in members}
-    if alone:
+    rows = {row for pair, members in pairs.items() if pair[::-1] in pairs for row in members}
+    if judged_bad:
         for row, answer in answers:
-            if answer in alone:
-                rows |= {row, *alone[answer]}
+            if answer in judged_bad:
+                rows |= {row, *judged_bad[answer]}
     return rows
 
 
@@ -135,7 +135,7 @@ def _retries(
     candidates: Sequence[Candidate], bad: Collection[int], decisions: Decisions, ties: Ties
 ) -> dict[tuple[int, int], int]:
     """Return (session, what was read) -> the last good answer to it that is trained; tries come one after the other."""
-    failed = {(one.session, one.read) for one in candidates if one.better is None and one.session != NO_NAME}
+    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NO_NAME}
     keys = ((row, (ties.session[row], ties.read[row])) for row in range(decisions.num_rows))
     return {key: row for row, key in keys if key in failed and decisions.fate[row] == TRAIN and row not in bad}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.pieces.calls import calls_in_text, read_call, read_tools
-from hivetune.data.pieces.rendered import asked_turns, turns_of
+from hivetune.data.pieces.rendered import prompt_turns, turns_of
 from hivetune.data.pieces.said import Tools, all_texts, listed, objects, one_of, parsed
 from hivetune.data.pieces.streams import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response
 from hivetune.data.pieces.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
@@ -27,7 +27,7 @@ _STOPPED = frozenset(
 # Where a response says how it ended.
 ENDS = {"stop_reason", "stopReason", "done_reason", "finish_reason", "finishReason", "completionReason", "stop_type"}
 _SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "preamble", "system_prompt")
-_ASKED = (
+_PROMPTS = (
     *("messages", "contents", "input", "prompt", "message"),
     *("inputText", "question", "query", "inputs", "text_input"),
 )
@@ -35,7 +35,7 @@ _ANSWERED = (
     *("answer", "output", "output_text", "response", "completion", "text", "result", "generated_text", "generation"),
     *("outputText", "text_output"),
 )
-_KEPT_BY_PROVIDER = ("previous_response_id", "conversation", "cachedContent", "cached_content")  # what stood before
+_PROVIDER_STATE = ("previous_response_id", "conversation", "cachedContent", "cached_content")  # what stood before
 _WRAPPERS = ("body", DATA_KEY, "kwargs", "json", "data", "outputBodyJson", "inputBodyJson", "body_raw", "payload")
 # Items of OpenAI's Responses: tools that the provider ran itself, of which a log does not hold what they found. A
 # search of the web is no such tool: its answer says what was found.
@@ -54,7 +54,7 @@ def is_request(value: Any) -> bool:
     value = _unwrapped(parsed(value))
     if not isinstance(value, dict):
         return False
-    return isinstance(value.get("contents"), dict) or any(isinstance(value.get(key), str | list) for key in _ASKED)
+    return isinstance(value.get("contents"), dict) or any(isinstance(value.get(key), str | list) for key in _PROMPTS)
 
 
 def read_request(value: Any) -> Request:
@@ -68,42 +68,42 @@ def read_request(value: Any) -> Request:
     if isinstance(value, list):
         turns = _flat(value)
         contents = [one_of(turn, "content") for turn in turns]
-        tools = [one for one in contents if isinstance(one_of(one, "function"), dict)]  # Langfuse: turns of a tool
-        turns = [turn for turn, one in zip(turns, contents, strict=True) if one not in tools] if tools else turns
+        tools = [c for c in contents if isinstance(one_of(c, "function"), dict)]  # Langfuse: turns of a tool
+        turns = [turn for turn, c in zip(turns, contents, strict=True) if c not in tools] if tools else turns
         return Request(read_messages(turns, None), read_tools(tools))
     if not isinstance(value, dict):
         raise RowRefused("wrong-type", "the request: an object, a list of messages or a text")
-    if one_of(value, *_KEPT_BY_PROVIDER) is not None:
+    if one_of(value, *_PROVIDER_STATE) is not None:
         raise RowRefused("earlier-turns-missing")
     if isinstance(one_of(value.get("prompt"), "id"), str):
         raise RowRefused("earlier-turns-missing", "the prompt is kept by the provider: log its text with the request")
-    asked = _asked(value)
+    request = _request_turns(value)
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
-    if isinstance(asked, str):
-        spoken = turns_of(asked) or asked_turns(asked) or [{"role": "user", "content": asked}]
+    if isinstance(request, str):
+        spoken = turns_of(request) or prompt_turns(request) or [{"role": "user", "content": request}]
         history = listed(parsed(one_of(value, "chat_history", "history")))
         before = read_messages(history, None) if history else []
         messages = [*read_system(system), *before, *read_messages(spoken, None)]
     else:
-        messages = read_messages(asked, system)
+        messages = read_messages(request, system)
     tools = one_of(value, "tools", "functions", "toolConfig", "tool_config") or one_of(config, "tools")
     return Request(messages, read_tools(tools))
 
 
-def _asked(value: Mapping[str, Any]) -> Any:
+def _request_turns(value: Mapping[str, Any]) -> Any:
     """Return the turns of a request, or the text that was asked."""
-    asked = next((parsed(value[key]) for key in _ASKED if value.get(key) not in (None, "", [])), None)
-    if isinstance(asked, dict) and isinstance(asked.get("text"), str) and "tokens" in asked:  # AI21
-        return asked["text"]
-    if isinstance(asked, dict) and not any(key in asked for key in (*ROLE_KEYS, "parts")):
-        return _asked(asked)
-    if isinstance(asked, list | dict):
-        turns = _without_silent_turns(_flat(asked)) if isinstance(asked, list) else [asked]
-        return unlearn_what_rests_on_hidden_calls([_with_role(turn) for turn in turns])
-    if not isinstance(asked, str):
+    request = next((parsed(value[key]) for key in _PROMPTS if value.get(key) not in (None, "", [])), None)
+    if isinstance(request, dict) and isinstance(request.get("text"), str) and "tokens" in request:  # AI21
+        return request["text"]
+    if isinstance(request, dict) and not any(key in request for key in (*ROLE_KEYS, "parts")):
+        return _request_turns(request)
+    if isinstance(request, list | dict):
+        turns = _without_silent_turns(_flat(request)) if isinstance(request, list) else [request]
+        return unlearn_hidden_calls([_with_role(turn) for turn in turns])
+    if not isinstance(request, str):
         raise RowRefused("unknown-layout", "the request holds no messages")
-    return asked
+    return request
 
 
 def _with_role(turn: Any) -> Any:
@@ -125,8 +125,8 @@ def is_response(value: Any) -> bool:
     if isinstance(value, list):
         items = objects(_flat(value))
         keys = ("role", "lc", "from", "generated_text", "message", "toolName")
-        known = (any(k in i for k in keys) or is_item(i) or _is_output_message(i) for i in items or ())
-        return items is not None and all(known)
+        are_outputs = (any(k in i for k in keys) or is_item(i) or _is_output_message(i) for i in items or ())
+        return items is not None and all(are_outputs)
     if not isinstance(value, dict):
         return False
     if any(isinstance(value.get(key), list) for key in ("choices", "candidates", "generations")):
@@ -155,7 +155,7 @@ def says_answer(value: Mapping[str, Any]) -> bool:
 
 def _is_text_output(value: Mapping[str, Any]) -> bool:
     """Return whether an object is Mistral's response on Bedrock."""
-    return all(isinstance(one.get("text"), str) for one in objects(value.get("outputs")) or [{}])
+    return all(isinstance(output.get("text"), str) for output in objects(value.get("outputs")) or [{}])
 
 
 def _is_output_message(item: Any) -> bool:
@@ -175,7 +175,7 @@ def continues_request(value: Any) -> bool:
 
 def has_completions(value: Mapping[str, Any]) -> bool:
     """Return whether an object is AI21's response: a list of completions, each with its `data`."""
-    return all(isinstance(one.get("data"), dict) for one in objects(value.get("completions")) or [{}])
+    return all(isinstance(completion.get("data"), dict) for completion in objects(value.get("completions")) or [{}])
 
 
 def read_answer(value: Any) -> Answer:
@@ -200,7 +200,7 @@ def read_answer(value: Any) -> Answer:
                 raise RowRefused("no-answer", f"{key} is empty")
             return _generations(answers) if key == "generations" else _choices(answers)
     if isinstance(value.get("output"), list):
-        items = [{**one, "role": "assistant"} if _is_output_message(one) else one for one in value["output"]]
+        items = [{**item, "role": "assistant"} if _is_output_message(item) else item for item in value["output"]]
         return read_messages(items, None), ()
     if isinstance(value.get("messages"), list):
         return read_messages(_flat(value["messages"]), None), ()
@@ -303,11 +303,11 @@ def _choices(choices: list[Any]) -> Answer:
         raise RowRefused("wrong-type", "choices: a list of objects")
     ended = one_of(choice, "finish_reason", "finishReason")
     _refuse_cut(one_of(ended, "reason") or ended)
-    said = one_of(choice, "message", "content", "text", "data")
-    said = one_of(said, "text") if isinstance(said, dict) and "role" not in said and "text" in said else said
-    if not isinstance(said, str | dict):
+    text = one_of(choice, "message", "content", "text", "data")
+    text = one_of(text, "text") if isinstance(text, dict) and "role" not in text and "text" in text else text
+    if not isinstance(text, str | dict):
         raise RowRefused("no-answer", "the choice holds no message")
-    messages = [_text_answer(said)] if isinstance(said, str) else read_turn({"role": "assistant", **said})
+    messages = [_text_answer(text)] if isinstance(text, str) else read_turn({"role": "assistant", **text})
     return messages, ("other-answers",) if len(choices) > 1 else ()
 
 
@@ -317,9 +317,9 @@ def _generations(generations: list[Any]) -> Answer:
     if not several or not isinstance(several[0], dict):
         raise RowRefused("no-answer", "generations is empty")
     first = several[0]
-    for told in (first, one_of(first, "generation_info", "generationInfo")):  # Cohere, LangChain
-        if isinstance(told, dict):
-            refuse_cut_row(told)
+    for generation in (first, one_of(first, "generation_info", "generationInfo")):  # Cohere, LangChain
+        if isinstance(generation, dict):
+            refuse_cut_row(generation)
     changed = ("other-answers",) if len(several) > 1 else ()
     if isinstance(first.get("message"), dict):
         return read_turn(first["message"]), changed
@@ -357,15 +357,15 @@ def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
         item["weight"] = 0
 
 
-def unlearn_what_rests_on_hidden_calls(items: list[Any]) -> list[Any]:
+def unlearn_hidden_calls(items: list[Any]) -> list[Any]:
     """Return items without such calls; the turn of each, in front of it and behind, is read and not learned."""
     if not any(one_of(item, "type") in HIDDEN_CALLS for item in items):
         return items
     items = [{**item} for item in items if isinstance(item, dict)]
     hidden = False
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if item.get("type") in HIDDEN_CALLS:
-            unlearn_answer(items, place)
+            unlearn_answer(items, index)
             hidden = True
         hidden = hidden and item.get("role") != "user"
         if hidden and is_of_answer(item):
@@ -375,9 +375,9 @@ def unlearn_what_rests_on_hidden_calls(items: list[Any]) -> list[Any]:
 
 def _without_silent_turns(items: list[Any]) -> list[Any]:
     """Return items without those that a program logs as the user's between a call and its result, empty."""
-    kept: list[Any] = []
+    spoken: list[Any] = []
     for item, following in zip(items, [*items[1:], None], strict=False):
-        between = one_of(kept[-1] if kept else None, "type"), one_of(following, "type")
+        between = one_of(spoken[-1] if spoken else None, "type"), one_of(following, "type")
         if between != ("function_call", "function_call_output") or one_of(item, "content") != "":
-            kept.append(item)
-    return kept
+            spoken.append(item)
+    return spoken

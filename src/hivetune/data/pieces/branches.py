@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.logs import way_to
+from hivetune.data.pieces.logs import path_to
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, before_media, listed, one_of
 from hivetune.data.pieces.turns import in_order
 from hivetune.data.reasons import RowRefused
@@ -18,13 +18,13 @@ from hivetune.records import Message
 
 def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
     """Return the nodes from the root to `leaf`. Raise RowRefused when they go in a circle."""
-    path = way_to(leaf, parents)
+    path = path_to(leaf, parents)
     if leaf in parents and not path:
         raise RowRefused("wrong-type", "the messages' parents go in a circle")
     return path
 
 
-def kept_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Return (the nodes of a tree, those of the branch that was kept)."""
     nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
     if not any(node.get("parent") or node.get("children") for node in nodes.values()):
@@ -46,12 +46,12 @@ def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str
     times = {key: nodes[key]["message"].get("create_time") for key in spoken}
     if all(isinstance(time, int | float) for time in times.values()):
         spoken.sort(key=times.__getitem__)
-    above = {other: key for key, other in itertools.pairwise(spoken)}
-    below = {key: [other] for other, key in above.items()}
+    above = {parent: key for key, parent in itertools.pairwise(spoken)}
+    below = {key: [parent] for parent, key in above.items()}
     return {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
 
 
-def done(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
+def finish_chat(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
     ordered, changed = in_order(messages)
     return Conversation(name, ordered, changed=(("other-branches",) if left_out else ()) + cut + changed)
 
@@ -65,35 +65,35 @@ class NotLearned(Exception):
         self.messages = unlearned or [Message("assistant", "", 0)]
 
 
-def said_in_chat(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
+def chat_messages(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
     """Return (messages, reasons of severity warn) of turns: an answer for which the program used a tool, whose
     results no export holds, or that broke off is read and not learned. `read` raises NotLearned for such a
     turn.
     """
-    why: list[RowRefused] = []
+    refusals: list[RowRefused] = []
 
     def read_or_note(turn: Any) -> list[Message]:
         try:
             return read(turn)
         except NotLearned as noted:
-            why.append(noted.refused)
+            refusals.append(noted.refused)
             return noted.messages
 
     read_so_far, cut = before_media(list(turns), read_or_note)
     messages: list[Message] = []
     asks = ("user", "system")
-    for asked, turn in itertools.groupby(itertools.chain.from_iterable(read_so_far), lambda one: one.role in asks):
+    for is_question, turn in itertools.groupby(itertools.chain.from_iterable(read_so_far), lambda p: p.role in asks):
         answer = list(turn)
-        has_results = sum(len(one.tool_calls) for one in answer) == sum(one.role == "tool" for one in answer)
-        if not asked and not (has_results and all(one.weight for one in answer)):
+        has_results = sum(len(part.tool_calls) for part in answer) == sum(part.role == "tool" for part in answer)
+        if not is_question and not (has_results and all(part.weight for part in answer)):
             # Which calls have their results nobody can tell: the words of such an answer are kept, and not learned.
-            words = [one for one in answer if one.role == "assistant" and one.content.strip()]
-            answer = [replace(one, weight=0, tool_calls=()) for one in words]
+            texts = [part for part in answer if part.role == "assistant" and part.content.strip()]
+            answer = [replace(part, weight=0, tool_calls=()) for part in texts]
             if not answer:
                 cut = ("ends-before-media",)
                 break
         messages += answer
     weights = [message.weight for message in messages if message.role == "assistant"]
-    if not any(weights) and (why or weights):
-        raise (*why, RowRefused(NOT_HELD, "the result of a call is not held"))[0]
+    if not any(weights) and (refusals or weights):
+        raise (*refusals, RowRefused(NOT_HELD, "the result of a call is not held"))[0]
     return messages, cut

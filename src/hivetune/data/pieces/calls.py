@@ -52,15 +52,15 @@ def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """
     if "<tool_call>" not in text:
         return text, ()
-    calls, words, end = [], "", 0
+    calls, rest, end = [], "", 0
     while (begin := text.find("<tool_call>", end)) >= 0:
-        found = HERMES_CALL.match(text, begin)
-        call = parsed(found.group(1)) if found is not None else None
-        if found is None or not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        match = HERMES_CALL.match(text, begin)
+        call = parsed(match.group(1)) if match is not None else None
+        if match is None or not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return text, ()
         calls.append(read_call(call))
-        words, end = words + text[end:begin], found.end()
-    return (words + text[end:]).strip(), tuple(calls)
+        rest, end = rest + text[end:begin], match.end()
+    return (rest + text[end:]).strip(), tuple(calls)
 
 
 def calls_as_text(text: str) -> tuple[Mapping[str, Any], ...]:
@@ -110,11 +110,11 @@ def read_tools(tools: Any) -> Tools:
         tools = [parsed(tool) for tool in tools]
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RowRefused("wrong-type", "tools: a list of objects")
-    found: list[Mapping[str, Any]] = []
+    read: list[Mapping[str, Any]] = []
     for tool in tools:
         several = one_of(tool, "functionDeclarations", "function_declarations")  # Gemini
-        found += [_tool(one) for one in several] if isinstance(several, list) else [_tool(tool)]
-    return tuple(found)
+        read += [_tool(entry) for entry in several] if isinstance(several, list) else [_tool(tool)]
+    return tuple(read)
 
 
 def _tool(tool: Any) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ def _names_some(value: Any) -> bool:
 def _verdict_columns(names: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the columns that may say that an answer is wrong, each with the way to read it."""
     kinds = {"wrong": WRONG, "failed": FAILED, "share": TRUE_SHARES, "judge": _JUDGES}
-    return [(name, kind) for name in names for kind, known in kinds.items() if plain_name(name) in known]
+    return [(name, kind) for name in names for kind, kind_names in kinds.items() if plain_name(name) in kind_names]
 
 
 @lru_cache(512)
@@ -117,8 +117,8 @@ def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tup
     if not ANSWER_OF_USER.isdisjoint(plain):
         plain.pop("user", None)
     fields = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, SUCCESS, FEEDBACK)
-    found = tuple(tuple(plain[name] for name in field if name in plain) for field in fields)
-    return found, tuple(plain[name] for name in NESTED if name in plain)
+    by_field = tuple(tuple(plain[name] for name in field if name in plain) for field in fields)
+    return by_field, tuple(plain[name] for name in NESTED if name in plain)
 
 
 def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:

@@ -31,12 +31,12 @@ class TextSource(Protocol):
 def write_rows(rows: Iterable[PlacedRow], path: str) -> None:
     """Write rows as numbered lines: place, TAB, `r` and the record as JSON, or `p` and why there is none."""
     with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        for place, record in rows:
+        for number, record in rows:
             if isinstance(record, RowRefused):
-                file.write(f"{place}\tp\t{record.reason}:{one_line(record.hint)}\n")
+                file.write(f"{number}\tp\t{record.reason}:{one_line(record.hint)}\n")
             else:
                 text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
-                file.write(f"{place}\tr\t{text}\n")
+                file.write(f"{number}\tr\t{text}\n")
 
 
 def one_line(text: str) -> str:
@@ -64,8 +64,8 @@ def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] 
     """Return the record of one conversation; `left_out`: reasons of severity warn."""
     row = {"hivetune_session": program, **{name: value for name, value in facts.items() if value}}
     row["messages"] = list(messages)
-    if left := sorted(set(left_out)):
-        row["left_out"] = left
+    if reasons := sorted(set(left_out)):
+        row["left_out"] = reasons
     text = json.dumps(row, ensure_ascii=True)
     if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
         return RowRefused("line-too-large", f"the session has {len(text):,} characters")
@@ -81,19 +81,19 @@ def session_rows(
 
     A session of more than MAX_KEPT_CHARS is read in pieces. A line that is no JSON is reported, and left out.
     """
-    held: list[PlacedEvent] = []
+    session: list[PlacedEvent] = []
     size = 0
     for number, event, text in events(lines):
         if event is None:
             yield number, RowRefused("broken-line")
             continue
-        if held and (begins(event) or size > MAX_KEPT_CHARS):
-            yield from read(held)
-            held, size = [], 0
-        held.append((number, event))
+        if session and (begins(event) or size > MAX_KEPT_CHARS):
+            yield from read(session)
+            session, size = [], 0
+        session.append((number, event))
         size += len(text)
-    if held:
-        yield from read(held)
+    if session:
+        yield from read(session)
 
 
 def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -102,27 +102,27 @@ def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
     comes.
     """
     root_of: dict[str, str] = {}
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for name in parents:
-        way: dict[str, None] = {}
+        path: dict[str, None] = {}
         node = name
-        while node not in root_of and node not in way:
-            way[node] = None
+        while node not in root_of and node not in path:
+            path[node] = None
             above = parents[node]
             node = above if above is not None and above in parents else node
         root = root_of.get(node, node)
-        root_of |= dict.fromkeys(way, root)
-        found.setdefault(root, []).append(name)
-    return found
+        root_of |= dict.fromkeys(path, root)
+        names_of.setdefault(root, []).append(name)
+    return names_of
 
 
-def way_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
+def path_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
     """Return the names from the root of a tree to `leaf`. Empty where they go in a circle."""
-    way: dict[str, None] = {}
+    path: dict[str, None] = {}
     node = leaf
     while isinstance(node, str) and node in parents:
-        if node in way:
+        if node in path:
             return []
-        way[node] = None
+        path[node] = None
         node = parents[node]
-    return list(way)[::-1]
+    return list(path)[::-1]

@@ -25,7 +25,7 @@ def desk_conversation(name: str, turns: Iterable[tuple[Role, Any, float]], notes
     """Return the conversation of a ticket. `turns`: who, what, and the weight; `notes`: whether notes between the
     desk's people were left out.
     """
-    said: list[Message] = []
+    messages: list[Message] = []
     marked = False
     for role, value, weight in turns:
         body = text_of(value, "body")
@@ -33,7 +33,7 @@ def desk_conversation(name: str, turns: Iterable[tuple[Role, Any, float]], notes
         if not text and "<img" in body.lower():
             raise RowRefused("unsupported-content", "a message that is only an image")
         marked = marked or _MARKUP.search(body) is not None
-        said += [Message(role, text, weight=weight)] if text else []
-    ordered, changed = in_order(said)
-    told = (("internal-notes",) if notes else ()) + (("markup",) if marked else ())
-    return Conversation(name, ordered, changed=told + changed)
+        messages += [Message(role, text, weight=weight)] if text else []
+    ordered, changed = in_order(messages)
+    warnings = (("internal-notes",) if notes else ()) + (("markup",) if marked else ())
+    return Conversation(name, ordered, changed=warnings + changed)

@@ -39,7 +39,7 @@ DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</sum
 
 
 @dataclass(slots=True)
-class Said:
+class TurnContent:
     """What one turn holds, kind by kind. `results`: (text, call id, tool) of tools that answered."""
 
     texts: list[str] = field(default_factory=list)
@@ -56,50 +56,50 @@ class Said:
         return "\n".join(thought.strip("\n") for thought in self.thoughts if thought.strip())
 
 
-def read_content(content: Any) -> Said:
+def read_content(content: Any) -> TurnContent:
     """Return a string, a part or a list of parts. Raise RowRefused: wrong-type, unsupported-content, bad-tool-call."""
     if isinstance(content, str):
-        return Said([content])
+        return TurnContent([content])
     if isinstance(content, dict) and ("type" in content or "text" in content):
         content = [content]
     if content is not None and not isinstance(content, list):
         raise RowRefused("wrong-type", "content: a string, or a list of parts")
     if all_texts(content):
-        return Said(["\n".join(content)])  # a text as its lines
-    said = Said()
+        return TurnContent(["\n".join(content)])  # a text as its lines
+    read = TurnContent()
     pieces = any(isinstance(part, str) for part in content or ())  # of one text, some of them bold or links
     for part in content or ():
         if pieces and isinstance(one_of(part, "text"), str) and _kind(part) not in _THOUGHTS:
             part = part["text"]
         if isinstance(part, str):
-            said.texts.append(part)
+            read.texts.append(part)
         else:
-            _add(said, part)
-    return said
+            _add(read, part)
+    return read
 
 
-def _add(said: Said, part: Any) -> None:
+def _add(read: TurnContent, part: Any) -> None:
     if not isinstance(part, dict):
         raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
     kind = _kind(part)
     if kind in _TEXTS:
-        said.texts.append(_text(part, "text", "refusal", "content", "value"))
+        read.texts.append(_text(part, "text", "refusal", "content", "value"))
     elif kind in _THOUGHTS or str(kind).endswith("ReasoningContent"):  # the last: .NET's
-        said.thoughts += _thoughts(part)
+        read.thoughts += _thoughts(part)
     elif kind in _CALLS:
         inner = _inner(part)
         if kind == "tool_use" and "name" in part and one_of(part, "input", "arguments", "args", "parameters") is None:
-            why = f"the log does not hold the input of the call of {str(part['name'])[:40]}"
-            raise RowRefused("bad-tool-call", why)
-        said.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
+            hint = f"the log does not hold the input of the call of {str(part['name'])[:40]}"
+            raise RowRefused("bad-tool-call", hint)
+        read.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
     elif kind == "custom_tool_call":
-        said.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
+        read.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
     elif kind in _RESULTS:
-        said.results.append(_result(_inner(part)))
+        read.results.append(_result(_inner(part)))
     elif kind == "tool-invocation" or (str(kind).startswith("tool-") and "state" in part):
-        _add_invocation(said, part)
+        _add_invocation(read, part)
     elif kind not in _SILENT:
-        said.texts += _texts_within(kind, part)
+        read.texts += _texts_within(kind, part)
 
 
 def parts_in(text: str) -> list[Any] | None:
@@ -118,7 +118,7 @@ def has_results(content: Any) -> bool:
 
 def are_calls(content: Any) -> bool:
     """Return whether all parts of a content are calls as OpenAI's `tool_calls` hold them."""
-    return bool(listed(content)) and all(isinstance(one, dict) and _is_call(one) for one in content)
+    return bool(listed(content)) and all(isinstance(part, dict) and _is_call(part) for part in content)
 
 
 def _is_call(part: Mapping[str, Any]) -> bool:
@@ -138,14 +138,14 @@ def _kind(part: Mapping[str, Any]) -> Any:
         return part["part_kind"]
     if "reasoningContent" in part:
         return "reasoning"
-    told = [key for key, value in part.items() if value is not None]  # Python writes all the kinds that it is not
-    if known := next((kind for key, kind in _KINDS.items() if key in told), None):
-        return known
-    if "name" in told and ("arguments" in told or "args" in told):
+    keys = [key for key, value in part.items() if value is not None]  # Python writes all the kinds that it is not
+    if named_kind := next((kind for key, kind in _KINDS.items() if key in keys), None):
+        return named_kind
+    if "name" in keys and ("arguments" in keys or "args" in keys):
         return "tool_call"  # frameworks that give each kind a class and write its fields alone
-    if "call_id" in told or "tool_call_id" in told:
+    if "call_id" in keys or "tool_call_id" in keys:
         return "tool_result"
-    return next(iter(told), None)
+    return next(iter(keys), None)
 
 
 def _text(part: Mapping[str, Any], *names: str) -> str:
@@ -162,7 +162,7 @@ def _texts_within(kind: Any, part: Mapping[str, Any]) -> list[str]:
     Bedrock). Raise RowRefused for other parts.
     """
     if isinstance(cited := part.get("citationsContent"), dict):
-        return [_text(one, "text") for one in objects(cited.get("content")) or []]
+        return [_text(cited_part, "text") for cited_part in objects(cited.get("content")) or []]
     source = one_of(part.get("document"), "source") or part.get("source") if kind == "document" else None
     text = one_of(source, "data") if one_of(source, "type") == "text" else one_of(source, "text")
     if not isinstance(text, str):
@@ -205,21 +205,20 @@ def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
         value = value["value"]  # the AI SDK
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "json" in value[0]:
         value = value[0]["json"]  # Bedrock
-    text = result_text(value)
-    return text, call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
+    return result_text(value), call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
 
 
-def _add_invocation(said: Said, part: Mapping[str, Any]) -> None:
+def _add_invocation(read: TurnContent, part: Mapping[str, Any]) -> None:
     """Add a call of the AI SDK, which holds its result in one part."""
     inner = part.get("toolInvocation")
     call = dict(inner) if isinstance(inner, dict) else dict(part)
     call.setdefault("toolName", str(part.get("type", "")).removeprefix("tool-"))
-    said.calls.append(read_call({key: call.get(key) for key in ("toolName", "toolCallId", "args", "input")}))
+    read.calls.append(read_call({key: call.get(key) for key in ("toolName", "toolCallId", "args", "input")}))
     result = one_of(call, "result", "output", "errorText")
     if result is None:
         raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
     call_id = call.get("toolCallId")
-    said.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
+    read.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
 
 
 def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -234,18 +233,18 @@ def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return (thoughts, the answer itself) of a text in which a page shows the thoughts first, as Open WebUI does."""
-    found = DETAILS.match(text.lstrip()) if "<details" in text else None
-    if not found:
+    match = DETAILS.match(text.lstrip()) if "<details" in text else None
+    if not match:
         return "", text
-    lines = [line.removeprefix(">").removeprefix(" ") for line in found.group(1).strip().split("\n")]
-    return "\n".join(lines).strip(), found.string[found.end() :]
+    lines = [line.removeprefix(">").removeprefix(" ") for line in match.group(1).strip().split("\n")]
+    return "\n".join(lines).strip(), match.string[match.end() :]
 
 
 def plain_parts(content: Any) -> Any:
     """Return a content whose parts are Semantic Kernel's, in .NET or in Python, as the parts that are known here."""
-    if not any(isinstance(one, dict) and ("$type" in one or "content_type" in one) for one in listed(content)):
+    if not any(isinstance(part, dict) and ("$type" in part or "content_type" in part) for part in listed(content)):
         return content
-    return [_kernel_part(one) if isinstance(one, dict) else one for one in content]
+    return [_kernel_part(part) if isinstance(part, dict) else part for part in content]
 
 
 def _kernel_part(item: Mapping[str, Any]) -> Mapping[str, Any]:

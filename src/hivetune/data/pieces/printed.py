@@ -48,21 +48,21 @@ def paired(steps: Iterable[Step], join: Callable[[Any, Any], Any]) -> Iterator[P
                 continue
             run = next(iter(waiting))  # the oldest is given up
         elif not ends or run not in waiting:
-            yield from _alone(step)
+            yield from _unpaired(step)
             continue
-        asked, is_sure = waiting[run].pop(0), ends and run not in mixed
+        request, is_sure = waiting[run].pop(0), ends and run not in mixed
         num_open -= 1
         if not waiting[run]:
             mixed.discard(run)
             del waiting[run]
         if not is_sure:
-            yield from _alone(asked, *([step] if ends else []))
-        elif (record := join(asked.value, step.value)) is not None:
-            yield asked.place, record
-    yield from _alone(*itertools.chain.from_iterable(waiting.values()))
+            yield from _unpaired(request, *([step] if ends else []))
+        elif (record := join(request.value, step.value)) is not None:
+            yield request.place, record
+    yield from _unpaired(*itertools.chain.from_iterable(waiting.values()))
 
 
-def _alone(*steps: Step) -> Iterator[PlacedRow]:
+def _unpaired(*steps: Step) -> Iterator[PlacedRow]:
     return ((step.place, step.alone) for step in steps if step.alone is not None)
 
 
@@ -79,26 +79,26 @@ def call_record(request: Any, answer: Any = None) -> dict[str, Any] | None:
     return {"request": request, "response": answer or {"choices": []}}
 
 
-def asked_step(place: int, run: str, request: Any) -> Step:
-    return Step(place, run, "asked", request, call_record(request))
+def request_step(number: int, run: str, request: Any) -> Step:
+    return Step(number, run, "asked", request, call_record(request))
 
 
 def json_from(text: str, lines: Lines) -> Any:
     """Return the JSON that begins in `text` or on the next line, up to its last bracket; None if it is none."""
-    held: list[str] = []
+    lines_read: list[str] = []
     depth = size = 0
     text = text.strip() or next(lines, (0, ""))[1]
     if text.lstrip()[:1] not in ("{", "["):
         return None
     for _, line in itertools.chain([(0, text)], lines):
-        held.append(line)
+        lines_read.append(line)
         size += len(line)
         bare = _STRING.sub("", line)
         depth += sum(map(bare.count, "{[")) - sum(map(bare.count, "}]"))
         if depth <= 0 or size > _MAX_JSON_CHARS:
             break
     try:
-        return json.loads("\n".join(held))
+        return json.loads("\n".join(lines_read))
     except (ValueError, RecursionError):
         return None
 

@@ -22,7 +22,7 @@ _MARKS = {
     "baichuan": re.compile(r"<reserved_(10[2367])>(.*?)((?:</s>)?)(?=<reserved_10[2367]>|\Z)", re.S),
 }
 _RESERVED = {"102": "user", "103": "assistant", "106": "user", "107": "assistant"}
-_WITH_WORDS = ("piped", "deepseek", "baichuan")  # templates in which a system prompt stands bare in front
+_BARE_SYSTEM = ("piped", "deepseek", "baichuan")  # templates in which a system prompt stands bare in front
 _ANSWER = ("assistant", "model", "ai", "bot")
 _ZEPHYR_ENDS = ("<|eos|>", "<|eod|>", "<|end|>", "<|endoftext|>", "</s>")
 _ANY = re.compile(
@@ -33,10 +33,10 @@ _LLAMA_DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*
 _SPEAKERS = {"human": "user", "user": "user", "system": "system"}  # all others answer
 _NAMES = r"(Human|HUMAN|User|USER|Assistant|ASSISTANT|GPT|System|SYSTEM) ?: ?"
 _LINE = r"(?:\A|\n)[ \t]*"
-_SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
-_ONE = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
-_ASKER = re.compile(r"\s*" + _ONE)
-_INLINE = re.compile(r"(?:\A|\s)" + _ONE)
+_BEGINS_SPEAKER = re.compile(r"\s*(<s>\s*|### ?|)" + _NAMES)
+_SPEAKER = r"(?:### ?)?<?(Human|User|USER|user|Assistant|ASSISTANT|assistant|GPT|bot|Bot|System|SYSTEM|system)>? ?: ?"
+_ASKER = re.compile(r"\s*" + _SPEAKER)
+_INLINE = re.compile(r"(?:\A|\s)" + _SPEAKER)
 _IN_CHINESE = re.compile(r"\A\s*(?:<s>\s*)?(?:\[Round \d+\]\s*)?问[:：](.*?)答[:：](.*)\Z", re.S)
 _NEXT_ROUND = re.compile(r"(?=\[Round \d+\]\s*问[:：])")
 _NEXT_TURN = re.compile(r"^[^\S\n]*### ?(?:Human|User|Assistant|Instruction|Input) ?:|\[\|(?:Human|User)\|\]", re.M)
@@ -63,8 +63,8 @@ def turns_of(prompt: str, *, whole: bool = False) -> list[dict[str, str]] | None
     if "<" not in prompt and "[" not in prompt:
         return None  # nearly every text: the patterns would take most of its time
     for kind, pattern in _MARKS.items():
-        if found := list(pattern.finditer(prompt)):
-            return _marked_turns(prompt, kind, found, whole=whole)
+        if marks := list(pattern.finditer(prompt)):
+            return _marked_turns(prompt, kind, marks, whole=whole)
     return _turns_of_llama_2(prompt) if "[INST]" in prompt else None
 
 
@@ -72,32 +72,32 @@ def _turns_of_llama_2(prompt: str) -> list[dict[str, str]] | None:
     """Return the turns of a prompt of Mistral's or Llama 2's template."""
     before, *rounds = prompt.split("[INST]")
     turns = []
-    for one in rounds:
-        asked, mark, rest = one.partition("[/INST]")
+    for turn in rounds:
+        user_text, mark, rest = turn.partition("[/INST]")
         answer, end, behind = rest.partition("</s>")
         if not mark or not _FRAME.match(before) or not _FRAME.match(end + behind):
             return None
-        asked = asked.lstrip()
-        told, mark, words = asked.removeprefix("<<SYS>>\n").partition("\n<</SYS>>\n\n")
-        if mark and asked.startswith("<<SYS>>\n"):
-            turns += [{"role": "system", "content": told}] if told else []
-            asked = words
-        turns += [{"role": "user", "content": asked.rstrip()}, {"role": "assistant", "content": answer.strip()}]
+        user_text = user_text.lstrip()
+        system, mark, question = user_text.removeprefix("<<SYS>>\n").partition("\n<</SYS>>\n\n")
+        if mark and user_text.startswith("<<SYS>>\n"):
+            turns += [{"role": "system", "content": system}] if system else []
+            user_text = question
+        turns += [{"role": "user", "content": user_text.rstrip()}, {"role": "assistant", "content": answer.strip()}]
     return _clean(turns)
 
 
-def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: bool) -> list[dict[str, str]] | None:
+def _marked_turns(prompt: str, kind: str, marks: list[re.Match[str]], *, whole: bool) -> list[dict[str, str]] | None:
     """Return the turns of a prompt of the template `kind`, whose pieces were found."""
-    before = prompt[: found[0].start()]
-    told = _MARK_IN_FRONT.sub("", before).strip() if kind in _WITH_WORDS else ""  # a system prompt that stands bare
-    if not _FRAME.match(_MARKS[kind].sub("", prompt[len(before) :] if told else prompt)):
+    before = prompt[: marks[0].start()]
+    system = _MARK_IN_FRONT.sub("", before).strip() if kind in _BARE_SYSTEM else ""  # a system prompt that stands bare
+    if not _FRAME.match(_MARKS[kind].sub("", prompt[len(before) :] if system else prompt)):
         return None
-    turns = [{"role": "system", "content": told}] if told else []
+    turns = [{"role": "system", "content": system}] if system else []
     rest = ""
-    for match in found:
+    for match in marks:
         role, text, rest = match.group(1).lower(), match.group(2), match.group(3)
         if kind == "zephyr":
-            end = _end_of_words(text)
+            end = _end_of_text(text)
             text, rest = text[:end].lstrip(), text[end:].strip()
         turns.append({"role": _RESERVED.get(role, role), "content": text if kind == "zephyr" else text.strip("\n")})
     is_open = not rest and turns[-1]["role"] in _ANSWER
@@ -106,7 +106,7 @@ def _marked_turns(prompt: str, kind: str, found: list[re.Match[str]], *, whole: 
     return _clean(turns[:-1] if is_open and not whole else turns)
 
 
-def _end_of_words(text: str) -> int:
+def _end_of_text(text: str) -> int:
     """Return where the words of a turn of Zephyr's template end: in front of white space and marks of the end."""
     end = len(text.rstrip())
     while mark := next((mark for mark in _ZEPHYR_ENDS if text.endswith(mark, 0, end)), None):
@@ -118,8 +118,7 @@ def _end_of_words(text: str) -> int:
 
 def _take_turns(roles: list[str], sides: tuple[str, str] = ("user", "assistant")) -> bool:
     """Return whether two sides speak in turn, behind a system prompt or without one."""
-    spoken = roles[1:] if roles[0] == "system" else roles
-    return all(role == sides[i % 2] for i, role in enumerate(spoken))
+    return all(role == sides[i % 2] for i, role in enumerate(roles[1:] if roles[0] == "system" else roles))
 
 
 def spoken_turns(text: str) -> list[dict[str, str]] | None:
@@ -129,7 +128,7 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
     None when it begins otherwise or only one side speaks: a document. Empty when the speakers do not take turns, so
     that a line of somebody's text may look like a speaker.
     """
-    first = _SPEAKER.match(text)
+    first = _BEGINS_SPEAKER.match(text)
     if first is None:
         return None
     lead = first.group(1)
@@ -138,16 +137,16 @@ def spoken_turns(text: str) -> list[dict[str, str]] | None:
     roles = [_SPEAKERS.get(name.lower(), "assistant") for name in pieces[::2]]
     if not {"user", "assistant"} <= set(roles):
         return None
-    said = [without_end(piece.strip(), "").strip() for piece in pieces[1::2]]
+    texts = [without_end(piece.strip(), "").strip() for piece in pieces[1::2]]
     # Who plays a part may speak first: the question of the first answer stands elsewhere.
     plays = (roles[0] == "assistant" and bool(lead)) or roles[:2] == ["system", "assistant"]
     in_turn = _take_turns(roles, ("assistant", "user") if plays else ("user", "assistant"))
-    if not in_turn or any(_ANY.search(piece) for piece in said):
+    if not in_turn or any(_ANY.search(piece) for piece in texts):
         return []
-    return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+    return [{"role": role, "content": piece} for role, piece in zip(roles, texts, strict=True)]
 
 
-def asked_turns(prompt: str) -> list[dict[str, str]] | None:
+def prompt_turns(prompt: str) -> list[dict[str, str]] | None:
     """Return the turns of a prompt in which speakers take turns up to a question: "Human: .. Assistant: .. Human: ..",
     maybe with the speaker of the answer at its end.
 
@@ -159,16 +158,16 @@ def asked_turns(prompt: str) -> list[dict[str, str]] | None:
         before, mark, rest = prompt.partition("### Human:")
         if not mark or not prompt.rstrip().endswith("### Assistant:"):
             return None
-        turns = asked_turns(mark + rest)
+        turns = prompt_turns(mark + rest)
         return turns and [{"role": "system", "content": before.strip()}, *turns]
     pieces = _INLINE.split(prompt)[1:]
     roles = [_SPEAKERS.get(name.lower(), "assistant") for name in pieces[::2]]
-    said = [piece.strip() for piece in pieces[1::2]]
+    texts = [piece.strip() for piece in pieces[1::2]]
     if not {"user", "assistant"} <= set(roles):
         return None
-    if roles[-1] == "assistant" and not said[-1]:
-        roles, said = roles[:-1], said[:-1]
-    turns = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    if roles[-1] == "assistant" and not texts[-1]:
+        roles, texts = roles[:-1], texts[:-1]
+    turns = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
     return turns if roles[-1] == "user" and _take_turns(roles) else []
 
 
@@ -176,10 +175,10 @@ def _rounds_in_chinese(prompt: str) -> list[dict[str, str]] | None:
     """Return the turns of ChatGLM's prompts, which end where the answer begins."""
     pieces = [piece for piece in _NEXT_ROUND.split(prompt) if piece.strip()]
     rounds = [_IN_CHINESE.match(piece) for piece in pieces]
-    said = [match.group(i).strip() for match in rounds if match is not None for i in (1, 2)]
-    if len(said) < 2 * len(pieces) or not said or said[-1] or not all(said[:-1]):
+    texts = [match.group(i).strip() for match in rounds if match is not None for i in (1, 2)]
+    if len(texts) < 2 * len(pieces) or not texts or texts[-1] or not all(texts[:-1]):
         return None
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said[:-1])]
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts[:-1])]
 
 
 def goes_on(answer: str) -> bool:
@@ -206,24 +205,24 @@ def without_end(answer: str, question: str) -> str:
 
 
 def _end_mark(answer: str) -> str | None:
-    found = _END.search(answer, max(0, len(answer) - _HEADER_CHARS)) if answer.rstrip().endswith(">") else None
-    return found.group(1) if found else None
+    match = _END.search(answer, max(0, len(answer) - _HEADER_CHARS)) if answer.rstrip().endswith(">") else None
+    return match.group(1) if match else None
 
 
-def without_ends(said: Conversation) -> Conversation:
+def without_ends(conversation: Conversation) -> Conversation:
     """Return a conversation without the mark at the end of its answer, and of other turns that end so. It stays where a
     text has it elsewhere too.
     """
-    mark = _end_mark(said.messages[-1].content)
+    mark = _end_mark(conversation.messages[-1].content)
     if mark is None:
-        return said
-    texts = [message.content.rstrip() for message in said.messages]
+        return conversation
+    texts = [message.content.rstrip() for message in conversation.messages]
     bare = [text.removesuffix(mark).rstrip() if text.endswith(mark) else text for text in texts]
     if any(mark in text or (mark == "</s>" and "<s>" in text) for text in bare):
-        return said
-    read = zip(said.messages, texts, bare, strict=True)
+        return conversation
+    read = zip(conversation.messages, texts, bare, strict=True)
     messages = tuple(m if text == rest else replace(m, content=rest) for m, text, rest in read)
-    return said._replace(messages=messages, changed=(*said.changed, "turns-from-text"))
+    return conversation._replace(messages=messages, changed=(*conversation.changed, "turns-from-text"))
 
 
 def is_marked(text: str) -> bool:

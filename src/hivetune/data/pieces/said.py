@@ -44,39 +44,39 @@ _OLD_MARK = re.compile(
 _IN_MARKS = ("\ue200", "\u2020", "oaicite", "[citation:")  # the first ones are no characters of any text
 
 
-def clean_texts(said: Conversation, *, marked: bool, nul: bool) -> Conversation:
+def clean_texts(conversation: Conversation, *, marked: bool, nul: bool) -> Conversation:
     """Return the conversation without what is no character of a text.
 
     `marked`: a file that was read with its byte order mark was pasted. `nul`: a program printed NUL; in a tool's result
     it is read as U+FFFD, as all that is no text.
     """
-    citing = [one.role == "assistant" and any(mark in one.content for mark in _IN_MARKS) for one in said.messages]
+    citing = [t.role == "assistant" and any(mark in t.content for mark in _IN_MARKS) for t in conversation.messages]
     if not (marked or nul or any(citing)):
-        return said
-    texts = [message.content for message in said.messages]
-    changed = said.changed
+        return conversation
+    texts = [message.content for message in conversation.messages]
+    changed = conversation.changed
     if any(citing):
-        read = [message.content for message in said.messages if message.role != "assistant"]
+        read = [message.content for message in conversation.messages if message.role != "assistant"]
         meant = any(mark in text for text in read for mark in _IN_MARKS[1:])  # the sources are there, or asked for
         texts = [_uncited(text, meant=meant) if cites else text for text, cites in zip(texts, citing, strict=True)]
-        changed += () if texts == [message.content for message in said.messages] else ("source-marks",)
+        changed += () if texts == [message.content for message in conversation.messages] else ("source-marks",)
     if marked:
         texts = [text.replace(BYTE_ORDER_MARK, "") for text in texts]
-    if nul and any("\0" in text and one.role == "tool" for one, text in zip(said.messages, texts, strict=True)):
-        pairs = zip(said.messages, texts, strict=True)
+    if nul and any("\0" in text and t.role == "tool" for t, text in zip(conversation.messages, texts, strict=True)):
+        pairs = zip(conversation.messages, texts, strict=True)
         texts = [text.replace("\0", "\ufffd") if message.role == "tool" else text for message, text in pairs]
         changed += ("nul-in-result",)
-    pairs = zip(said.messages, texts, strict=True)
-    messages = tuple(one if one.content == text else replace(one, content=text) for one, text in pairs)
-    return said._replace(messages=messages, changed=changed)
+    pairs = zip(conversation.messages, texts, strict=True)
+    messages = tuple(turn if turn.content == text else replace(turn, content=text) for turn, text in pairs)
+    return conversation._replace(messages=messages, changed=changed)
 
 
 def _uncited(text: str, *, meant: bool) -> str:
-    text = _MARK.sub(_words_of_mark, text)
+    text = _MARK.sub(_text_of_mark, text)
     return text if meant else _OLD_MARK.sub("", text)
 
 
-def _words_of_mark(mark: re.Match[str]) -> str:
+def _text_of_mark(mark: re.Match[str]) -> str:
     """Return what a mark says in the sentence around it, behind the blank in front of it."""
     kind, fields = mark[1], (mark[2] or "").split("\ue202")
     blank = " " if mark[0].startswith(" ") else ""
@@ -116,8 +116,8 @@ def _python_object(text: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of backslashes that no escape begins with
-            found = ast.literal_eval(text)
-        return json.loads(json.dumps(found))
+            value = ast.literal_eval(text)
+        return json.loads(json.dumps(value))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
 
@@ -134,7 +134,7 @@ def text_of(value: Any, column: str) -> str:
     return str(value)
 
 
-def said(role: Role, value: Any, column: str) -> Message:
+def as_message(role: Role, value: Any, column: str) -> Message:
     return Message(role, text_of(value, column))
 
 
@@ -149,7 +149,7 @@ def before_media(
         try:
             messages.append(read(turn))
         except RowRefused as refused:
-            learned = any(one.role == "assistant" and one.weight for said in messages for one in said)
+            learned = any(m.role == "assistant" and m.weight for read_before in messages for m in read_before)
             if refused.reason not in NO_TEXT or not learned:
                 raise
             return messages, ("ends-before-media",)
@@ -195,9 +195,9 @@ def one_of(value: Any, *names: str) -> Any:
     """Return the first of these keys of an object that has a value, else None."""
     if isinstance(value, dict):
         for name in names:
-            found = value.get(name)
-            if found is not None:
-                return found
+            field = value.get(name)
+            if field is not None:
+                return field
     return None
 
 
@@ -205,19 +205,19 @@ def one_of(value: Any, *names: str) -> Any:
 OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
 
 
-def no_role(said: str) -> RowRefused:
+def no_role(name: str) -> RowRefused:
     """Return what to say of a turn whose role nobody knows."""
-    if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", said.lower())):
-        return RowRefused("unknown-role", f"role {said!r}: use system, user, assistant or tool")
-    return RowRefused("preference-row", f"a turn of {said!r}: put the two answers in columns chosen and rejected")
+    if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", name.lower())):
+        return RowRefused("unknown-role", f"role {name!r}: use system, user, assistant or tool")
+    return RowRefused("preference-row", f"a turn of {name!r}: put the two answers in columns chosen and rejected")
 
 
 def texts_in(value: Any) -> Iterator[str]:
     """Yield the strings in a value, at most MAX_VALUES, without keys."""
-    stack, seen = [value], 0
-    while stack and seen < MAX_VALUES:
+    stack, num_values = [value], 0
+    while stack and num_values < MAX_VALUES:
         item = stack.pop()
-        seen += 1
+        num_values += 1
         if isinstance(item, str):
             yield item
         elif isinstance(item, dict):

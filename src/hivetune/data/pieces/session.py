@@ -21,8 +21,8 @@ _MAX_NAMED = 5
 
 def spoken(name: str, turns: list[tuple[str, Any]], assistant: Any) -> Conversation:
     """Return the conversation of people: `turns` are (speaker, text), `assistant` is who answers."""
-    said = [{"speaker": speaker, "content": text} for speaker, text in turns]
-    return read_session({"hivetune_session": name, "messages": said, ASSISTANT: assistant})
+    messages = [{"speaker": speaker, "content": text} for speaker, text in turns]
+    return read_session({"hivetune_session": name, "messages": messages, ASSISTANT: assistant})
 
 
 def read_session(row: Row) -> Conversation:
@@ -34,19 +34,19 @@ def read_session(row: Row) -> Conversation:
     except RowRefused as refused:
         if refused.reason not in NO_TEXT:
             raise
-        held, cut = before_media(turns, read_turn)  # up to the first turn that holds an image or a file
-        read = read_messages(turns[: len(held)], system)
+        read_turns, cut = before_media(turns, read_turn)  # up to the first turn that holds an image or a file
+        read = read_messages(turns[: len(read_turns)], system)
     name = str(row["hivetune_session"])
     answered = [message for message in read if not is_lone_thought(message, silent=name in _AGENTS)]
-    asked = next((i for i, message in enumerate(answered) if message.role == "user"), None)
-    if asked is None:
+    first_question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
+    if first_question is None:
         raise RowRefused("no-question")
     # Results in front of the first question are left out: their calls stand elsewhere.
-    begun = [message for i, message in enumerate(answered) if i >= asked or message.role != "tool"]
-    messages, told = _with_results(begun)
+    begun = [message for i, message in enumerate(answered) if i >= first_question or message.role != "tool"]
+    messages, result_changes = _with_results(begun)
     ordered, more = in_order(_system_first(messages))
     lone = () if len(answered) == len(read) else ("lone-thought",)
-    return Conversation(name, ordered, changed=(*row.get("left_out", ()), *cut, *lone, *told, *more))
+    return Conversation(name, ordered, changed=(*row.get("left_out", ()), *cut, *lone, *result_changes, *more))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
@@ -61,54 +61,54 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
         raise RowRefused(
             "who-answers", f"{named}: say who answers, as in --columns assistant={speakers.most_common(1)[0][0]}"
         )
-    found: list[Any] = []
+    with_role: list[Any] = []
     for turn in turns:
         if "speaker" in turn:
             speaker, rest = turn["speaker"], {key: value for key, value in turn.items() if key != "speaker"}
             if speaker != assistant and len(speakers) > 2 and isinstance(rest.get("content"), str):
                 rest["content"] = f"{speaker}: {rest['content']}"
             turn = {"role": "assistant" if speaker == assistant else "user", **rest}
-        found.append(turn)
-    return found
+        with_role.append(turn)
+    return with_role
 
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
     """Return whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its
     program may hide what was thought, so that nothing stands there.
     """
-    said = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
-    return not said and (silent or bool(message.reasoning))
+    has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
+    return not has_content and (silent or bool(message.reasoning))
 
 
 def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
     """Return (messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and
     the answer goes on; without results of calls that it does not hold.
     """
-    found: list[Message] = []
-    told: list[str] = []
+    completed: list[Message] = []
+    changes: list[str] = []
     for message in messages:
-        before = found[-1] if found else None
+        before = completed[-1] if completed else None
         if message.role == "tool" and before is not None and before.role == "user":
-            told.append("result-without-call")
+            changes.append("result-without-call")
             continue
         is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
         if is_answer and before is not None and before.role == "assistant" and before.tool_calls:
-            found += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
-            told.append("call-without-result")
-        found.append(message)
-    return found, tuple(dict.fromkeys(told))
+            completed += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
+            changes.append("call-without-result")
+        completed.append(message)
+    return completed, tuple(dict.fromkeys(changes))
 
 
 def _system_first(messages: list[Message]) -> list[Message]:
     """Return what a system says between two questions, of a program that asks in several turns, in front of them."""
     ordered: list[Message] = []
     for i, message in enumerate(messages):
-        place = len(ordered)
+        index = len(ordered)
         if message.role == "system":
-            following = next((one.role for one in messages[i + 1 :] if one.role != "system"), None)
-            while following == "user" and place and ordered[place - 1].role == "user":
-                place -= 1
-        ordered.insert(place, message)
+            following = next((other.role for other in messages[i + 1 :] if other.role != "system"), None)
+            while following == "user" and index and ordered[index - 1].role == "user":
+                index -= 1
+        ordered.insert(index, message)
     return ordered
 
 

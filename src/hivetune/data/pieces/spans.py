@@ -39,11 +39,11 @@ def joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return objects with one id as one, in the order of the first of each: what comes later goes before, unless it is
     null. What has no id stays alone.
     """
-    found: dict[Any, dict[str, Any]] = {}
-    for place, part in enumerate(parts):
-        known = found.setdefault(place if part.get("id") is None else str(part["id"]), {})
-        known |= {key: value for key, value in part.items() if value is not None}
-    return list(found.values())
+    joined: dict[Any, dict[str, Any]] = {}
+    for index, part in enumerate(parts):
+        fields = joined.setdefault(index if part.get("id") is None else str(part["id"]), {})
+        fields |= {key: value for key, value in part.items() if value is not None}
+    return list(joined.values())
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -65,36 +65,36 @@ def typed(value: Any) -> Any:
     return next(iter(value.values()), None)
 
 
-def step_said(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
+def read_step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
     """Return the conversation of a step, by what it was given and what it gave back. `is_call`: it is a call of a
     model, so its input is a request; else a chain with inputs of its own.
     """
-    asked_column, answered_column = first_of(row, INPUTS) or "", first_of(row, OUTPUTS) or ""
-    asked, answered = decoded(row.get(asked_column)), decoded(row.get(answered_column))
-    if answered in (None, "", [], {}, "None", "null"):  # Python's and JSON's nothing, as text
+    request_column, response_column = first_of(row, INPUTS) or "", first_of(row, OUTPUTS) or ""
+    step_input, response = decoded(row.get(request_column)), decoded(row.get(response_column))
+    if response in (None, "", [], {}, "None", "null"):  # Python's and JSON's nothing, as text
         raise RowRefused("not-a-model-call", "the step has no output")
-    if asked is None:
+    if step_input is None:
         raise RowRefused("not-a-model-call", "the step has no input")
-    if isinstance(asked, dict) and "role" in asked and "content" in asked:
-        asked = [asked]
-    if isinstance(asked, dict) and not is_call and len(asked) == 1:
-        only = next(iter(asked.values()))
-        asked = asked if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
-    if isinstance(asked, dict):
-        _refuse_more(asked, asked_column, answered_column)
-        prompts = asked.get("prompts")  # LangChain gives a model that completes texts a list of prompts
+    if isinstance(step_input, dict) and "role" in step_input and "content" in step_input:
+        step_input = [step_input]
+    if isinstance(step_input, dict) and not is_call and len(step_input) == 1:
+        only = next(iter(step_input.values()))
+        step_input = step_input if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
+    if isinstance(step_input, dict):
+        _refuse_more(step_input, request_column, response_column)
+        prompts = step_input.get("prompts")  # LangChain gives a model that completes texts a list of prompts
         if isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts):
             if len(prompts) != 1:
-                why = f"a call with {len(prompts)} prompts: a row for each is needed"
-                raise RowRefused("unsupported-content", why)
-            asked = prompts[0]
-    if isinstance(answered, dict) and len(answered) == 1 and not is_response(answered):
-        answered = next(iter(answered.values()))  # a chain's output: one text under any name
-    request = read_request(_turns_in(asked) if isinstance(asked, str) else asked)
-    said, changed = read_answer(answered)
+                hint = f"a call with {len(prompts)} prompts: a row for each is needed"
+                raise RowRefused("unsupported-content", hint)
+            step_input = prompts[0]
+    if isinstance(response, dict) and len(response) == 1 and not is_response(response):
+        response = next(iter(response.values()))  # a chain's output: one text under any name
+    request = read_request(_turns_in(step_input) if isinstance(step_input, str) else step_input)
+    reply, changed = read_answer(response)
     tools = request.tools or read_tools(one_of(one_of(settings, "invocation_params"), "tools"))
-    messages, more = in_order(joined(request.messages, said))
-    return Conversation(name, messages, tools, changed=(*changed, *more), explained=(asked_column, answered_column))
+    messages, more = in_order(joined(request.messages, reply))
+    return Conversation(name, messages, tools, changed=(*changed, *more), explained=(request_column, response_column))
 
 
 def decoded(value: Any) -> Any:
@@ -107,41 +107,41 @@ def decoded(value: Any) -> Any:
     return parsed(value)
 
 
-def _turns_in(asked: str) -> str | list[dict[str, str]]:
+def _turns_in(written: str) -> str | list[dict[str, str]]:
     """Return the turns of messages that were written as one text, as LangChain does: questions and answers in turn,
     after a system prompt; any other text as it is.
 
     Raise RowRefused: of other speakers nobody can tell which of its lines are turns.
     """
-    roles = [ROLES[name.lower()] for name in _SPEAKER.findall(asked)]
-    begins = _SPEAKER.match(asked) is not None
+    roles = [ROLES[name.lower()] for name in _SPEAKER.findall(written)]
+    begins = _SPEAKER.match(written) is not None
     if not roles or (len(roles) == 1 and (roles[0] != "user" or not begins)):
-        return asked
+        return written
     spoken = roles[1:] if roles[0] == "system" else roles
     in_turn = all(role == ("user", "assistant")[i % 2] for i, role in enumerate(spoken))
     if not in_turn or len(spoken) % 2 == 0 or not begins:
         raise RowRefused("rendered-text", "the request is one text with several speakers: log its messages as a list")
-    texts = _SPEAKER.split(asked)[2::2]
+    texts = _SPEAKER.split(written)[2::2]
     return [{"role": role, "content": text.strip()} for role, text in zip(roles, texts, strict=True)]
 
 
-def _refuse_more(asked: Row, asked_column: str, answered_column: str) -> None:
+def _refuse_more(request: Row, request_column: str, response_column: str) -> None:
     """Raise RowRefused for a step that was given more than a question: nobody knows what stood in its prompt."""
-    if "messages" in asked or "contents" in asked:
+    if "messages" in request or "contents" in request:
         return
-    for key, value in asked.items():
+    for key, value in request.items():
         name = plain_name(key)
         more = name not in _SETTINGS and column_kind(name) != "note" and looks_like_content(value)
         if more or (name in _JUDGED and isinstance(value, str)):
             raise RowRefused(
                 "unexplained-column",
                 f"the step was also given {key[:40]!r}: use the call of the model itself, or if all of it is the"
-                f" question, --columns prompt={asked_column},completion={answered_column}",
+                f" question, --columns prompt={request_column},completion={response_column}",
             )
 
 
-def joined(asked: list[Message], answered: list[Message]) -> list[Message]:
+def joined(question: list[Message], answer: list[Message]) -> list[Message]:
     """Return question and answer; agents answer with the whole conversation, the question included."""
-    known = len(asked)
-    same = [(m.role, m.content) for m in asked] == [(m.role, m.content) for m in answered[:known]]
-    return answered if same and len(answered) > known else [*asked, *answered]
+    num_asked = len(question)
+    same = [(m.role, m.content) for m in question] == [(m.role, m.content) for m in answer[:num_asked]]
+    return answer if same and len(answer) > num_asked else [*question, *answer]

@@ -78,7 +78,7 @@ def _sent(text: str) -> list[dict[str, Any]] | None:
         lines = [line.removeprefix(_EVENT_MARK) for line in lines if line.startswith(_EVENT_MARK)]
     elif not text.startswith("{") or len(lines) < 2:
         return None
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     for line in (line.strip() for line in lines):
         if not line or line == "[DONE]":
             continue
@@ -88,8 +88,8 @@ def _sent(text: str) -> list[dict[str, Any]] | None:
             break
         if not isinstance(item, dict):
             return None
-        found.append(item)
-    return found
+        items.append(item)
+    return items
 
 
 def refuse_pieces(text: str) -> None:
@@ -110,8 +110,8 @@ def is_events(text: str) -> bool:
 
 def json_lines(text: str) -> StreamPieces:
     """Return the objects of a text that is lines of them, several; nothing of any other text."""
-    found = _sent(text) if text.startswith("{") else None
-    return found if found and len(found) > 1 else ()
+    items = _sent(text) if text.startswith("{") else None
+    return items if items and len(items) > 1 else ()
 
 
 def _tells_kinds(items: StreamPieces) -> bool:
@@ -168,7 +168,7 @@ def _is_chunk(item: Mapping[str, Any]) -> bool:
 
 def _is_mistral(item: Mapping[str, Any]) -> bool:
     texts = objects(item.get("outputs"))
-    return texts is not None and all(isinstance(one.get("text"), str) and "stop_reason" in one for one in texts)
+    return texts is not None and all(isinstance(o.get("text"), str) and "stop_reason" in o for o in texts)
 
 
 def _text(value: Any) -> str:
@@ -189,7 +189,7 @@ def _completion(texts: Iterable[Any], end: Any) -> Response | None:
 def _mistral(pieces: StreamPieces) -> Response | None:
     """Join Mistral's texts on Bedrock."""
     texts = [piece["outputs"][0] for piece in pieces]
-    return _completion([_joined(one["text"] for one in texts).lstrip(" ")], texts[-1]["stop_reason"])
+    return _completion([_joined(output["text"] for output in texts).lstrip(" ")], texts[-1]["stop_reason"])
 
 
 def _anthropic_text(pieces: StreamPieces) -> Response | None:
@@ -217,7 +217,7 @@ def _llama(pieces: StreamPieces) -> Response | None:
 
 def _openai(pieces: StreamPieces) -> Response | None:
     """Return the first of several choices; the pieces of the others stand between its own."""
-    said = dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal"), "")
+    texts = dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal"), "")
     calls: dict[Any, dict[str, Any]] = {}
     end = None
     for choice in _first_choices(pieces):
@@ -226,12 +226,12 @@ def _openai(pieces: StreamPieces) -> Response | None:
         if isinstance(parts := delta.get("content"), list):  # Mistral thinks in parts of the content
             part = read_content(parts)
             delta = {**delta, "content": part.text, "reasoning_content": "".join(part.thoughts)}
-        for name in said:
-            said[name] += _text(one_of(delta, name))
+        for name in texts:
+            texts[name] += _text(one_of(delta, name))
         _add_calls(calls, objects(one_of(delta, "tool_calls")) or [])
         if isinstance(one_of(delta, "function_call"), dict):
             _add_calls(calls, [{"index": 0, "function": delta["function_call"]}])
-    message: Response = {"role": "assistant", **{name: text or None for name, text in said.items()}}
+    message: Response = {"role": "assistant", **{name: text or None for name, text in texts.items()}}
     if calls:
         message["tool_calls"] = list(calls.values())
     return None if end is None else {"choices": [{"message": message, "finish_reason": end}]}
@@ -253,30 +253,30 @@ def _add_calls(calls: dict[Any, dict[str, Any]], pieces: Sequence[Mapping[str, A
     number all with 0.
     """
     for piece in pieces:
-        place, call_id = piece.get("index"), piece.get("id")
-        if place in calls and call_id and calls[place]["id"] not in (None, call_id):
-            place = call_id
-        known = calls.setdefault(place, {"id": call_id, "function": {"name": "", "arguments": ""}})["function"]
-        for name in known:
+        key, call_id = piece.get("index"), piece.get("id")
+        if key in calls and call_id and calls[key]["id"] not in (None, call_id):
+            key = call_id
+        function = calls.setdefault(key, {"id": call_id, "function": {"name": "", "arguments": ""}})["function"]
+        for name in function:
             part = one_of(piece.get("function"), name)
-            known[name] += part if isinstance(part, str) else "" if part is None else json.dumps(part)
+            function[name] += part if isinstance(part, str) else "" if part is None else json.dumps(part)
 
 
 def _anthropic(pieces: StreamPieces) -> Response | None:
     blocks: dict[Any, dict[str, Any]] = {}
     end = None
     for piece in pieces:
-        place, delta = piece.get("index"), piece.get("delta")
+        index, delta = piece.get("index"), piece.get("delta")
         if isinstance(piece.get("content_block"), dict):
-            blocks[place] = {**piece["content_block"]}
+            blocks[index] = {**piece["content_block"]}
         end = one_of(delta, "stop_reason") or end
         for name in _LONG:
             if isinstance(text := one_of(delta, name), str):
-                block = blocks.setdefault(place, {"type": name})
+                block = blocks.setdefault(index, {"type": name})
                 block[name] = block.get(name, "") + text
-        if isinstance(text := one_of(delta, "partial_json"), str) and place in blocks:
-            before = blocks[place].get("input")
-            blocks[place]["input"] = (before if isinstance(before, str) else "") + text
+        if isinstance(text := one_of(delta, "partial_json"), str) and index in blocks:
+            before = blocks[index].get("input")
+            blocks[index]["input"] = (before if isinstance(before, str) else "") + text
     content = list(blocks.values())
     return None if end is None else {"type": "message", "role": "assistant", "content": content, "stop_reason": end}
 
@@ -291,15 +291,15 @@ def _cohere(pieces: StreamPieces) -> Response | None:
     deltas = [(piece.get("index"), one_of(piece.get("delta"), "message")) for piece in pieces]
     text = _joined(one_of(one_of(delta, "content"), "text") for _, delta in deltas)
     plan = _joined(one_of(delta, "tool_plan") for _, delta in deltas)
-    said: dict[str, Any] = {"role": "assistant", "content": text}
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     calls: dict[Any, dict[str, Any]] = {}
-    for place, delta in deltas:
+    for index, delta in deltas:
         if isinstance(call := one_of(delta, "tool_calls"), dict):
-            _add_calls(calls, [{"index": place, **call}])
+            _add_calls(calls, [{"index": index, **call}])
     if calls:
-        said |= {"tool_calls": list(calls.values()), "content": text or plan}
+        message |= {"tool_calls": list(calls.values()), "content": text or plan}
     ends = [end for piece in pieces if (end := one_of(piece.get("delta"), "finish_reason"))]
-    return {"message": said, "finish_reason": ends[-1]} if ends else None
+    return {"message": message, "finish_reason": ends[-1]} if ends else None
 
 
 def _responses(pieces: StreamPieces) -> Response | None:
@@ -314,12 +314,12 @@ def _ollama(pieces: StreamPieces) -> Response | None:
     if not last.get("done"):
         return None
     if "message" not in pieces[0]:
-        said = {name: _joined(piece.get(name) for piece in pieces) for name in ("response", "thinking")}
-        return {**last, "response": said["response"], "thinking": said["thinking"] or None}
+        texts = {name: _joined(piece.get(name) for piece in pieces) for name in ("response", "thinking")}
+        return {**last, "response": texts["response"], "thinking": texts["thinking"] or None}
     messages = [piece["message"] for piece in pieces if isinstance(piece.get("message"), dict)]
     message: dict[str, Any] = {"role": "assistant"}
-    message |= {name: _joined(one.get(name) for one in messages) or None for name in ("content", "thinking")}
-    if calls := [call for one in messages for call in listed(one.get("tool_calls"))]:
+    message |= {name: _joined(part.get(name) for part in messages) or None for name in ("content", "thinking")}
+    if calls := [call for part in messages for call in listed(part.get("tool_calls"))]:
         message["tool_calls"] = calls
     return {**last, "message": message}
 
@@ -328,7 +328,7 @@ def _gemini(pieces: StreamPieces) -> Response | None:
     parts: list[dict[str, Any]] = []
     end = None
     for piece in pieces:
-        candidate = next((one for one in objects(piece.get("candidates")) or [] if not one.get("index")), {})
+        candidate = next((choice for choice in objects(piece.get("candidates")) or [] if not choice.get("index")), {})
         end = one_of(candidate, "finishReason", "finish_reason") or end
         for part in objects(one_of(candidate.get("content"), "parts")) or []:
             before = parts[-1] if parts else {}
@@ -355,8 +355,8 @@ def _bedrock(pieces: StreamPieces) -> Response | None:
         if isinstance(delta.get("text"), str):
             block["text"] = block.get("text", "") + delta["text"]
         if isinstance(thought := one_of(delta.get("reasoningContent"), "text"), str):
-            known = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})
-            known["reasoningText"]["text"] += thought
+            content = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})
+            content["reasoningText"]["text"] += thought
         if isinstance(arguments := one_of(delta.get("toolUse"), "input"), str) and "toolUse" in block:
             block["toolUse"]["input"] += arguments
     for block in blocks.values():

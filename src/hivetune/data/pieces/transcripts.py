@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
-from hivetune.data.columns import ANSWERED, ASKED, CONTENT, CONTEXT, SPEAKERS, SYSTEM, THOUGHTS, TRUE_ANSWERS
+from hivetune.data.columns import ANSWERED, CONTENT, CONTEXT, QUESTIONS, SPEAKERS, SYSTEM, THOUGHTS, TRUE_ANSWERS
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.rendered import is_marked, spoken_turns, turns_of, without_end
 from hivetune.data.pieces.said import names, parsed
@@ -48,35 +48,35 @@ def _spoken_lines(text: str) -> Turns | None:
     if _WEIGHTED.match(text):
         return _weighted(text)
     if _END_OF_UTTERANCE.search(text):
-        said = [said for piece in _END_OF_UTTERANCE.split(text) if (said := piece.strip())]
-        turns = [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(said)]
-        return turns if len(said) >= _MIN_SPOKEN else None  # who begins is the one who asks
+        texts = [texts for piece in _END_OF_UTTERANCE.split(text) if (texts := piece.strip())]
+        turns = [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(texts)]
+        return turns if len(texts) >= _MIN_SPOKEN else None  # who begins is the one who asks
     lines = [(match, role_of(match.group(1))) for match in _SPEAKER.finditer(text)]
-    found = [(match, role) for match, role in lines if role in _SPEAK]
+    speakers = [(match, role) for match, role in lines if role in _SPEAK]
     others = Counter(match.group(1) for match, role in lines if role not in _SPEAK)
     if any(count > 1 or role_of(name) == "tool" for name, count in others.items()):
         return None  # somebody else may speak too
-    if len(found) < _MIN_SPOKEN or text[: found[0][0].start()].strip():
+    if len(speakers) < _MIN_SPOKEN or text[: speakers[0][0].start()].strip():
         return spoken_turns(text) or None
-    ends = [match.start() for match, _ in found[1:]] + [len(text)]
-    said = [without_end(text[m.end() : end].strip(), "").strip() for (m, _), end in zip(found, ends, strict=True)]
-    roles = [role for _, role in found]
+    ends = [match.start() for match, _ in speakers[1:]] + [len(text)]
+    texts = [without_end(text[m.end() : end].strip(), "").strip() for (m, _), end in zip(speakers, ends, strict=True)]
+    roles = [role for _, role in speakers]
     talk = roles[1:] if roles[0] == "system" else roles
-    each_line_speaks = sum(bool(line.strip()) for line in text.splitlines()) == len(found)
+    each_line_speaks = sum(bool(line.strip()) for line in text.splitlines()) == len(speakers)
     in_turn = each_line_speaks or all(first != second for first, second in pairwise(talk))
-    if not all(said) or set(talk) != {"user", "assistant"} or not in_turn:
+    if not all(texts) or set(talk) != {"user", "assistant"} or not in_turn:
         return None
-    return [{"role": role, "content": piece} for role, piece in zip(roles, said, strict=True)]
+    return [{"role": role, "content": piece} for role, piece in zip(roles, texts, strict=True)]
 
 
 def turns_behind_system(text: str) -> Turns | None:
     """Return the turns of a text that begins with a system prompt: one paragraph, or words to a model."""
     first = _ROLE_LINE.search(text)
-    told = text[: first.start()].strip() if first is not None else ""
-    turns = spoken_turns(text[first.start() :]) if first is not None and told else None
+    lead = text[: first.start()].strip() if first is not None else ""
+    turns = spoken_turns(text[first.start() :]) if first is not None and lead else None
     if not turns or turns[-1]["role"] != "assistant" or not turns[-1]["content"]:
         return None
-    return [{"role": "system", "content": told}, *turns] if "\n\n" not in told or _TO_A_MODEL.match(told) else None
+    return [{"role": "system", "content": lead}, *turns] if "\n\n" not in lead or _TO_A_MODEL.match(lead) else None
 
 
 def _weighted(text: str) -> Turns | None:
@@ -116,7 +116,7 @@ _BEGIN = re.compile(r"\A(?:\s|<s>|<bos>|<\|begin_of_text\|>)+")
 _END = re.compile(r"### ?End\s*\Z", re.I)
 # What Alpaca's template says to every model.
 _TO_EVERY_MODEL = re.compile(r"Below is an? (?:instruction|question)\b[^#]*", re.I)
-_GIVEN = ("input", "table")  # what a question is about
+_CONTEXT_NAMES = ("input", "table")  # what a question is about
 _THOUGHT = names("thought thoughts reasoning rationale explanation analysis justification")
 _KINDS: dict[str, _Side] = {"asked": "user", "given": "user", "answered": "assistant", "system": "system"}
 
@@ -132,27 +132,27 @@ def _headed_turns(text: str) -> Turns | None:
     if not marked and not _PLAIN.match(text):
         return None
     pattern = _MARKED if marked else _PLAIN if "\n" in text.strip() else _INLINE
-    found = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
-    found = _with_thoughts(found)
-    if not _are_one_pair([(match.group(1), kind) for match, kind in found]):
+    headers = [(match, kind) for match in pattern.finditer(text) if (kind := _kind(match.group(1), marked)) is not None]
+    headers = _with_thoughts(headers)
+    if not _are_one_pair([(match.group(1), kind) for match, kind in headers]):
         return None
-    before = text[: found[0][0].start()].strip()
+    before = text[: headers[0][0].start()].strip()
     if before and (not marked or before.startswith("#")):
         return None  # a document that has a question in it
-    said: list[tuple[_Side, str]] = [] if _TO_EVERY_MODEL.fullmatch(before) else [("system", before)]
-    for (match, kind), end in zip(found, [match.start() for match, _ in found[1:]] + [len(text)], strict=True):
+    pieces: list[tuple[_Side, str]] = [] if _TO_EVERY_MODEL.fullmatch(before) else [("system", before)]
+    for (match, kind), end in zip(headers, [match.start() for match, _ in headers[1:]] + [len(text)], strict=True):
         # `table:` in front of what a question is about is one of its words, and `Reasoning:` of an answer.
         name = match.group(1)
-        given = not marked and (name.lower() == "table" or part_of(name) == "given")
-        is_word = given or (kind == "assistant" and _thinks(name))
-        said.append((kind, text[match.start() if is_word else match.end() : end].strip()))
-    return _turns(said)
+        is_context = not marked and (name.lower() == "table" or part_of(name) == "given")
+        is_word = is_context or (kind == "assistant" and _thinks(name))
+        pieces.append((kind, text[match.start() if is_word else match.end() : end].strip()))
+    return _turns(pieces)
 
 
 def _in_tags(text: str) -> Turns | None:
     """Return the turns of a text that is nothing but tags with a question and its answer in them."""
     named: list[tuple[str, _Side]] = []
-    said: list[tuple[_Side, str]] = []
+    pieces: list[tuple[_Side, str]] = []
     end = 0
     while end < len(text):
         match = _TAGGED.match(text, end)
@@ -160,32 +160,32 @@ def _in_tags(text: str) -> Turns | None:
         if match is None or kind is None:
             return None
         named.append((match.group(1), kind))
-        said.append((kind, match.group(2).strip()))
+        pieces.append((kind, match.group(2).strip()))
         end = match.end()
-    return _turns(said) if _are_one_pair(named) else None
+    return _turns(pieces) if _are_one_pair(named) else None
 
 
-def _turns(said: Sequence[tuple[_Side, str]]) -> Turns | None:
-    parts = {side: "\n".join(piece for kind, piece in said if kind == side and piece) for side, _ in said}
-    answer = without_end(_END.sub("", said[-1][1]).rstrip(), parts["user"]).strip()
+def _turns(pieces: Sequence[tuple[_Side, str]]) -> Turns | None:
+    parts = {side: "\n".join(piece for kind, piece in pieces if kind == side and piece) for side, _ in pieces}
+    answer = without_end(_END.sub("", pieces[-1][1]).rstrip(), parts["user"]).strip()
     turns = [("system", parts["system"])] if parts.get("system") else []
     turns += [("user", parts["user"]), ("assistant", answer)]
     if any(not piece or is_marked(piece) for _, piece in turns):
         return None
-    told = [{"role": role, "content": piece} for role, piece in turns]
+    messages = [{"role": role, "content": piece} for role, piece in turns]
     if parts.get("thoughts"):
-        told[-1]["reasoning_content"] = parts["thoughts"]
-    return told
+        messages[-1]["reasoning_content"] = parts["thoughts"]
+    return messages
 
 
 def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
     """Return the headers of a question and its answer, with the only one of thoughts between the two; where an answer
     has no header of its own, or thinks several times, it begins with the first of those behind the question.
     """
-    thought, asked, answered = (
+    thought, questions, answered = (
         [i for i, (_, kind) in enumerate(headers) if kind == side] for side in ("thoughts", "user", "assistant")
     )
-    if not thought or not asked or thought[0] < asked[-1] or (answered and answered[0] < thought[0]):
+    if not thought or not questions or thought[0] < questions[-1] or (answered and answered[0] < thought[0]):
         return [header for header in headers if header[1] != "thoughts"]
     if len(thought) == len(answered) == 1:
         return list(headers)
@@ -212,13 +212,13 @@ def _kind(name: str, marked: bool) -> _Side | None:
     role = None if name.lower() == "response" else role_of(name)  # a header of Alpaca's template, and no speaker
     if role is not None:
         return role if marked and role != "tool" else None
-    return "user" if name.lower() in _GIVEN else _KINDS.get(part_of(name))
+    return "user" if name.lower() in _CONTEXT_NAMES else _KINDS.get(part_of(name))
 
 
 # Who speaks and what stands below a header, by the exact names of columns.toml.
 
 _PARTS = {
-    "asked": frozenset(("q", *ASKED)),
+    "asked": frozenset(("q", *QUESTIONS)),
     "answered": frozenset((*ANSWERED, *TRUE_ANSWERS)),
     "system": frozenset(SYSTEM),
     "thoughts": frozenset(THOUGHTS),
@@ -230,15 +230,15 @@ _PARTS = {
 def role_of(name: str) -> Role | None:
     """Return the role of a speaker: `Human`, `ROLE_USER`, `Customer`; None for a name that nobody knows."""
     plain = plain_name(name).removeprefix("role_")
-    known = next((role for role, names in SPEAKERS.items() if plain in names), None)
-    return known or ROLES.get(plain)
+    speaker_role = next((role for role, names in SPEAKERS.items() if plain in names), None)
+    return speaker_role or ROLES.get(plain)
 
 
 @lru_cache(4096)
 def part_of(name: str) -> str:
     """Return what stands under a name: `Question 3`, `Final Answer`."""
     plain = plain_name(name.rstrip("0123456789 ")).removeprefix("final_")
-    return next((part for part, known in _PARTS.items() if plain in known), "unknown")
+    return next((part for part, names in _PARTS.items() if plain in names), "unknown")
 
 
 # A conversation as one text in which a mark ends each answer, and functions are called (Glaive's sets of calls).
@@ -254,24 +254,24 @@ def ended_rounds(text: str) -> Turns | None:
     """Return the turns of such a text; None for any other, and where somebody's words look like a speaker."""
     turns: Turns = []
     for piece in filter(str.strip, text.split(END)):
-        if (found := _ROUND.match(piece)) is None:
+        if (match := _ROUND.match(piece)) is None:
             return None
-        asked, said = found.group(2).rstrip(), found.group(3).rstrip()
-        answer = _answer(said)
-        if answer is None or _PARTY.search(asked) or _PARTY.search(said):
+        question, reply = match.group(2).rstrip(), match.group(3).rstrip()
+        answer = _answer(reply)
+        if answer is None or _PARTY.search(question) or _PARTY.search(reply):
             return None
-        turns += [{"role": "user" if found.group(1) == "USER" else "tool", "content": asked}, answer]
+        turns += [{"role": "user" if match.group(1) == "USER" else "tool", "content": question}, answer]
     return turns if turns and turns[0]["role"] == "user" else None
 
 
 def _answer(text: str) -> dict[str, Any] | None:
     """Return an answer, with the call at its end; None where that is no JSON."""
-    words, begins, call = text.partition("<functioncall>")
+    content, begins, call = text.partition("<functioncall>")
     if not begins:
         return {"role": "assistant", "content": text}
-    found = _CALL.fullmatch(call)
-    arguments = parsed((found.group(2) or found.group(3)).replace("\\'", "'")) if found else None
-    if found is None or not isinstance(arguments, dict):
+    match = _CALL.fullmatch(call)
+    arguments = parsed((match.group(2) or match.group(3)).replace("\\'", "'")) if match else None
+    if match is None or not isinstance(arguments, dict):
         return None
-    called = {"type": "function", "function": {"name": found.group(1), "arguments": arguments}}
-    return {"role": "assistant", "content": words.strip(), "tool_calls": [called]}
+    called = {"type": "function", "function": {"name": match.group(1), "arguments": arguments}}
+    return {"role": "assistant", "content": content.strip(), "tool_calls": [called]}

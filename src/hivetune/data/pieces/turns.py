@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.pieces.calls import calls_as_text, calls_in_text, read_call, result_text
 from hivetune.data.pieces.parts import (
-    Said,
+    TurnContent,
     are_calls,
     has_results,
     parts_in,
@@ -105,20 +105,20 @@ def read_turn(turn: Any) -> list[Message]:
     role, content = turn.get("role"), turn.get("content")
     if role is None and content is None:
         role, content = turn.get("from"), turn.get("value")
-    known = ROLES.get(role) if isinstance(role, str) else None
-    if known and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
-        return _plain_turn(known, content)
+    named = ROLES.get(role) if isinstance(role, str) else None
+    if named and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
+        return _plain_turn(named, content)
     if is_item(turn):
         if _is_silent(turn):
             return []
         if turn["type"] not in _ITEMS:
-            why = f"{turn['type']}: a tool that the provider ran itself; its result is not logged"
-            raise RowRefused(NOT_HELD, why)
+            hint = f"{turn['type']}: a tool that the provider ran itself; its result is not logged"
+            raise RowRefused(NOT_HELD, hint)
         return _messages_of("assistant", read_content([turn]), turn)
     turn = _unwrapped(turn)
-    if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) and (both := question_and_answer(turn)):
+    if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) and (pair := question_and_answer(turn)):
         asker = ROLES.get(turn.get("role", "user"), "user")  # a tool, or a system that nothing answers
-        return [Message(asker, both[0]), *([Message("assistant", both[1])] if both[1] or asker == "user" else [])]
+        return [Message(asker, pair[0]), *([Message("assistant", pair[1])] if pair[1] or asker == "user" else [])]
     return _any_turn(turn)
 
 
@@ -132,11 +132,11 @@ def _is_silent(turn: Any) -> bool:
 def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     if turn.get("kind") in ("request", "response") and _has_part_kinds(turn.get("parts")):
         return _of_part_kinds(turn, turn["parts"])
-    said = one_of(turn, *ROLE_KEYS)
-    said = said.get("role") if isinstance(said, dict) else said
-    name = said.strip().lower() if isinstance(said, str) else ""
+    speaker = one_of(turn, *ROLE_KEYS)
+    speaker = speaker.get("role") if isinstance(speaker, dict) else speaker
+    name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
-        raise no_role(str(said)[:40])
+        raise no_role(str(speaker)[:40])
     role = ROLES[name]
     if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
         raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
@@ -173,8 +173,8 @@ def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) 
         if part["part_kind"] == "system-prompt":
             messages += read_system(part.get("content"))
         elif part["part_kind"] == "user-prompt":
-            asked = Message("user", read_content(part.get("content")).text)
-            messages += [*read_system(turn.get("instructions")), asked]
+            question = Message("user", read_content(part.get("content")).text)
+            messages += [*read_system(turn.get("instructions")), question]
         elif has_results([part]):
             messages += _messages_of("tool", read_content([part]), {})
         else:
@@ -201,10 +201,10 @@ def _plain_turn(role: Role, text: str) -> list[Message]:
     return [Message(role, result_text(text) if role == "tool" else text)]
 
 
-def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Message]:
+def _messages_of(role: Role, read: TurnContent, turn: Mapping[str, Any]) -> list[Message]:
     """Return the results of tools, then what the role itself says with its calls."""
     own_calls, own_results = _own_calls(turn)
-    text, calls, reasoning = said.text, [*said.calls, *own_calls], None
+    text, calls, reasoning = read.text, [*read.calls, *own_calls], None
     if role == "assistant":
         if text == "" and isinstance(turn.get("refusal"), str):
             text = turn["refusal"]
@@ -213,16 +213,16 @@ def _messages_of(role: Role, said: Said, turn: Mapping[str, Any]) -> list[Messag
         else:
             text, more = calls_in_text(text)
         calls += more
-        thoughts = [said.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
-        reasoning = next((one for one in thoughts if one.strip() and one.strip() not in said.text), None)
+        thoughts = [read.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
+        reasoning = next((t for t in thoughts if t.strip() and t.strip() not in read.text), None)
     elif calls:
         raise RowRefused("role-order", f"a tool call in a turn of {role}")
-    answers = [_result_message(*result) for result in (*said.results, *own_results)]
+    answers = [_result_message(*result) for result in (*read.results, *own_results)]
     if answers and not text and not calls and not reasoning:
         return answers
     name = turn["name"] if isinstance(turn.get("name"), str) and turn.get("type") not in _ITEMS else None
-    own = Message(role, text, weight=_weight(turn), name=name, tool_calls=tuple(calls), reasoning=reasoning)
-    return [own, *answers] if role == "assistant" else [*answers, own]
+    message = Message(role, text, weight=_weight(turn), name=name, tool_calls=tuple(calls), reasoning=reasoning)
+    return [message, *answers] if role == "assistant" else [*answers, message]
 
 
 def _result_message(text: str, call_id: Any, name: Any) -> Message:
@@ -239,15 +239,15 @@ def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[t
         return _own_calls(turn["additional_kwargs"])
     if not isinstance(calls, list):
         return [], []
-    held = [(read_call(call), one_of(call, *_RESULTS)) for call in calls if call != {}]
-    read = [call for call, _ in held]
-    if all(result is None for _, result in held):
+    calls_with_results = [(read_call(call), one_of(call, *_RESULTS)) for call in calls if call != {}]
+    read = [call for call, _ in calls_with_results]
+    if all(result is None for _, result in calls_with_results):
         return read, []
-    missing = next((call["function"]["name"] for call, result in held if result is None), None)
+    missing = next((call["function"]["name"] for call, result in calls_with_results if result is None), None)
     if missing is not None:
         raise RowRefused("bad-tool-call", f"the call of {missing[:40]} has no result, others of its turn have one")
     names = (None if "id" in call else call["function"]["name"] for call in read)
-    return read, [(result_text(result), call.get("id"), next(names)) for call, result in held]
+    return read, [(result_text(result), call.get("id"), next(names)) for call, result in calls_with_results]
 
 
 def _weight(turn: Mapping[str, Any]) -> float:
@@ -292,23 +292,23 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
     if last is None:
         raise RowRefused("no-answer")
     changed = ["trailing-turns"] if last + 1 < len(messages) else []
-    kept = _observed(messages[: last + 1])
-    start = next(i for i, message in enumerate(kept) if message.role != "system")
-    if kept[start].role == "tool":
+    turns = _observed(messages[: last + 1])
+    start = next(i for i, message in enumerate(turns) if message.role != "system")
+    if turns[start].role == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
-    if kept[start].role == "assistant":
-        asked = next((i for i in range(start, len(kept)) if kept[i].role == "user"), None)
-        if asked is None:
+    if turns[start].role == "assistant":
+        first_question = next((i for i in range(start, len(turns)) if turns[i].role == "user"), None)
+        if first_question is None:
             raise RowRefused("role-order", "an answer, but no question: only `text` is learned without one")
-        kept = kept[:start] + kept[asked:]
+        turns = turns[:start] + turns[first_question:]
         changed.append("leading-answer")
-    merged = kept[:1]
-    for message in kept[1:]:
+    merged = turns[:1]
+    for message in turns[1:]:
         if _belongs(merged[-1], message):
             merged[-1] = _joined(merged[-1], message)
         else:
             merged.append(message)
-    if len(merged) < len(kept):
+    if len(merged) < len(turns):
         changed.append("merged-turns")
     return tuple(merged), tuple(changed)
 
@@ -318,31 +318,30 @@ def _observed(messages: Sequence[Message]) -> list[Message]:
     call.
     """
     read: list[Message] = []
-    for place, message in enumerate(messages):
-        before = messages[place - 1] if place and message.role == "tool" else None
+    for index, message in enumerate(messages):
+        before = messages[index - 1] if index and message.role == "tool" else None
         acted = before is not None and before.role == "assistant" and not before.tool_calls
         acted = acted and before is not None and _ACTED.search(before.content) is not None
         read.append(replace(message, role="user") if acted else message)
     return read
 
 
-def _belongs(one: Message, other: Message) -> bool:
+def _belongs(first: Message, second: Message) -> bool:
     """Return whether two turns are parts of one. A call and a text behind it are not: the result is missing between
     them.
     """
-    if one.role != other.role or one.role == "tool" or one.weight != other.weight or one.name != other.name:
+    if first.role != second.role or first.role == "tool" or first.weight != second.weight or first.name != second.name:
         return False
-    return not one.tool_calls or (bool(other.tool_calls) and not other.content.strip())
+    return not first.tool_calls or (bool(second.tool_calls) and not second.content.strip())
 
 
-def _joined(one: Message, other: Message) -> Message:
-    texts = [text for text in (one.content, other.content) if text]
-    if one.content == other.content and not one.tool_calls and not other.tool_calls:
+def _joined(first: Message, second: Message) -> Message:
+    texts = [text for text in (first.content, second.content) if text]
+    if first.content == second.content and not first.tool_calls and not second.tool_calls:
         texts = texts[:1]  # the same turn, logged twice
-    thoughts = [text for text in (one.reasoning, other.reasoning) if text]
     return replace(
-        one,
+        first,
         content=_BETWEEN.join(texts),
-        tool_calls=(*one.tool_calls, *other.tool_calls),
-        reasoning=_BETWEEN.join(thoughts) or None,
+        tool_calls=(*first.tool_calls, *second.tool_calls),
+        reasoning=_BETWEEN.join([text for text in (first.reasoning, second.reasoning) if text]) or None,
     )

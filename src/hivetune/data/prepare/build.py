@@ -29,7 +29,7 @@ def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapp
     """
     lessons = decisions.lessons
     better_of = {**lessons.worse, **{bad: better for bad, better in lessons.bad.items() if better is not None}}
-    wanted = set(better_of.values())
+    better_rows = set(better_of.values())
     good: dict[int, int] = {}  # input row of a better answer: its row in the snapshot
     bad: list[tuple[int, int]] = []  # (row of the snapshot, input row of the better answer)
     digest = hashlib.sha256()
@@ -52,7 +52,7 @@ def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapp
                 num_bad += 1
                 if number in better_of:
                     bad.append((row, better_of[number]))
-            elif number in wanted:
+            elif number in better_rows:
                 good[number] = row  # of several views the last one, whose answer was judged
             sizes = len(mask), mask.count(1)
             database.execute(INSERT, (row, decisions.tied[number], *sizes, *map(values.get, WRITTEN[4:])))

@@ -147,9 +147,9 @@ def _usable(decisions: Decisions) -> Iterable[int]:
 
 def _drop_equal(decisions: Decisions, hash64: Sequence[int], time: Sequence[float]) -> None:
     """Drop exact duplicates: of equal rows the oldest one is kept, without times the first."""
-    seen = Table()
+    firsts = Table()
     for row in _usable(decisions):
-        stays = seen.put(hash64[row], row)
+        stays = firsts.put(hash64[row], row)
         if stays is None:
             continue
         while decisions.stays[stays] != stays:
@@ -202,18 +202,18 @@ def _drop_near(decisions: Decisions, threshold: float, ties: Ties, hash64: Seque
             return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson
 
         cached = lru_cache(maxsize=CACHED_LESSONS)(read_lesson)
-        about = Rows(
+        compared = Rows(
             lesson=lambda i: (cached if lengths[rows[i]] <= CACHED_ROW_CHARS else read_lesson)(rows[i]),
             question=lambda i: ties.question[rows[i]],
             read=lambda i: ties.read[rows[i]],
             rank=lambda i: (ties.time[rows[i]], -lengths[rows[i]], hash64[rows[i]]),
         )
-        near = near_copies(view, threshold, about, bytes(decisions.fate[row] != TRAIN for row in rows))
+        near = near_copies(view, threshold, compared, bytes(decisions.fate[row] != TRAIN for row in rows))
     joined.unlink()
-    for place, other, share in near.copies:
-        decisions.drop(rows[place], rows[other], NEAR_DUPLICATE)
-        decisions.shares[rows[place]] = share
-    return [(rows[one], rows[other]) for one, other in near.leaks]
+    for index, copy, share in near.copies:
+        decisions.drop(rows[index], rows[copy], NEAR_DUPLICATE)
+        decisions.shares[rows[index]] = share
+    return [(rows[first], rows[copy]) for first, copy in near.leaks]
 
 
 def _limit(
@@ -229,8 +229,8 @@ def _limit(
 
 def _cap_synthetic(decisions: Decisions, order: Sequence[int], share: float) -> None:
     """Set aside synthetic rows above `share` of the usable rows, drawn by content. Without other rows keep all."""
-    made = [row for (row,) in decisions.rows("SELECT n FROM rows WHERE maker IS NOT NULL")]
-    synthetic = [row for row in made if decisions.fate[row] == TRAIN]
+    all_synthetic = [row for (row,) in decisions.rows("SELECT n FROM rows WHERE maker IS NOT NULL")]
+    synthetic = [row for row in all_synthetic if decisions.fate[row] == TRAIN]
     others = decisions.count(TRAIN) - len(synthetic)
     limit = (
         len(synthetic) if not others or share >= 1 else min(len(synthetic), int(others * share / (1 - share) + 1e-9))

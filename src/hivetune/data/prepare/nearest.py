@@ -45,8 +45,8 @@ def similar_rows(decisions: Decisions, side: bytearray, hash64: Sequence[int]) -
     for row, messages in decisions.rows("SELECT n, messages FROM bodies ORDER BY n"):
         if row not in chosen:
             continue
-        asked, learned, _ = texts_of(messages_from(messages))
-        words = _numbers(f"{asked}\n{learned}")
+        question, learned, _ = texts_of(messages_from(messages))
+        words = _numbers(f"{question}\n{learned}")
         for word in words:
             counts[word] += 1
         if len(words) < MIN_WORDS:
@@ -58,27 +58,27 @@ def similar_rows(decisions: Decisions, side: bytearray, hash64: Sequence[int]) -
             all_words.extend(words)
             starts.append(len(all_words))
 
-    def words_at(place: int) -> "array[int]":
-        return all_words[starts[place] : starts[place + 1]]
+    def words_at(index: int) -> "array[int]":
+        return all_words[starts[index] : starts[index + 1]]
 
     rarest = {
         row: heapq.nsmallest(RAREST, (w for w in words if 1 < counts[w] <= MAX_ROWS), key=lambda w: (counts[w], w))
         for row, words in held_out.items()
     }
     postings: dict[int, list[int]] = {word: [] for words in rarest.values() for word in words}
-    for place in range(len(rows)):
-        for word in words_at(place):
+    for index in range(len(rows)):
+        for word in words_at(index):
             if word in postings:
-                postings[word].append(place)
+                postings[word].append(index)
     similar = {}
     for row, words in held_out.items():
-        shared = Counter(place for word in rarest[row] for place in postings[word])
-        likeliest = sorted(shared, key=lambda place: hash64[rows[place]])
+        shared = Counter(index for word in rarest[row] for index in postings[word])
+        likeliest = sorted(shared, key=lambda index: hash64[rows[index]])
         likeliest.sort(key=shared.__getitem__, reverse=True)  # stable: of equal counts still by content
         similar[row] = sorted(
             (
-                (_similarity(set(words), set(words_at(place)), counts, len(chosen)), rows[place])
-                for place in likeliest[:CANDIDATES]
+                (_similarity(set(words), set(words_at(index)), counts, len(chosen)), rows[index])
+                for index in likeliest[:CANDIDATES]
             ),
             reverse=True,
         )
@@ -87,7 +87,7 @@ def similar_rows(decisions: Decisions, side: bytearray, hash64: Sequence[int]) -
 
 def twins(similar: Similar) -> list[tuple[int, int]]:
     """Return the pairs of a held-out row and a training row that share most of their words."""
-    return [(row, other) for row, others in similar.items() for share, other in others if share >= TWIN]
+    return [(row, twin) for row, others in similar.items() for share, twin in others if share >= TWIN]
 
 
 def similarity_report(similar: Similar, side: bytearray) -> dict[str, Any] | None:
@@ -96,7 +96,7 @@ def similarity_report(similar: Similar, side: bytearray) -> dict[str, Any] | Non
     Return None without test rows.
     """
     best = [
-        max((share for share, other in others if not side[other]), default=0.0)
+        max((share for share, similar_row in others if not side[similar_row]), default=0.0)
         for row, others in similar.items()
         if side[row] == TEST
     ]
@@ -114,8 +114,8 @@ def _numbers(text: str) -> "array[int]":
     return array("I", sorted({crc32(word.encode("utf-8", "surrogatepass")) & WORDS_MASK for word in plain}))
 
 
-def _similarity(one: set[int], other: set[int], counts: Sequence[int], num_rows: int) -> float:
+def _similarity(a: set[int], b: set[int], counts: Sequence[int], num_rows: int) -> float:
     """Return the weighted Jaccard similarity; a word's weight is its inverse document frequency."""
-    shared = sum(math.log(num_rows / counts[word]) for word in one & other)
-    either = sum(math.log(num_rows / counts[word]) for word in one | other)
+    shared = sum(math.log(num_rows / counts[word]) for word in a & b)
+    either = sum(math.log(num_rows / counts[word]) for word in a | b)
     return shared / either if either else 0.0

@@ -20,7 +20,7 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import SPLITS
 from hivetune.models.prepared import spoken_name
 
-MAX_PLACES = 3  # per reason
+MAX_SLOTS = 3  # per reason
 MAX_NAMES, MAX_CHANGES, MAX_FILES, MAX_TEXT = 20, 200, 200, 1500
 PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 900, 190, 10
 DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
@@ -54,15 +54,15 @@ def _samples(decisions: Decisions, decode: Decode | None) -> list[dict[str, Any]
             scores.append(("the least to learn", (trained / max(1, length), trained)))
         if changed:
             scores.append(("changed", hash64))
-        for why, score in scores:
-            if why not in best or score < best[why][0]:
-                best[why] = score, row
+        for reason, score in scores:
+            if reason not in best or score < best[reason][0]:
+                best[reason] = score, row
         if len(at_random) < NUM_RANDOM or hash64 < at_random[-1][0]:
             at_random = sorted([*at_random, (hash64, row)])[:NUM_RANDOM]
     chosen: dict[int, str] = {}
-    for why in ("the longest", "the least to learn", "changed"):
-        if why in best:
-            chosen.setdefault(best[why][1], why)
+    for reason in ("the longest", "the least to learn", "changed"):
+        if reason in best:
+            chosen.setdefault(best[reason][1], reason)
     for _, row in at_random:
         chosen.setdefault(row, "at random")
     query = (
@@ -71,11 +71,11 @@ def _samples(decisions: Decisions, decode: Decode | None) -> list[dict[str, Any]
     )
     samples = []
     with closing(RowLookup(decisions, query)) as lookup:
-        for row, why in chosen.items():
+        for row, reason in chosen.items():
             source, length, trained, changed, messages, tokens, mask = lookup.find(row)
             samples.append(
                 {
-                    "why": why,
+                    "why": reason,
                     "source": source,
                     "length": length,
                     "trained": trained,
@@ -92,8 +92,8 @@ def _runs(tokens: bytes, mask: bytes, decode: Decode) -> list[tuple[str, bool]]:
     ids = array("I", tokens)
     runs: list[tuple[str, bool]] = []
     start = 0
-    for trained, places in groupby(mask[:MAX_TOKENS]):
-        end = start + len(list(places))
+    for trained, flags in groupby(mask[:MAX_TOKENS]):
+        end = start + len(list(flags))
         runs.append((decode(ids[start:end]), bool(trained)))
         start = end
     if len(ids) > MAX_TOKENS:
@@ -122,7 +122,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
     """Return the page below its title, for pages with another frame and the same style."""
     changes = secrets_first(document["changes"])
     more_changes = len(changes) + document["changes_left_out"] - MAX_CHANGES
-    held_back = document["set_aside"].get("synthetic-share", 0)
+    num_held_back = document["set_aside"].get("synthetic-share", 0)
     return _template().render(
         d=document,
         tokens=_tokens(document),
@@ -133,8 +133,8 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
         changes_note=f"The first {MAX_CHANGES:,}; {more_changes:,} more are in report.json."
         if more_changes > 0
         else "",
-        synthetic_note=f"{held_back:,} more are set aside: data.synthetic_share allows no more of them."
-        if held_back
+        synthetic_note=f"{num_held_back:,} more are set aside: data.synthetic_share allows no more of them."
+        if num_held_back
         else "",
         lessons=_lessons(document["learn"]),
         **_lengths(document),
@@ -187,7 +187,7 @@ def _reasons(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str, 
         places.setdefault(problem["reason"], []).append(problem)
     for kind in ("rejected", "set_aside", "changed"):
         for reason, count in sorted(document[kind].items(), key=lambda item: -item[1]):
-            yield kind, reason, count, REASONS[reason].meaning, places.get(reason, [])[:MAX_PLACES]
+            yield kind, reason, count, REASONS[reason].meaning, places.get(reason, [])[:MAX_SLOTS]
 
 
 def _lessons(learned: Mapping[str, Any]) -> list[tuple[str, int, str]]:
@@ -220,13 +220,12 @@ def _lengths(document: Mapping[str, Any]) -> dict[str, Any]:
                 "title": f"{low:,} to {high:,}: {count:,} rows",
             }
         )
-    kept = next((i for i, (low, high, _) in enumerate(bins) if low <= lengths["keeps_99_percent"] <= high), -1)
-    labelled = range(0, len(bins), max(1, len(bins) // 8))
+    longest_kept = next((i for i, (low, high, _) in enumerate(bins) if low <= lengths["keeps_99_percent"] <= high), -1)
     plot = {
         "width": PLOT_WIDTH,
         "height": PLOT_HEIGHT,
-        "labels": [(PLOT_MARGIN + i * step, f"{bins[i][0]:,}") for i in labelled],
-        "kept_x": PLOT_MARGIN + ((kept if kept >= 0 else len(bins) - 1) + 1) * step,
+        "labels": [(PLOT_MARGIN + i * step, f"{bins[i][0]:,}") for i in range(0, len(bins), max(1, len(bins) // 8))],
+        "kept_x": PLOT_MARGIN + ((longest_kept if longest_kept >= 0 else len(bins) - 1) + 1) * step,
     }
     note = (
         f"In {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
@@ -254,8 +253,8 @@ def _names(names: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 def _duplicate(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Return a pair of duplicates with the differences marked."""
-    kept, removed = _spoken(pair["same_as_messages"]), _spoken(pair["messages"])
-    pieces = [("", _short(removed))] if pair["kind"] == "exact" else list(_differences(kept, removed))
+    original, removed = _spoken(pair["same_as_messages"]), _spoken(pair["messages"])
+    pieces = [("", _short(removed))] if pair["kind"] == "exact" else list(_differences(original, removed))
     return {**pair, "kind": DUPLICATE_KINDS[pair["kind"]], "pieces": pieces}
 
 

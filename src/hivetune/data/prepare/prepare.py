@@ -80,7 +80,7 @@ def check(
             work = stack.enter_context(scratch_folder())
         except OSError as error:
             raise DoesNotFit(f"no temporary folder can be made: {error}", hint=hint) from None
-        stack.enter_context(told_when_full(work, hint))
+        stack.enter_context(report_full_disk(work, hint))
         inputs = _inputs(data, work, progress)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
         decisions, report = _examine(inputs, job, data, learn, work, progress, kept_out())
@@ -105,27 +105,27 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
             shutil.rmtree(left_over, ignore_errors=True)
     hint = "make room, or set HIVETUNE_HOME to another disk"
     spill = tempfile.TemporaryDirectory(prefix=f"{INPUT_PREFIX}{os.getpid()}-", dir=root)
-    with told_when_full(root, hint), spill as unpacked:
+    with report_full_disk(root, hint), spill as unpacked:
         data = config.data
         inputs = _inputs(data, Path(unpacked), progress)
         job = make_job(data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
         frozen = kept_out(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)
         folder = out or root / key[:16]
-        found = _existing(folder, key)
-        if found is not None:
-            return found
+        existing = _existing(folder, key)
+        if existing is not None:
+            return existing
         work = root / f".work-{key[:16]}"
         with _work_folder(work):
-            wanted = DISK_PER_INPUT_BYTE * sum(c.end - c.start for c in inputs.chunks if c.kind != "store")
+            needed = DISK_PER_INPUT_BYTE * sum(c.end - c.start for c in inputs.chunks if c.kind != "store")
             free = shutil.disk_usage(root).free
-            if free < wanted:
+            if free < needed:
                 raise DoesNotFit(
-                    f"preparing takes about {wanted / 1e9:.1f} GB below {root}, {free / 1e9:.1f} GB are free", hint=hint
+                    f"preparing takes about {needed / 1e9:.1f} GB below {root}, {free / 1e9:.1f} GB are free", hint=hint
                 )
             decisions, report = _examine(inputs, job, data, config.learn, work, progress, frozen)
             report.refuse(data.max_rejected)
-            with told_when_full(folder.parent, "make room, or give another folder"):
+            with report_full_disk(folder.parent, "make room, or give another folder"):
                 _publish(folder, key, decisions, report, model_folder)
     snapshot = open_snapshot(folder)
     with contextlib.closing(open_database()) as database:  # so that `data forget` finds it
@@ -147,7 +147,7 @@ def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
 
 
 @contextlib.contextmanager
-def told_when_full(folder: Path, hint: str) -> Iterator[None]:
+def report_full_disk(folder: Path, hint: str) -> Iterator[None]:
     """Raise a full disk as DoesNotFit, whether this process, SQLite or a worker met it."""
     try:
         yield
@@ -191,16 +191,15 @@ def _examine(
     """Return what every check says of all rows. The results that `Decisions` reads exist as long as `work`."""
     run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
     progress(sum(chunk.rows for chunk in inputs.chunks), None)  # how long the comparison takes is unknown
-    results = [result_path(work, number) for number in range(len(inputs.chunks))]
-    decisions = decide_rows(results, data, frozen, learn)
+    decisions = decide_rows([result_path(work, number) for number in range(len(inputs.chunks))], data, frozen, learn)
     report = make_report(decisions, model=job.model_folder, max_length=job.max_length)
-    encodings = {name: ENCODED_FORMAT.search(known) for name, known in inputs.formats.items()}
+    encodings = {name: ENCODED_FORMAT.search(form) for name, form in inputs.formats.items()}
     report.document.update(
         {
             "learn": learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn),
             "encodings": {name: match.group(1) for name, match in encodings.items() if match},
-            "carriage_returns": [name for name, known in inputs.formats.items() if CR_FORMAT in known],
-            "no_header": [name for name, known in inputs.formats.items() if NO_HEADER in known],
+            "carriage_returns": [name for name, form in inputs.formats.items() if CR_FORMAT in form],
+            "no_header": [name for name, form in inputs.formats.items() if NO_HEADER in form],
             "understood": understood(inputs, data.columns),
             "unclear": unclear(inputs, data.columns),
         }
@@ -234,11 +233,11 @@ def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, f
 def _existing(folder: Path, key: str) -> Snapshot | None:
     if (folder / MANIFEST).exists():
         if read_json(folder / MANIFEST).get("key") == key:
-            found = open_snapshot(folder)
+            snapshot = open_snapshot(folder)
             problems = problems_once(folder)
             if problems:
                 raise UsageError(f"the snapshot {folder} is damaged: {problems[0]}", hint=DAMAGED_SNAPSHOT)
-            return found
+            return snapshot
         raise UsageError(f"{folder} holds another snapshot or run", hint="choose another --out")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", hint="choose another --out")

@@ -30,7 +30,7 @@ from hivetune.errors import DataRefused
 SHOWN_DUPLICATES = 5  # of each kind, in the report
 MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file has all of them
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
-KEPT_SHARE = 0.99
+FITTING_SHARE = 0.99
 BINS = 40
 
 
@@ -57,17 +57,17 @@ class Report:
         if self.rows_in == 0:
             raise DataRefused("there are no rows", hint="the files are empty: give files with one row a line")
         top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
-        why = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
+        reason = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
         first = next((p for p in self.document["problems"] if top and p["reason"] == top[0]), None)
         where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune data check"
         suggested: list[dict[str, Any]] = next(iter(self.document.get("unclear", {}).values()), [])
         if suggested and "--columns" not in where:
             where = f"{where}; if it is right: {suggested[0]['line']}"
         if self.usable == 0:
-            raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=where)
+            raise DataRefused(f"none of {self.rows_in:,} rows is usable, {reason}", hint=where)
         if self.num_rejected > max_rejected * self.rows_in:
             raise DataRefused(
-                f"{self.num_rejected:,} of {self.rows_in:,} rows are rejected ({why}); "
+                f"{self.num_rejected:,} of {self.rows_in:,} rows are rejected ({reason}); "
                 f"data.max_rejected allows {max_rejected:.0%}",
                 hint=where,
             )
@@ -206,7 +206,7 @@ def _distribution(decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
             "p99": _quantile(lengths, 0.99),
             "max": max(lengths, default=0),
             "longest_seen": max(all_lengths, default=0),
-            "keeps_99_percent": _quantile(all_lengths, KEPT_SHARE),
+            "keeps_99_percent": _quantile(all_lengths, FITTING_SHARE),
             "histogram": _histogram(all_lengths),
         },
     }
@@ -230,10 +230,10 @@ def duplicate_kinds(document: Mapping[str, Any]) -> str:
 
 def _quantile(counts: Counter[int], share: float) -> int:
     """Return the smallest length that at least `share` of the rows do not exceed."""
-    wanted, seen = share * counts.total(), 0
+    needed, num_rows = share * counts.total(), 0
     for length in sorted(counts):
-        seen += counts[length]
-        if seen >= wanted:
+        num_rows += counts[length]
+        if num_rows >= needed:
             return length
     return 0
 

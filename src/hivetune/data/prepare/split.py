@@ -27,7 +27,7 @@ READ, SAID, SESSION, TEXT, USER = range(5)
 # `auto` keeps a user together only up to this share of the held-out rows (by default 2 % of all rows), since otherwise
 # the side of one user would decide the verdict.
 USERS_SHARE = 0.1
-# GROWTH has the ties in the order in which groups grow. A row is in its largest group of a level in WANTED that is
+# GROWTH has the ties in the order in which groups grow. A row is in its largest group of a level in LEVELS_OF that is
 # small enough to be held out, else in its group of the last level.
 GROWTH = {
     "none": (READ, SAID, TEXT),
@@ -35,7 +35,7 @@ GROWTH = {
     "user": (READ, SAID, SESSION, USER, TEXT),
     "auto": (READ, SAID, SESSION, TEXT, USER),
 }
-WANTED = {
+LEVELS_OF = {
     "none": (TEXT, SAID, READ),
     "session": (TEXT, SESSION),
     "user": (TEXT, USER),
@@ -49,13 +49,13 @@ TEXTS_SHARE, FEW_ROWS = 0.25, 8
 
 def question(messages: Sequence[Message]) -> str:
     """Return all text before the first answer without system prompts; of plain text its beginning."""
-    asked = []
+    texts = []
     for message in messages:
         if message.role == "assistant":
             break
         if message.role != "system":
-            asked.append(" ".join(message.content.split()).casefold())
-    return "\n".join(asked) if asked else messages[0].content[:200]
+            texts.append(" ".join(message.content.split()).casefold())
+    return "\n".join(texts) if texts else messages[0].content[:200]
 
 
 def tie_hashes(example: Example) -> tuple[int, int, int, int]:
@@ -71,12 +71,12 @@ def tie_hashes(example: Example) -> tuple[int, int, int, int]:
 def text_hashes(messages: Sequence[Message]) -> "array[int]":
     """Return 64-bit hashes of the last answer and of the paragraphs that are read, if they are long."""
     answer = " ".join(messages[-1].content.split()).casefold()
-    found = [f"answer:{answer}"] if messages[-1].role == "assistant" and len(answer) >= LONG_ANSWER_CHARS else []
+    texts = [f"answer:{answer}"] if messages[-1].role == "assistant" and len(answer) >= LONG_ANSWER_CHARS else []
     for message in messages:
         if message.role != "assistant" and len(message.content) >= LONG_CONTEXT_CHARS:
             lines = (line for line in message.content.split("\n") if len(line) >= LONG_CONTEXT_CHARS)
-            found += [f"context:{' '.join(line.split()).casefold()}" for line in lines]
-    return array("Q", map(group_hash, dict.fromkeys(found[: MAX_CONTEXTS + 1])))
+            texts += [f"context:{' '.join(line.split()).casefold()}" for line in lines]
+    return array("Q", map(group_hash, dict.fromkeys(texts[: MAX_CONTEXTS + 1])))
 
 
 def read_hash(messages: Sequence[Message]) -> int:
@@ -92,10 +92,10 @@ def group_hash(key: str) -> int:
 
 def split_of(hash64: int, validation: float, test: float) -> Split:
     """Return the split of a group by its hash. What is neither validation nor test is trained."""
-    place = hash64 / SCALE
-    if place < test:
+    position = hash64 / SCALE
+    if position < test:
         return "test"
-    return "validation" if place < test + validation else "train"
+    return "validation" if position < test + validation else "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +143,14 @@ def sides(
     greeting before many conversations). If that is still too large, or with another `group_by`, the group is trained.
     """
     num_rows = len(ties.time)
-    wanted = WANTED[data.group_by]
+    levels = LEVELS_OF[data.group_by]
     limit = (data.validation + data.test) * len(rows)
     group, level_of, fits = array("I", bytes(4 * num_rows)), bytearray(num_rows), bytearray(num_rows)
     member = bytearray(num_rows)
     for row in rows:
         member[row] = 1
     groups, sizes = _Groups(num_rows), array("I")
-    groups.join((one, other) for one, other in alike if member[one] and member[other])
+    groups.join((row, copy) for row, copy in alike if member[row] and member[copy])
     equal = {READ: ties.read, SAID: ties.question, SESSION: ties.session, USER: ties.user}
     for level in GROWTH[data.group_by]:
         if level == TEXT:
@@ -159,17 +159,17 @@ def sides(
         else:
             first = Table()
             named = ((row, equal[level][row]) for row in rows if equal[level][row] != NONE)
-            groups.join((one, row) for row, value in named if (one := first.put(value, row)) is not None)
+            groups.join((first_row, row) for row, value in named if (first_row := first.put(value, row)) is not None)
         roots = groups.closed(rows)
-        if level not in wanted:
+        if level not in levels:
             continue
         sizes = _sizes(rows, roots)
         largest = max(1.0, limit * USERS_SHARE if level == USER and data.group_by == "auto" else limit)
         for row in rows:
-            if level == wanted[-1] or sizes[roots[row]] <= largest:
+            if level == levels[-1] or sizes[roots[row]] <= largest:
                 group[row], level_of[row], fits[row] = roots[row], level, sizes[roots[row]] <= largest
-    kept = _sizes(rows, group)
-    broken_up = sum(kept[group[row]] != sizes[roots[row]] for row in rows)
+    counts = _sizes(rows, group)
+    broken_up = sum(counts[group[row]] != sizes[roots[row]] for row in rows)
     side = bytearray(num_rows)
     if data.split == "time":
         _hold_out_newest(side, [row for row in rows if fits[row]], ties.time, group, data, len(rows))
@@ -178,7 +178,7 @@ def sides(
         for row in rows:
             if fits[row]:
                 side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
-    return Sides(side, group, sum(map(bool, kept)), max(kept, default=0), broken_up, len(rows) - sum(fits))
+    return Sides(side, group, sum(map(bool, counts)), max(counts, default=0), broken_up, len(rows) - sum(fits))
 
 
 class _Groups:
@@ -191,8 +191,8 @@ class _Groups:
         """Join the sets of the rows of each pair."""
         roots = self._roots
         for pair in pairs:
-            one, other = map(self._root, pair)
-            roots[max(one, other)] = min(one, other)
+            a, b = map(self._root, pair)
+            roots[max(a, b)] = min(a, b)
 
     def closed(self, rows: Sequence[int]) -> "array[int]":
         """Return the root of each of `rows`, by row."""
@@ -209,8 +209,8 @@ class _Groups:
 
 def _sharing_texts(ties: Ties, member: bytearray, max_rows: int) -> Iterator[tuple[int, int]]:
     """Yield pairs of rows that share a long text, unless more than `max_rows` have it."""
-    places = sorted((i for i, row in enumerate(ties.text_rows) if member[row]), key=ties.texts.__getitem__)
-    for _, same in groupby(places, key=ties.texts.__getitem__):
+    indices = sorted((i for i, row in enumerate(ties.text_rows) if member[row]), key=ties.texts.__getitem__)
+    for _, same in groupby(indices, key=ties.texts.__getitem__):
         first, *others = (ties.text_rows[i] for i in same)
         if len(others) < max_rows:
             yield from ((first, other) for other in others)
@@ -234,13 +234,13 @@ def _hold_out_newest(
         root = group[row]
         members.setdefault(root, []).append(row)
         oldest[root] = min(oldest.get(root, time[row]), time[row]) if time[row] != float("inf") else -1.0
-    taken, counts = 0, (data.test * num_rows, (data.test + data.validation) * num_rows)
+    num_taken, counts = 0, (data.test * num_rows, (data.test + data.validation) * num_rows)
     for root in sorted(members, key=lambda root: (-oldest[root], root)):
-        taken += len(members[root])
-        if oldest[root] < 0 or taken > counts[1] + 1e-9:
+        num_taken += len(members[root])
+        if oldest[root] < 0 or num_taken > counts[1] + 1e-9:
             break
         for row in members[root]:
-            side[row] = SPLITS.index("test" if taken <= counts[0] + 1e-9 else "validation")
+            side[row] = SPLITS.index("test" if num_taken <= counts[0] + 1e-9 else "validation")
 
 
 def _sizes(rows: Sequence[int], roots: "array[int]") -> "array[int]":

@@ -135,8 +135,8 @@ class Stages:
             bad, notes = self._redacted(bad)
             view = self._fitted(self._renderer, bad, [])[1][-1] if self._renderer is not None else None
         except RowRefused as refused:
-            why = f"the worse answer is not used: {refused.reason}: {refused.hint}"
-            return replace(example, worse=None), (("worse-left-out", why),), None
+            note = f"the worse answer is not used: {refused.reason}: {refused.hint}"
+            return replace(example, worse=None), (("worse-left-out", note),), None
         return replace(example, worse=bad.messages[-1]), notes, view
 
     def _redacted(self, example: Example) -> tuple[Example, tuple[Note, ...]]:
@@ -146,9 +146,9 @@ class Stages:
         notes: list[Note] = []
         policies = (("secret", SECRETS, self._job.on_secret), ("personal", PERSONAL, self._job.on_personal))
         for kind, rules, policy in policies:
-            example, places = apply_policy(example, rules, policy, kind)
-            if places:
-                notes.append((f"redacted-{kind}", f"{', '.join(places)}; {ADVICE[kind]}"))
+            example, finds = apply_policy(example, rules, policy, kind)
+            if finds:
+                notes.append((f"redacted-{kind}", f"{', '.join(finds)}; {ADVICE[kind]}"))
         return example, tuple(notes)
 
     def _fit_by_chars(self, example: Example) -> tuple[Example, list[str]]:
@@ -158,15 +158,15 @@ class Stages:
         """
         if self._renderer is None or self._job.on_overlong == "cut":
             return example, []
-        limit, size, kept = self._job.max_length, num_chars(example.messages), example.messages
+        limit, size, messages = self._job.max_length, num_chars(example.messages), example.messages
         if size <= limit * SURE_CHARS or size <= limit * self._renderer.longest_token_chars:
             return example, []
         longest = limit * self._renderer.longest_token_chars
-        while self._job.on_overlong == "cut_turns" and kept and num_chars(kept) > longest:
-            kept = _without_last_turn(kept)
-        if num_chars(kept) > longest or not kept:
+        while self._job.on_overlong == "cut_turns" and messages and num_chars(messages) > longest:
+            messages = _without_last_turn(messages)
+        if num_chars(messages) > longest or not messages:
             raise TooLong(None, limit, f"{size:,} characters are more than {limit:,} tokens can hold")
-        return replace(example, messages=kept), ["cut-turns"]
+        return replace(example, messages=messages), ["cut-turns"]
 
     def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
         """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
@@ -175,10 +175,10 @@ class Stages:
         length = _longest(views)
         if length > limit and policy == "cut_turns":
             while _longest(views) > limit:
-                kept = _without_last_turn(example.messages)
-                if not any(message.role == "assistant" and message.weight for message in kept):
+                messages = _without_last_turn(example.messages)
+                if not any(message.role == "assistant" and message.weight for message in messages):
                     raise TooLong(length, limit)
-                example = replace(example, messages=kept)
+                example = replace(example, messages=messages)
                 views, notes = renderer.render_and_note(example)
             changed.append("cut-turns")
         elif length > limit and policy == "cut":
@@ -231,8 +231,8 @@ def _apply_policies(example: Example, job: ChunkJob, outside: str) -> Example:
         raise RowRefused("not-learned", f"learn does not name {needed}")
     if example.untrusted and job.on_untrusted == "set_aside":
         raise RowRefused("untrusted")
-    own = example.answered_by is not None and example.lesson == "sft"
-    if own and not is_vouched(example) and job.on_own_answers == "set_aside":
+    is_own_answer = example.answered_by is not None and example.lesson == "sft"
+    if is_own_answer and not is_vouched(example) and job.on_own_answers == "set_aside":
         raise RowRefused("own-answer")
     if example.worse is not None and "pairs" not in job.learn:
         return replace(example, worse=None)  # a correction is a target in any case

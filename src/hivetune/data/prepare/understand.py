@@ -71,24 +71,23 @@ def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, A
     if maps_content(columns):
         return {"inside": columns.get(ROWS, "")}
     rows = [record for record in records if isinstance(record, dict)]
-    known: list[tuple[Row, Conversation]] = []
+    readable: list[tuple[Row, Conversation]] = []
     unread = 0
     for row in rows:
         try:
-            known.append((row, read_conversation(row)))
+            readable.append((row, read_conversation(row)))
         except RowRefused as refused:
             unread += refused.reason in NOT_KNOWN
         except RecursionError:
             continue  # the checks report it
-    telling = telling_column(known)
+    telling = telling_column(readable)
     lines = suggest(records[:FIRST_ROWS]) if telling or unread > UNREAD_SHARE * len(rows) else []
     if telling:
         lines.sort(key=lambda line: telling not in line.columns.get("prompt", "").split("+"))
-    answers = [conversation.messages[-1].content for _, conversation in known[:FIRST_ROWS]]
     return {
         "line": f"if it is right, read it with {lines[0].option}" if lines else "",
         "telling": telling,
-        "cut_chars": cut_length(answers),
+        "cut_chars": cut_length([conversation.messages[-1].content for _, conversation in readable[:FIRST_ROWS]]),
         "most_tokens": most_tokens_in(rows[:FIRST_ROWS]),
     }
 
@@ -96,11 +95,11 @@ def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, A
 def telling_column(read: Sequence[tuple[Row, Conversation]]) -> str:
     """Return the unread column that distinguishes equal questions with different answers, or an empty text."""
     groups: dict[tuple[tuple[str, str], ...], list[tuple[Row, str]]] = {}
-    for row, said in read:
-        if said.layout not in PUBLISHED:
+    for row, conversation in read:
+        if conversation.layout not in PUBLISHED:
             continue  # a program's log has more columns about calls
-        asked = tuple((message.role, message.content) for message in said.messages[:-1])
-        groups.setdefault(asked, []).append((row, said.messages[-1].content))
+        question = tuple((message.role, message.content) for message in conversation.messages[:-1])
+        groups.setdefault(question, []).append((row, conversation.messages[-1].content))
     alike = [group for group in groups.values() if len({answer for _, answer in group}) > 1]
     if sum(map(len, alike)) < max(2, TELLING_SHARE * len(read)):
         return ""
@@ -118,7 +117,7 @@ def _tells(name: str, alike: Sequence[Sequence[tuple[Row, str]]]) -> bool:
             if not isinstance(value, str | int | float) or value == "":
                 return False
             answers.setdefault(str(value), set()).add(answer)
-        if len(answers) < 2 or any(len(one) > 1 for one in answers.values()):
+        if len(answers) < 2 or any(len(values) > 1 for values in answers.values()):
             return False
     return True
 
@@ -149,11 +148,16 @@ def suggested_for(
         return unclear(place_rows(inputs, NO_COLUMNS, progress), NO_COLUMNS)
 
 
-def suggestion_document(one: Suggestion) -> dict[str, Any]:
+def suggestion_document(line: Suggestion) -> dict[str, Any]:
     """Return a suggestion as the report holds it."""
-    shown = [{"question": _preview(asked), "answer": _preview(answer)} for asked, answer in one.shown]
-    left_out = list(one.left_out[:MAX_PATHS])
-    return {"line": one.option, "columns": one.columns, "rows": one.read, "shown": shown, "left_out": left_out}
+    shown = [{"question": _preview(question), "answer": _preview(answer)} for question, answer in line.shown]
+    return {
+        "line": line.option,
+        "columns": line.columns,
+        "rows": line.read,
+        "shown": shown,
+        "left_out": list(line.left_out[:MAX_PATHS]),
+    }
 
 
 def _preview(text: str) -> str:
@@ -168,33 +172,33 @@ def _layouts(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
     for raw in _sample(chunks, FIRST_ROWS):
         try:
             read = read_example(raw, columns)
-            places = _places_of_texts(parse_row(raw.payload), read.example)
+            texts = _paths_of_texts(parse_row(raw.payload), read.example)
         except (RowRefused, RecursionError):
             continue  # the checks report it, or it is too large to search
         counts[read.layout] += 1
-        known = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
-        for kind, path in sorted(places):
-            known[kind][path] += 1
-    for known in paths.values():  # text that is left out of one row only, such as a last turn, is read
-        for path in [path for path in known["left_out"] if any(path in known[kind] for kind in KIND_OF_ROLE.values())]:
-            del known["left_out"][path]
+        kinds = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
+        for kind, path in sorted(texts):
+            kinds[kind][path] += 1
+    for kinds in paths.values():  # text that is left out of one row only, such as a last turn, is read
+        for path in [path for path in kinds["left_out"] if any(path in kinds[kind] for kind in KIND_OF_ROLE.values())]:
+            del kinds["left_out"][path]
     return [
         {
             "layout": layout,
             "rows": count,
             "rows_at": chunks[0].inside,
-            **{kind: [path for path, _ in known.most_common(MAX_PATHS)] for kind, known in paths[layout].items()},
+            **{kind: [path for path, _ in kinds.most_common(MAX_PATHS)] for kind, kinds in paths[layout].items()},
         }
         for layout, count in counts.most_common()
     ]
 
 
-def _places_of_texts(row: Row, example: Example) -> set[tuple[str, str]]:
+def _paths_of_texts(row: Row, example: Example) -> set[tuple[str, str]]:
     """Return (kind, path) of each text of a row: the kind of its place in the conversation, or left_out."""
     called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
     offered = set(texts_in([dict(tool) for tool in example.tools]))
     whole = {message.content.strip(): KIND_OF_ROLE[message.role] for message in reversed(example.messages)}
-    places: set[tuple[str, str]] = set()
+    paths: set[tuple[str, str]] = set()
     left_out: dict[str, str] = {}
     for path, value in _texts(row):
         if not value.strip():
@@ -210,17 +214,17 @@ def _places_of_texts(row: Row, example: Example) -> set[tuple[str, str]]:
             continue
         kind = kind or ("tools" if value in offered else "left_out")
         name = ".".join(path).replace(".[]", "[]")
-        places.add((kind, name))
+        paths.add((kind, name))
         if kind == "left_out":
             left_out[name] = value
-    read = {kind for kind, _ in places}
+    read = {kind for kind, _ in paths}
     for message in example.messages:  # of which template marks were removed: the text around it is no text left out
         kind = KIND_OF_ROLE[message.role]
         if kind not in read and looks_like_content(message.content):
             around = [name for name, text in left_out.items() if message.content.strip() in text]
-            places.update((kind, name) for name in around)
-            places.difference_update(("left_out", name) for name in around)
-    return places
+            paths.update((kind, name) for name in around)
+            paths.difference_update(("left_out", name) for name in around)
+    return paths
 
 
 def _texts(row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -229,11 +233,11 @@ def _texts(row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
     Raise RowRefused for a row with too many values.
     """
     waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), row)])
-    for seen in itertools.count(1):
+    for num_nodes in itertools.count(1):
         if not waiting:
             return
         path, value = waiting.popleft()
-        if seen > MAX_NODES or len(path) > MAX_DEPTH:
+        if num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
             raise RowRefused("unknown-layout", "the row holds too much to look through")
         value = parsed(value) if isinstance(value, str) and is_json_text(value) else value
         if isinstance(value, dict):

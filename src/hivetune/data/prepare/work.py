@@ -247,18 +247,18 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
     """
     total = sum(chunk.rows for chunk in chunks)
     todo = [(result_path(folder, n), chunk) for n, chunk in enumerate(chunks) if not result_path(folder, n).exists()]
-    done = total - sum(chunk.rows for _, chunk in todo)
-    progress(done, total)
+    num_done = total - sum(chunk.rows for _, chunk in todo)
+    progress(num_done, total)
 
     def report(rows: int) -> None:
-        progress(done + rows, max(total, done + rows))
+        progress(num_done + rows, max(total, num_done + rows))
 
     if workers <= 1 or len(todo) <= 1 or sum(chunk.end - chunk.start for _, chunk in todo) < CHILDREN_FROM_BYTES:
         worker = Worker(job) if todo else None
         for out, chunk in todo:
             assert worker is not None
             worker.run(chunk, out, report)
-            done += chunk.rows
+            num_done += chunk.rows
             report(0)
         return
     with open(os.memfd_create("hivetune-workers"), "w+b") as log:  # in memory, because the disk may be full
@@ -308,8 +308,8 @@ def _run_children(
             running.add(pool.submit(serve, child))
         while running:
             finished, running = wait(running, PROGRESS_EVERY_S, FIRST_COMPLETED)
-            for one in finished:
-                one.result()
+            for future in finished:
+                future.result()
             report(sum(rows.copy().values()))
 
 

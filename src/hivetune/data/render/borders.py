@@ -40,7 +40,7 @@ class WordTokens:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._known: dict[str, tuple[int, ...]] = {}
+        self._remembered: dict[str, tuple[int, ...]] = {}
         self._ids: dict[int, int] = {}  # each id once, since each answer of the tokenizer has new objects
         self.can_cut = can_be_cut(tokenizer)
 
@@ -48,40 +48,40 @@ class WordTokens:
         """Return the ids of a text without special tokens around it."""
         if not self.can_cut or _BREAK in text:
             return self._encoded(text)
-        if len(text) <= _MAX_WORD_CHARS and (ids := self._known.get(_BREAK + text)) is not None:
+        if len(text) <= _MAX_WORD_CHARS and (ids := self._remembered.get(_BREAK + text)) is not None:
             return list(ids)  # a line break between two control tokens
         # A cut at every space and line break takes a tenth of the pattern's time. If it is wrong, a piece is empty or
         # has more white space at an end, and no such piece is known.
         pieces = text.replace("\n", f"\n{_BREAK}").replace(" ", f"{_BREAK} ").split(_BREAK)
-        known = self._known
-        found = list(map(known.get, pieces))
-        if None not in found:
-            return list(chain.from_iterable(found))  # type: ignore[arg-type]
-        missing = {piece for piece, ids in zip(pieces, found, strict=True) if ids is None}
+        remembered = self._remembered
+        ids_of = list(map(remembered.get, pieces))
+        if None not in ids_of:
+            return list(chain.from_iterable(ids_of))  # type: ignore[arg-type]
+        missing = {piece for piece, ids in zip(pieces, ids_of, strict=True) if ids is None}
         if not all(map(_CUT_OUT.fullmatch, missing)):
             pieces = _CUT.split(text)
-            missing = {piece for piece in pieces if piece not in known and _BREAK + piece not in known}
+            missing = {piece for piece in pieces if piece not in remembered and _BREAK + piece not in remembered}
         return self._learned(pieces, missing, text)
 
     def _learned(self, pieces: Sequence[str], missing: set[str], text: str) -> list[int]:
         """Return the ids of a text that is cut into `pieces`, and learn those that are `missing`."""
-        known = self._known
-        if len(known) + len(missing) > MAX_REMEMBERED:
-            known.clear()
+        remembered = self._remembered
+        if len(remembered) + len(missing) > MAX_REMEMBERED:
+            remembered.clear()
             missing = set(pieces)
         whole = self._encoded(text) if len(missing) > FEW_WORDS + len(text) // CHARS_A_WORD else None
         # One by one, because a batch of short texts is spread over threads, which takes longer.
         for piece in missing if whole is None else islice(missing, 1 + len(text) // CHARS_A_LEARNED_WORD):
-            ids = tuple([self._ids.setdefault(one, one) for one in self._encoded(piece)])
-            known[piece if _CUT_OUT.fullmatch(piece) else _BREAK + piece] = ids
+            ids = tuple([self._ids.setdefault(token, token) for token in self._encoded(piece)])
+            remembered[piece if _CUT_OUT.fullmatch(piece) else _BREAK + piece] = ids
         tokens = whole
         if tokens is None:
-            keys = [piece if piece in known else _BREAK + piece for piece in pieces]
-            tokens = list(chain.from_iterable(map(known.__getitem__, keys)))
+            keys = [piece if piece in remembered else _BREAK + piece for piece in pieces]
+            tokens = list(chain.from_iterable(map(remembered.__getitem__, keys)))
         for piece in missing:
             if len(piece) > _MAX_WORD_CHARS:
-                known.pop(piece, None)
-                known.pop(_BREAK + piece, None)
+                remembered.pop(piece, None)
+                remembered.pop(_BREAK + piece, None)
         return tokens
 
     def _encoded(self, text: str) -> list[int]:
@@ -131,9 +131,9 @@ MAX_HEAD_CHARS = 200  # between a control token and a span; a longer prompt woul
 class Borders:
     """The borders of one tokenizer. `alone` returns the tokens of a text by itself, from a cache."""
 
-    def __init__(self, tokenizer: Tokenizer, control_tokens: Sequence[str], alone: Callable[[str], list[int]]):
+    def __init__(self, tokenizer: Tokenizer, control_tokens: Sequence[str], encode_alone: Callable[[str], list[int]]):
         self._tokenizer = tokenizer
-        self._alone = alone
+        self._encode_alone = encode_alone
         self._ids: dict[str, int] = {token: tokenizer.token_to_id(token) for token in control_tokens}  # type: ignore[misc]
         self._controls = frozenset(self._ids.values())
         longest_first = sorted(control_tokens, key=len, reverse=True)
@@ -168,43 +168,42 @@ class Borders:
         encoded = self._between(text, marks) if self._can_part else self._whole(text, marks)
         if encoded is None:
             return None
-        tokens, places = encoded
-        place_of = dict(zip(ends, places, strict=True))
-        found = []
+        tokens, indices = encoded
+        index_of = dict(zip(ends, indices, strict=True))
+        tokens_of_spans = []
         for head, (start, end) in zip(heads, spans, strict=True):
-            before = self._alone(text[marks[head].start() : start])
-            first, last = places[head] + len(before), place_of.get(end)
-            if last is None or first > last or tokens[places[head] : first] != before:
+            before = self._encode_alone(text[marks[head].start() : start])
+            first, last = indices[head] + len(before), index_of.get(end)
+            if last is None or first > last or tokens[indices[head] : first] != before:
                 return None
-            found.append((first, last))
-        return tokens, found
+            tokens_of_spans.append((first, last))
+        return tokens, tokens_of_spans
 
     def _between(self, text: str, marks: Sequence[re.Match[str]]) -> tuple[list[int], list[int]]:
         """Return (tokens, places of the control tokens), with the text between `marks` encoded piece by piece."""
         tokens: list[int] = []
-        places = []
+        indices = []
         position = 0
         for mark in marks:
             if mark.start() > position:
                 tokens += self._pieces.tokens_of(text[position : mark.start()])
-            places.append(len(tokens))
+            indices.append(len(tokens))
             tokens.append(self._ids[mark.group()])
             position = mark.end()
         if position < len(text):
             tokens += self._pieces.tokens_of(text[position:])
-        return tokens, places
+        return tokens, indices
 
     def _whole(self, text: str, marks: Sequence[re.Match[str]]) -> tuple[list[int], list[int]] | None:
         """Return the same from one encoding, or None if its control tokens are not those of `marks`."""
         tokens = self._pieces.tokens_of(text)
-        places = [i for i, token in enumerate(tokens) if token in self._controls]
-        if [tokens[i] for i in places] != [self._ids[mark.group()] for mark in marks]:
+        indices = [i for i, token in enumerate(tokens) if token in self._controls]
+        if [tokens[i] for i in indices] != [self._ids[mark.group()] for mark in marks]:
             return None
-        return tokens, places
+        return tokens, indices
 
 
-def _may_overlap(one: str, other: str) -> bool:
+def _may_overlap(a: str, b: str) -> bool:
     """Return whether two texts may overlap, or one contains the other."""
-    longest = min(len(one), len(other))
-    ends = any(one[-size:] == other[:size] or other[-size:] == one[:size] for size in range(1, longest))
-    return ends or one in other or other in one
+    ends = any(a[-size:] == b[:size] or b[-size:] == a[:size] for size in range(1, min(len(a), len(b))))
+    return ends or a in b or b in a

@@ -81,17 +81,17 @@ class Dialect:
                     calls.append({**call, "id": identity})
                 message = replace(message, tool_calls=tuple(calls))
             elif message.role == "tool":
-                found = next((pair for pair in waiting if message.tool_call_id in (pair[0], None)), None)
-                if found is not None:
-                    waiting.remove(found)
-                    changed = changed or found[1] != message.tool_call_id
-                    message = replace(message, tool_call_id=found[1])
+                waiting_call = next((pair for pair in waiting if message.tool_call_id in (pair[0], None)), None)
+                if waiting_call is not None:
+                    waiting.remove(waiting_call)
+                    changed = changed or waiting_call[1] != message.tool_call_id
+                    message = replace(message, tool_call_id=waiting_call[1])
             new.append(message)
         return tuple(new), changed
 
-    def _id(self, given: Any, number: int) -> str:
+    def _id(self, row_id: Any, number: int) -> str:
         """Return the row's own id if it is valid; else a short one from its hash."""
-        identity = given if isinstance(given, str) and given else f"call_{number:08d}"
+        identity = row_id if isinstance(row_id, str) and row_id else f"call_{number:08d}"
         if not self.short_ids or (len(identity) == SHORT_ID_CHARS and identity.isalnum()):
             return identity
         return blake2b(f"{number} {identity}".encode(), digest_size=8).hexdigest()[:SHORT_ID_CHARS]
@@ -177,8 +177,8 @@ def _with_text_arguments(call: Any) -> dict[str, Any]:
 def _split_thought(message: Message) -> Message:
     if message.role != "assistant" or message.reasoning is not None or "</think>" not in message.content:
         return message
-    found = THOUGHT_BEFORE.match(message.content)
-    if found is None:
+    match = THOUGHT_BEFORE.match(message.content)
+    if match is None:
         return message
-    thought, answer = found.group(2), found.group(4)
+    thought, answer = match.group(2), match.group(4)
     return replace(message, content=answer, reasoning=thought if thought.strip() else None)

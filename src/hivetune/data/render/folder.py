@@ -33,7 +33,7 @@ def load_renderer(model_folder: Path) -> Renderer:
     try:
         tokenizer = Tokenizer.from_str((model_folder / "tokenizer.json").read_text(encoding="utf-8"))
         settings = json.loads((model_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        known = _read_optional(model_folder / DESCRIPTION)
+        description = _read_optional(model_folder / DESCRIPTION)
         variables = _special_tokens(_read_optional(model_folder / "special_tokens_map.json")) | _special_tokens(
             settings
         )
@@ -52,54 +52,54 @@ def load_renderer(model_folder: Path) -> Renderer:
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if known.get("pad_id") is not None:
-        variables["pad_token"] = tokenizer.id_to_token(known["pad_id"])
-    eos_ids = known.get("eos_ids") or [token_id(tokenizer, variables.get("eos_token"))]
+    if description.get("pad_id") is not None:
+        variables["pad_token"] = tokenizer.id_to_token(description["pad_id"])
+    eos_ids = description.get("eos_ids") or [token_id(tokenizer, variables.get("eos_token"))]
     eos_ids = [i for i in eos_ids if i is not None]
     if not eos_ids:
         raise UsageError(f"{model_folder} names no end token", hint="set eos_token in tokenizer_config.json")
     try:
         return Renderer(tokenizer, templates, variables, eos_ids)
     except (RenderError, RecursionError) as error:
-        why = error.hint if isinstance(error, RenderError) else "it calls itself without end"
+        reason = error.hint if isinstance(error, RenderError) else "it calls itself without end"
         raise MachineNotFit(
-            f"the chat template of {model_folder} can't render a question and its answer: {why}",
+            f"the chat template of {model_folder} can't render a question and its answer: {reason}",
             hint="use the template that belongs to the model",
         ) from None
 
 
-def named_templates(kept: Any) -> dict[str, str]:
+def named_templates(entries: Any) -> dict[str, str]:
     """Return the templates in `chat_template` of tokenizer_config.json by name: one text, or a named list."""
-    if isinstance(kept, str):
-        kept = [{"name": "default", "template": kept}]
-    found = {}
-    for entry in kept if isinstance(kept, list) else ():
+    if isinstance(entries, str):
+        entries = [{"name": "default", "template": entries}]
+    templates = {}
+    for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, Mapping) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
-            found[entry["name"]] = entry["template"]
-    if len(found) == 1:
-        return {"default": next(iter(found.values()))}
-    return found
+            templates[entry["name"]] = entry["template"]
+    if len(templates) == 1:
+        return {"default": next(iter(templates.values()))}
+    return templates
 
 
-def _templates(folder: Path, kept: Any) -> dict[str, str]:
+def _templates(folder: Path, entries: Any) -> dict[str, str]:
     """Return the templates by name; a file has precedence over tokenizer_config.json, as in transformers."""
-    found = named_templates(kept)
+    templates = named_templates(entries)
     if (folder / TEMPLATE).exists():
-        found["default"] = (folder / TEMPLATE).read_text(encoding="utf-8")
+        templates["default"] = (folder / TEMPLATE).read_text(encoding="utf-8")
     for path in sorted((folder / NAMED_TEMPLATES).glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
-    return {name: text for name, text in found.items() if name in ("default", "tool_use") and text.strip()}
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    return {name: text for name, text in templates.items() if name in ("default", "tool_use") and text.strip()}
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return names such as bos_token with their text, as templates use them."""
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for key, value in settings.items():
         if key.endswith("_token") and not key.startswith("add_"):
             text = value.get("content") if isinstance(value, Mapping) else value
             if isinstance(text, str):
-                found[key] = text
-    return found
+                tokens[key] = text
+    return tokens
 
 
 def _read_optional(path: Path) -> dict[str, Any]:
@@ -146,9 +146,9 @@ def check_vocabulary(folder: Path, rows: int, name: str) -> None:
 def _check_end(folder: Path, eos_ids: list[int], name: str) -> None:
     """Check the last token of an answer: if no server stops at it, the model never stops."""
     renderer = load_renderer(folder)
-    said = Example("end", "end", (Message("user", "Is it so?"), Message("assistant", "It is.")))
+    sample = Example("end", "end", (Message("user", "Is it so?"), Message("assistant", "It is.")))
     try:
-        rendered = renderer.render(said)[-1]
+        rendered = renderer.render(sample)[-1]
     except RenderError as error:
         raise UsageError(
             f"model {name}: its chat template can't write a question and its answer: {error.hint or error.reason}",

@@ -51,7 +51,7 @@ class Renderer:
             for name, source in templates.items()
         }
         self._headers_alone: dict[str, list[int]] = {}
-        self._borders = Borders(tokenizer, self.control_tokens, self._alone)
+        self._borders = Borders(tokenizer, self.control_tokens, self._encode_alone)
 
     @cached_property
     def longest_token_chars(self) -> int:
@@ -97,8 +97,8 @@ class Renderer:
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
         spoken = self.template_for(tools)
-        said, _ = spoken.dialect.with_ids(spoken.dialect.spoken(messages))
-        return spoken.apply(said, tools, for_answer)
+        messages_with_ids, _ = spoken.dialect.with_ids(spoken.dialect.spoken(messages))
+        return spoken.apply(messages_with_ids, tools, for_answer)
 
     def _plain_text(self, text: str) -> Rendered:
         tokens = [*self._bos_ids, *self._tokenizer.encode(text, add_special_tokens=False).ids, *self.eos_ids[:1]]
@@ -130,12 +130,12 @@ class Renderer:
 
         With `cut`, the last span may be encoded apart from its prompt.
         """
-        told = self._borders.tokens_of(text, spans) if self._borders.can_tell else None
-        if told is not None and all(told[0][last] in self._end_ids for _, last in told[1]):
-            mask = bytearray(len(told[0]))
-            for first, last in told[1]:
+        bordered = self._borders.tokens_of(text, spans) if self._borders.can_tell else None
+        if bordered is not None and all(bordered[0][last] in self._end_ids for _, last in bordered[1]):
+            mask = bytearray(len(bordered[0]))
+            for first, last in bordered[1]:
                 mask[first : last + 1] = b"\1" * (last + 1 - first)
-            return self._finished(told[0], mask)
+            return self._finished(bordered[0], mask)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         tokens: list[int] = encoding.ids
         mask = bytearray(len(tokens))
@@ -175,11 +175,11 @@ class Renderer:
         self._check_prompt_ids(encoding, tokens, text, first)
         mask[first : last + 1] = b"\1" * (last + 1 - first)
 
-    def _melts(self, text: str, place: int) -> bool:
+    def _melts(self, text: str, position: int) -> bool:
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        token = encoding.char_to_token(place)
+        token = encoding.char_to_token(position)
         span = None if token is None else encoding.token_to_chars(token)
-        return span is None or span[0] < place
+        return span is None or span[0] < position
 
     def _check_prompt_ids(self, encoding: Any, tokens: list[int], text: str, first: int) -> None:
         """Raise RenderError unless the ids before an answer are those of the prompt alone, as a server sends it.
@@ -192,17 +192,17 @@ class Renderer:
             start -= 1
         begin = 0 if first - start >= MAX_HEADER_TOKENS or start == 0 else start - 1
         piece = text[encoding.token_to_chars(begin)[0] : encoding.token_to_chars(first)[0]]
-        if self._alone(piece) != tokens[begin:first]:
+        if self._encode_alone(piece) != tokens[begin:first]:
             raise RenderError("border-in-token", "the prompt alone has other tokens than in front of this answer")
 
-    def _alone(self, piece: str) -> list[int]:
+    def _encode_alone(self, piece: str) -> list[int]:
         """Return the tokens of a text by itself, from a cache, since there are few headers."""
-        alone = self._headers_alone.get(piece)
-        if alone is None:
-            alone = self._tokenizer.encode(piece, add_special_tokens=False).ids
+        tokens = self._headers_alone.get(piece)
+        if tokens is None:
+            tokens = self._tokenizer.encode(piece, add_special_tokens=False).ids
             if len(self._headers_alone) < MAX_HEADERS:
-                self._headers_alone[piece] = alone
-        return alone
+                self._headers_alone[piece] = tokens
+        return tokens
 
     def _finished(self, tokens: list[int], mask: bytearray) -> Rendered:
         if mask:
@@ -247,12 +247,12 @@ class SpokenTemplate:
             return self._views[plain[0]], plain[1]
         skeleton = make_skeleton(messages, tools)
         key = repr((skeleton.messages, skeleton.tools)) if plain is None else plain[0]
-        found = self._views.get(key)
-        if found is None:
-            found = self._finder.find(skeleton)
+        views = self._views.get(key)
+        if views is None:
+            views = self._finder.find(skeleton)
             if len(self._views) < MAX_SHAPES:
-                self._views[key] = found
-        return found, skeleton.parts
+                self._views[key] = views
+        return views, skeleton.parts
 
 
 def _real_text(
@@ -274,8 +274,7 @@ def _real_text(
             text = text.rstrip("\n") + view.tail
         return prompt, text, _matched(view.rendered, text, parts)
     match = _matched(view.prompt, prompt, parts)
-    new = _matched(view.rendered, text, parts)
-    return prompt, prompt + new.fill(view.tail, parts), match
+    return prompt, prompt + _matched(view.rendered, text, parts).fill(view.tail, parts), match
 
 
 def _matched(pattern: Pattern, text: str, parts: Sequence[Part]) -> Match:
@@ -286,12 +285,12 @@ def _matched(pattern: Pattern, text: str, parts: Sequence[Part]) -> Match:
         where = "the end"
         if match.broken >= 0:
             part = parts[match.broken]
-            place = "the tools" if part.message < 0 else f"message {part.message + 1}"
-            where = f"the {part.name} of {place} ({part.value.strip()[:_SHOWN_CHARS]!r})"
+            owner = "the tools" if part.message < 0 else f"message {part.message + 1}"
+            where = f"the {part.name} of {owner} ({part.value.strip()[:_SHOWN_CHARS]!r})"
         raise RenderError("part-not-found", f"the template rewrites {where}")
     return match
 
 
 def token_id(tokenizer: Tokenizer, token: str | None) -> int | None:
-    found: int | None = tokenizer.token_to_id(token) if token else None
-    return found
+    number: int | None = tokenizer.token_to_id(token) if token else None
+    return number

@@ -69,10 +69,10 @@ def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
         return mark_of(len(parts) - 1)
 
     def content(message: int, m: Message) -> str:
-        found = THOUGHT_BEFORE.match(m.content) if m.role == "assistant" and "</think>" in m.content else None
-        if found is None:
+        thought_match = THOUGHT_BEFORE.match(m.content) if m.role == "assistant" and "</think>" in m.content else None
+        if thought_match is None:
             return mark(message, "content", m.content)
-        opening, thought, closing, answer = found.groups()
+        opening, thought, closing, answer = thought_match.groups()
         return opening + mark(message, "reasoning", thought) + closing + mark(message, "content", answer)
 
     def within(message: int, name: str, value: Any) -> Any:
@@ -132,11 +132,11 @@ class Pattern:
         self.numbers: list[int] = []
         self.starts: list[int] = []  # of each literal in `text`
         position = 0
-        for found in MARK.finditer(text):
-            self.literals.append(text[position : found.start()])
+        for mark in MARK.finditer(text):
+            self.literals.append(text[position : mark.start()])
             self.starts.append(position)
-            self.numbers.append(int(found.group(1)))
-            position = found.end()
+            self.numbers.append(int(mark.group(1)))
+            position = mark.end()
         self.literals.append(text[position:])
         self.starts.append(position)
 
@@ -149,8 +149,7 @@ class Pattern:
         for i, number in enumerate(self.numbers):
             following = self.literals[i + 1]
             last = i + 1 == len(self.numbers)
-            value = parts[number].value if number < len(parts) else mark_of(number)
-            for form in _forms(value):
+            for form in _forms(parts[number].value if number < len(parts) else mark_of(number)):
                 end = position + len(form)
                 if not text.startswith(form, position) or not text.startswith(following, end):
                     continue
@@ -184,11 +183,11 @@ class Match:
 
     def fill(self, text: str, parts: Sequence[Part]) -> str:
         """Return another text with its marks replaced by the parts, as they are written here or in the row."""
-        known = dict(zip(self.pattern.numbers, self.forms, strict=True))
+        forms = dict(zip(self.pattern.numbers, self.forms, strict=True))
 
-        def form(found: re.Match[str]) -> str:
-            number = int(found.group(1))
-            return known[number] if number in known else parts[number].value.strip("\n")
+        def form(match: re.Match[str]) -> str:
+            number = int(match.group(1))
+            return forms[number] if number in forms else parts[number].value.strip("\n")
 
         return MARK.sub(form, text)
 

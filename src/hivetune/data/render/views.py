@@ -88,48 +88,48 @@ class ViewFinder:
         """
         trained = [i for i, m in enumerate(skeleton.messages) if m.role == "assistant" and m.weight]
         views: list[View] = []
-        alone = {i: self._view(skeleton, i) for i in trained}
+        view_of = {i: self._view(skeleton, i) for i in trained}
         waiting = list(trained)
         while waiting:
-            view = alone[waiting[-1]]
+            view = view_of[waiting[-1]]
             text = view.prompt.text
-            covered = tuple(a for i in waiting[:-1] for a in alone[i].answers if self._fits(alone[i], text))
+            covered = tuple(a for i in waiting[:-1] for a in view_of[i].answers if self._fits(view_of[i], text))
             views.append(replace(view, answers=(*covered, *view.answers)))
-            done = {answer.message for answer in views[-1].answers}
-            waiting = [i for i in waiting if i not in done]
+            answered = {answer.message for answer in views[-1].answers}
+            waiting = [i for i in waiting if i not in answered]
         for i, message in enumerate(skeleton.messages[: trained[-1]] if trained else ()):
             if message.role == "assistant" and i not in trained:  # it must be written too, except for its thoughts
-                own = {n for n, p in enumerate(skeleton.parts) if p.message == i and p.name != "reasoning"}
-                _raise_missing(skeleton, own - marks_in(self._text(skeleton, skeleton.messages[: i + 1])))
+                own_parts = {n for n, p in enumerate(skeleton.parts) if p.message == i and p.name != "reasoning"}
+                _raise_missing(skeleton, own_parts - marks_in(self._text(skeleton, skeleton.messages[: i + 1])))
         return tuple(reversed(views))
 
     def _fits(self, view: View, text: str) -> bool:
         """Return whether an answer is the same in a longer text as in its own view, and begins with a token."""
         answer = view.answers[-1]
-        own = view.rendered.text[: answer.end] if view.whole else view.prompt.text + view.tail
-        return text.startswith(own) and not (view.cut and self._melts(text, answer.start))
+        own_text = view.rendered.text[: answer.end] if view.whole else view.prompt.text + view.tail
+        return text.startswith(own_text) and not (view.cut and self._melts(text, answer.start))
 
     def _view(self, skeleton: Skeleton, last: int) -> View:
         """Return the view of one answer."""
-        own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
+        own_parts = {n for n, part in enumerate(skeleton.parts) if part.message == last}
         tools = list(skeleton.tools) or None
         chat = self._dialect.chat(skeleton.messages[: last + 1])
         prompt = self._template.apply(chat[:-1], tools, True)
         new = self._template.apply(chat, tools, False)
-        if marks_in(prompt) & own:
+        if marks_in(prompt) & own_parts:
             raise RenderError("mask-disagreement", "the prompt holds the answer")
         if new.startswith(prompt) and not self._inside_thought(skeleton, last, prompt, new):
-            view = self._from_prefix(skeleton, last, prompt, new, own)
+            view = self._from_prefix(skeleton, last, prompt, new, own_parts)
         else:
-            view = self._composed(skeleton, last, prompt, new, own)
-        self._check_parts(skeleton, view, own)
+            view = self._composed(skeleton, last, prompt, new, own_parts)
+        self._check_parts(skeleton, view, own_parts)
         return view
 
-    def _from_prefix(self, skeleton: Skeleton, last: int, prompt: str, new: str, own: set[int]) -> View:
-        end = self._end_in(new, _last_place(new, own, len(prompt)))
+    def _from_prefix(self, skeleton: Skeleton, last: int, prompt: str, new: str, own_parts: set[int]) -> View:
+        end = self._end_in(new, _last_end(new, own_parts, len(prompt)))
         tail = ""
         if end is None:
-            tail = self._next_end(skeleton, last, own)
+            tail = self._next_end(skeleton, last, own_parts)
             end = len(new.rstrip("\n")) if tail else len(new)
             new = new[:end] + tail
             end = len(new)
@@ -144,7 +144,7 @@ class ViewFinder:
         begun = MARK.split(new[len(prompt) :], maxsplit=1)[0]
         return opened is not None and skeleton.messages[last].reasoning is None and f"</{opened.group(1)}>" not in begun
 
-    def _composed(self, skeleton: Skeleton, last: int, prompt: str, new: str, own: set[int]) -> View:
+    def _composed(self, skeleton: Skeleton, last: int, prompt: str, new: str, own_parts: set[int]) -> View:
         """Return the view of an answer that the template does not write after its own prompt."""
         message = skeleton.messages[last]
         if message.reasoning is None and self._dialect.reasoning_key:
@@ -156,7 +156,7 @@ class ViewFinder:
         opened = OPEN_THOUGHT.search(prompt)
         if opened and new.startswith(prompt[: opened.start()]):
             body = re.sub(r"\A<([a-z_:]+)>\s*(</\1>\s*)?", "", new[opened.start() :])
-            mark = next((mark_of(n) for n in own if skeleton.parts[n].name == "reasoning"), "")
+            mark = next((mark_of(n) for n in own_parts if skeleton.parts[n].name == "reasoning"), "")
             tail = f"{mark}\n</{opened.group(1)}>\n\n{body.removeprefix(mark)}"
             return self._behind(skeleton, last, prompt, new, tail, empty_thought=not mark)
         closed = CLOSED_THOUGHT.search(prompt)
@@ -168,7 +168,7 @@ class ViewFinder:
                 f"the prompt of the template has no place for the reasoning of message {last + 1}; train without it: "
                 "the same command with --set data.on_reasoning=leave_out",
             )
-        header, before = MARK.split(prompt)[-1], _literal_before(new, own)
+        header, before = MARK.split(prompt)[-1], _literal_before(new, own_parts)
         if header and before is not None and before[1].startswith(header):
             return self._behind(skeleton, last, prompt, new, new[before[0] + len(header) :])
         raise RenderError("mask-disagreement", "the prompt that the template makes does not lead to this answer")
@@ -184,22 +184,22 @@ class ViewFinder:
         thought: bool = False,
         empty_thought: bool = False,
     ) -> View:
-        own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
-        end = self._end_in(tail, _last_place(tail, own, 0))
-        tail = tail[:end] if end is not None else tail.rstrip("\n") + self._next_end(skeleton, last, own)
+        own_parts = {n for n, part in enumerate(skeleton.parts) if part.message == last}
+        end = self._end_in(tail, _last_end(tail, own_parts, 0))
+        tail = tail[:end] if end is not None else tail.rstrip("\n") + self._next_end(skeleton, last, own_parts)
         answer = AnswerSpan(last, len(prompt), len(prompt) + len(tail))
         return View(last, (answer,), Pattern(prompt), Pattern(rendered), False, tail, thought, empty_thought)
 
     def _end_in(self, text: str, start: int) -> int | None:
         """Return the end of the first end token from `start` on, else of the first control token, or None."""
         for tokens in (self._ends, self._controls):
-            found = [(place, -len(token)) for token in tokens if (place := text.find(token, start)) >= 0]
-            if found:
-                place, negative = min(found)
-                return place - negative
+            ends = [(start_of_end, -len(token)) for token in tokens if (start_of_end := text.find(token, start)) >= 0]
+            if ends:
+                start_of_end, negative = min(ends)
+                return start_of_end - negative
         return None
 
-    def _next_end(self, skeleton: Skeleton, last: int, own: set[int]) -> str:
+    def _next_end(self, skeleton: Skeleton, last: int, own_parts: set[int]) -> str:
         """Return the end token that the template writes only before a next message. Raise end-not-trained."""
         message = skeleton.messages[last]
         if message.tool_calls:
@@ -208,24 +208,24 @@ class ViewFinder:
         else:
             following = Message("user", mark_of(COMING))
         text = self._text(skeleton, (*skeleton.messages[: last + 1], following))
-        between = text[_last_place(text, own, 0) : text.rfind(mark_of(COMING))]
-        found = [(place, -len(t), t) for t in self._ends if (place := between.find(t)) >= 0]
-        if not found:
+        between = text[_last_end(text, own_parts, 0) : text.rfind(mark_of(COMING))]
+        ends = [(position, -len(t), t) for t in self._ends if (position := between.find(t)) >= 0]
+        if not ends:
             raise RenderError("end-not-trained")
-        return min(found)[2]
+        return min(ends)[2]
 
-    def _check_parts(self, skeleton: Skeleton, view: View, own: set[int]) -> None:
+    def _check_parts(self, skeleton: Skeleton, view: View, own_parts: set[int]) -> None:
         """Check that the view has all parts of the answer and of what it answers. Raise not-in-template."""
         answer = view.rendered.text[view.answers[-1].start :] if view.whole else view.tail
-        if any(0 <= answer.find(end) < _last_place(answer, own, 0) for end in self._ends):
+        if any(0 <= answer.find(end) < _last_end(answer, own_parts, 0) for end in self._ends):
             raise RenderError("mask-disagreement", "the template writes an end token in the middle of the answer")
-        missing = own - marks_in(answer)
-        seen = marks_in(view.prompt.text)
+        missing = own_parts - marks_in(answer)
+        in_prompt = marks_in(view.prompt.text)
         for n, part in enumerate(skeleton.parts):
-            told = part.message < view.last and (
+            is_needed = part.message < view.last and (
                 part.message < 0 or skeleton.messages[part.message].role != "assistant"
             )
-            if told and n not in seen:
+            if is_needed and n not in in_prompt:
                 missing.add(n)
         _raise_missing(skeleton, missing)
         calls = skeleton.messages[view.last].tool_calls
@@ -245,31 +245,30 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
     part = skeleton.parts[min(missing)]
     shown = repr(part.value.strip()[:_SHOWN_CHARS])
     if part.message < 0:
-        said = f"the template does not write the tools ({shown})"
+        hint = f"the template does not write the tools ({shown})"
     else:
-        said = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
+        hint = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
     if part.name in _WRITTEN_BY:
         models, setting = _WRITTEN_BY[part.name]
-        said += (
+        hint += (
             f"; take a model whose template has it (--model), such as {models}, or train only the answers in words: "
             f"the same command with --set {setting}=leave_out"
         )
-    raise RenderError("not-in-template", said)
+    raise RenderError("not-in-template", hint)
 
 
-def _last_place(text: str, own: set[int], start: int) -> int:
-    """Return the end of the last mark of `own` in `text`, at least `start`."""
-    places = [found.end() for found in MARK.finditer(text) if int(found.group(1)) in own]
-    return max([start, *places])
+def _last_end(text: str, own_parts: set[int], start: int) -> int:
+    """Return the end of the last mark of `own_parts` in `text`, at least `start`."""
+    return max([start, *[mark.end() for mark in MARK.finditer(text) if int(mark.group(1)) in own_parts]])
 
 
-def _literal_before(text: str, own: set[int]) -> tuple[int, str] | None:
-    """Return start and text of the part between the last foreign mark and the first mark of `own`."""
+def _literal_before(text: str, own_parts: set[int]) -> tuple[int, str] | None:
+    """Return start and text of the part between the last foreign mark and the first mark of `own_parts`."""
     begin = 0
-    for found in MARK.finditer(text):
-        if int(found.group(1)) in own:
-            return begin, text[begin : found.start()]
-        begin = found.end()
+    for mark in MARK.finditer(text):
+        if int(mark.group(1)) in own_parts:
+            return begin, text[begin : mark.start()]
+        begin = mark.end()
     return None
 
 

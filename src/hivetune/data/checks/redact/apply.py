@@ -14,7 +14,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
 Policy = Literal["redact", "reject", "keep"]
-PLACES = {"system": "the system prompt", "user": "the question", "assistant": "the answer", "tool": "a tool's result"}
+TITLES = {"system": "the system prompt", "user": "the question", "assistant": "the answer", "tool": "a tool's result"}
 FIELD_TITLES = {"tool_calls": "a tool call", "name": "the name", "tool_call_id": "the call id"}
 NOT_TEXT = ("role", "weight")
 TEXT_FIELDS = tuple(field.name for field in fields(Message) if field.name not in NOT_TEXT)
@@ -94,52 +94,52 @@ class _Walk:
         self.notes: list[str] = []
 
     def message(self, message: Message, number: int) -> Message:
-        place = PLACES[message.role]
+        title = TITLES[message.role]
         changed: dict[str, Any] = {}
         for name in TEXT_FIELDS:  # so fields that messages get later are covered too
             value = getattr(message, name)
             if not value:
                 continue
-            inside = place if name == "content" else f"{FIELD_TITLES.get(name, f'the {name}')} of {place}"
+            inside = title if name == "content" else f"{FIELD_TITLES.get(name, f'the {name}')} of {title}"
             cleaned = self.value(value, f"{inside} (message {number})")
             if cleaned is not value:
                 changed[name] = cleaned
         return replace(message, **changed) if changed else message
 
-    def value(self, value: Any, place: str, key: str = "") -> Any:
+    def value(self, value: Any, title: str, key: str = "") -> Any:
         """Return `value` redacted. `key` is the name before it, which may say what it is: {"password": "x"}."""
         if isinstance(value, str):
-            return self._text(value, place, key)
+            return self._text(value, title, key)
         if isinstance(value, Mapping):
-            return self._mapping(value, place)
+            return self._mapping(value, title)
         if isinstance(value, list | tuple):
-            items = [self.value(item, place, key) for item in value]
+            items = [self.value(item, title, key) for item in value]
             if all(a is b for a, b in zip(items, value, strict=True)):
                 return value
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, int) and not isinstance(value, bool):
             shown = str(value) if abs(value) < 10**40 else ""  # nothing personal has more digits
-            cleaned = self._text(shown, place, key)
+            cleaned = self._text(shown, title, key)
             return value if cleaned == shown else cleaned
         return value
 
-    def _mapping(self, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    def _mapping(self, value: Mapping[str, Any], title: str) -> Mapping[str, Any]:
         items: dict[str, Any] = {}
         same = True
         for key, item in value.items():
-            name = clean = self._text(key, place, "")
+            name = clean = self._text(key, title, "")
             number = 1
             while name in items:  # two keys that become the same placeholder stay two keys
                 number += 1
                 name = f"{clean} {number}"
-            items[name] = self.value(item, place, key)
+            items[name] = self.value(item, title, key)
             same = same and name == key and items[name] is item
         return value if same else items
 
-    def _text(self, text: str, place: str, key: str) -> str:
+    def _text(self, text: str, title: str, key: str) -> str:
         front = f"{key}: " if key and not ROW_NAMES.search(key.lower()) else ""
         finds = [find for find in self._rules.find(front + text) if find.start >= len(front)]
         if not finds:
             return text
-        self.notes += [f"{find.rule.title} in {place}" for find in finds]
+        self.notes += [f"{find.rule.title} in {title}" for find in finds]
         return replace_finds(front + text, finds)[len(front) :]

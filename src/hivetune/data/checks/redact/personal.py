@@ -152,15 +152,15 @@ def _rules_from(path: Path) -> Iterator[Rule]:
         yield Rule(rule["id"], rule["description"], shown, pattern, gate="number", holds=check)
     for rule in document["rules"]:
         number = rf"{NO_WORD_BEFORE}({rule['regex']}){NO_WORD_BEHIND}(?!-|[.,]\d)"
-        shown, words = f"[{rule['id'].upper()}]", "|".join(rule["keywords"])
-        yield named_rule(rule["id"], rule["description"], shown, words, number, _has_digits)
+        shown, keywords = f"[{rule['id'].upper()}]", "|".join(rule["keywords"])
+        yield named_rule(rule["id"], rule["description"], shown, keywords, number, _has_digits)
 
 
-def named_rule(name: str, title: str, placeholder: str, words: str, pattern: str, holds: Check | None) -> Rule:
-    """Return a rule for `pattern` behind one of `words` (lower case, separated by "|"), at most 28 characters apart."""
+def named_rule(name: str, title: str, placeholder: str, keywords: str, pattern: str, holds: Check | None) -> Rule:
+    """Return a rule for `pattern` behind one of `keywords` (lower case, separated by "|"), at most 28 chars apart."""
     # The lookahead for a digit is cheap and fails for most words that could name a number.
     behind = re.compile(rf"(?=[^\d\n]{{0,34}}+\d)[^\d\n]{{0,28}}?{pattern}")
-    return Rule(name, title, placeholder, behind, tuple(words.split("|")), "digits", "behind-word", 1, True, holds)
+    return Rule(name, title, placeholder, behind, tuple(keywords.split("|")), "digits", "behind-word", 1, True, holds)
 
 
 CARD = r"(?:\d{4}(?:[ -]\d{4}){2}[ -]\d{1,7}|\d{4}[ -]\d{6}[ -]\d{4,5}|\d{13,19})(?![\w-]|[ ]\d{4}|\.\d)"
@@ -393,8 +393,7 @@ MAIL_PROVIDERS = re.compile(
 def _is_spoken_email(text: str, start: int, end: int) -> bool:
     """Return whether the name has two parts or the provider is well known: "look at the dot com" is no address."""
     value = text[start:end].lower()
-    name = value.partition(" at ")[0]
-    return " dot " in name or MAIL_PROVIDERS.search(value) is not None
+    return " dot " in value.partition(" at ")[0] or MAIL_PROVIDERS.search(value) is not None
 
 
 CONTACT_RULES: tuple[Rule, ...] = (

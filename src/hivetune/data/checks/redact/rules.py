@@ -83,11 +83,11 @@ class _Marker(NamedTuple):
     rules: tuple[int, ...]
 
     def is_in(self, word: str, lower: str) -> bool:
-        place = (lower if self.folded else word).find(self.text)
-        if place < 0 or not self.alone:
-            return place >= 0
-        places = _places_of(self.text, lower if self.folded else word)
-        return any(_is_word(lower, start, end) for start, end in places)
+        first = (lower if self.folded else word).find(self.text)
+        if first < 0 or not self.alone:
+            return first >= 0
+        spans = _spans_of(self.text, lower if self.folded else word)
+        return any(_is_word(lower, start, end) for start, end in spans)
 
 
 class RuleSet:
@@ -96,28 +96,28 @@ class RuleSet:
     def __init__(self, rules: Sequence[Rule]):
         self.rules = tuple(rules)
         self._unmarked = [(rule.gate, i) for i, rule in enumerate(rules) if not rule.markers]
-        self._markers = _markers_of(rules, in_long_words=False)
-        self._markers_in_long_words = _markers_of(rules, in_long_words=True)
+        self._markers = _markers_of(rules, for_long_words=False)
+        self._markers_in_long_words = _markers_of(rules, for_long_words=True)
         self._quiet: set[str] = set()  # words without traits
         self._telling: dict[str, Traits] = {}  # others, with each digit as 0, since numbers hardly come again
 
     def find(self, text: str) -> list[Find]:
         """Return the finds in order, without overlaps."""
         finds: list[Find] = []
-        wanted = self._wanted(text)
-        lower = fold(text) if wanted else ""
-        for i in wanted:
+        rules = self._rules_for(text)
+        lower = fold(text) if rules else ""
+        for i in rules:
             rule = self.rules[i]
             for start, end in _matches(rule, lower if rule.folded else text):
                 if start == end or (rule.holds is not None and not rule.holds(text, start, end)):
                     continue
-                place = bisect_left(finds, start, key=lambda find: find.start)
-                overlaps = (place and finds[place - 1].end > start) or (place < len(finds) and finds[place].start < end)
+                index = bisect_left(finds, start, key=lambda find: find.start)
+                overlaps = (index and finds[index - 1].end > start) or (index < len(finds) and finds[index].start < end)
                 if not overlaps:
-                    finds.insert(place, Find(start, end, rule))
+                    finds.insert(index, Find(start, end, rule))
         return finds
 
-    def _wanted(self, text: str) -> list[int]:
+    def _rules_for(self, text: str) -> list[int]:
         """Return the numbers of the rules that may match, in order."""
         words = set(text.split())
         words -= self._quiet
@@ -126,13 +126,13 @@ class RuleSet:
             traits.update(*self._traits_of({word.translate(ALL_ZEROS) for word in words}))
         if "digits" in traits and NUMBER.search(text):
             traits.add("number")
-        wanted = [one for one in traits if isinstance(one, int) and self.rules[one].gate in traits]
-        wanted += [i for gate, i in self._unmarked if gate in traits]
-        return sorted(wanted)
+        rules = [trait for trait in traits if isinstance(trait, int) and self.rules[trait].gate in traits]
+        rules += [i for gate, i in self._unmarked if gate in traits]
+        return sorted(rules)
 
     def _traits_of(self, words: Collection[str]) -> list[Traits]:
         """Return the traits of words, from memory or looked at now."""
-        traits = [known for word in words if (known := self._telling.get(word)) is not None]
+        traits = [remembered for word in words if (remembered := self._telling.get(word)) is not None]
         if len(traits) == len(words):
             return traits
         new = [word for word in words if word not in self._telling]
@@ -146,22 +146,22 @@ class RuleSet:
         for word in new:
             padded = f" {word} "
             lower = padded.lower()
-            found = _gates_of(word)
-            for marker in (*near, *near_long) if "long-word" in found else near:
+            traits_of_word = _gates_of(word)
+            for marker in (*near, *near_long) if "long-word" in traits_of_word else near:
                 if marker.is_in(padded, lower):
-                    found.update(marker.rules)
-            traits.append(frozenset(found))
-            if len(word) <= MAX_WORD_CHARS and found:
+                    traits_of_word.update(marker.rules)
+            traits.append(frozenset(traits_of_word))
+            if len(word) <= MAX_WORD_CHARS and traits_of_word:
                 self._telling[word] = traits[-1]
             elif len(word) <= MAX_WORD_CHARS:
                 self._quiet.add(word)
         return traits
 
 
-def _markers_of(rules: Sequence[Rule], *, in_long_words: bool) -> list[_Marker]:
+def _markers_of(rules: Sequence[Rule], *, for_long_words: bool) -> list[_Marker]:
     table: dict[tuple[str, bool, bool], list[int]] = {}
     for i, rule in enumerate(rules):
-        for marker in rule.markers if (rule.gate == "long-word") == in_long_words else ():
+        for marker in rule.markers if (rule.gate == "long-word") == for_long_words else ():
             part = max(re.findall(r"\s?\S+\s?", marker), key=len).translate(ALL_ZEROS)
             key = part, rule.folded, rule.tried == "behind-word" and part == marker
             table.setdefault(key, []).append(i)
@@ -199,37 +199,37 @@ def _matches(rule: Rule, text: str) -> Iterator[tuple[int, int]]:
     if rule.tried == "anywhere":
         yield from (match.span(rule.group) for match in rule.pattern.finditer(text))
         return
-    for place, end in chain.from_iterable(_places_of(marker, text) for marker in rule.markers):
-        if rule.tried == "behind-word" and not _is_word(text, place, end):
+    for start, end in chain.from_iterable(_spans_of(marker, text) for marker in rule.markers):
+        if rule.tried == "behind-word" and not _is_word(text, start, end):
             continue
-        match = rule.pattern.match(text, place if rule.tried == "at-marker" else end)
+        match = rule.pattern.match(text, start if rule.tried == "at-marker" else end)
         if match:
             yield match.span(rule.group)
-        elif rule.tried == "at-marker" and (span := _over_two_lines(rule, text, place)):
+        elif rule.tried == "at-marker" and (span := _over_two_lines(rule, text, start)):
             yield span
 
 
-def _places_of(marker: str, text: str) -> Iterator[tuple[int, int]]:
+def _spans_of(marker: str, text: str) -> Iterator[tuple[int, int]]:
     end = 0
-    while (place := text.find(marker, end)) >= 0:
-        end = place + len(marker)
-        yield place, end
+    while (start := text.find(marker, end)) >= 0:
+        end = start + len(marker)
+        yield start, end
 
 
 LINE_BREAK = re.compile(r"\\?\r?\n[ \t]{0,40}")
 MAX_BROKEN, MIN_PIECE = 300, 8  # characters: of a secret that is looked for over two lines, of its part on each line
 
 
-def _over_two_lines(rule: Rule, text: str, place: int) -> tuple[int, int] | None:
-    """Return the span of a secret that begins at `place` and goes on in the next line, or None."""
-    line_break = LINE_BREAK.search(text, place, place + MAX_BROKEN)
-    if line_break is None or line_break.start() < place + MIN_PIECE:
+def _over_two_lines(rule: Rule, text: str, start: int) -> tuple[int, int] | None:
+    """Return the span of a secret that begins at `start` and goes on in the next line, or None."""
+    line_break = LINE_BREAK.search(text, start, start + MAX_BROKEN)
+    if line_break is None or line_break.start() < start + MIN_PIECE:
         return None
-    front = text[max(0, place - 1) : line_break.start()]
-    match = rule.pattern.match(front + text[line_break.end() : place + MAX_BROKEN], min(place, 1))
+    front = text[max(0, start - 1) : line_break.start()]
+    match = rule.pattern.match(front + text[line_break.end() : start + MAX_BROKEN], min(start, 1))
     if match is None or match.end() < len(front) + MIN_PIECE:
         return None
-    return place, line_break.end() + match.end() - len(front)
+    return start, line_break.end() + match.end() - len(front)
 
 
 def _is_word(text: str, start: int, end: int) -> bool:

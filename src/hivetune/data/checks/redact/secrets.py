@@ -124,12 +124,12 @@ _CHECKS: Mapping[str, Check] = {
 }
 
 
-def _behind(words: Sequence[str], chars: int, check: Check | None) -> Check:
-    """Return a check that one of `words` stands in the characters before and that `check` holds."""
+def _behind(keywords: Sequence[str], chars: int, check: Check | None) -> Check:
+    """Return a check that one of `keywords` stands in the characters before and that `check` holds."""
 
     def holds(text: str, start: int, end: int) -> bool:
         front = text[max(0, start - chars) : start].lower()
-        return any(word in front for word in words) and (check is None or check(text, start, end))
+        return any(word in front for word in keywords) and (check is None or check(text, start, end))
 
     return holds
 
@@ -195,12 +195,11 @@ def _rules_from(path: Path) -> Iterator[Rule]:
     """Yield the rules of rules.toml, which has the keys of gitleaks' rules."""
     for rule in tomllib.loads(path.read_text(encoding="utf-8"))["rules"]:
         group = rule.get("secretGroup", 0)
-        pattern = re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII)
         yield Rule(
             name=rule["id"],
             title=rule["description"],
             placeholder=f"[SECRET:{rule['id']}]",
-            pattern=pattern,
+            pattern=re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII),
             markers=tuple(rule["keywords"]),
             gate="long-word",
             tried="anywhere" if group else "at-marker",

@@ -89,8 +89,8 @@ def _is_scrambled(value: str) -> bool:
     steps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
     if steps < 3:
         return False
-    no_words = sum(VOWEL.search(part) is None for part in CAPITAL.split(value))
-    return len(value) / steps < 3.5 or no_words >= 3
+    without_vowel = sum(VOWEL.search(part) is None for part in CAPITAL.split(value))
+    return len(value) / steps < 3.5 or without_vowel >= 3
 
 
 def looks_chosen(value: str) -> bool:

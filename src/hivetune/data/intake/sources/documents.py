@@ -30,17 +30,17 @@ class DocumentReader:
         self.notes: list[str] = []
         self.waiting: list[str] = []
         self._path = path if path == "-" else os.path.realpath(path)
-        self._held = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         self._database: sqlite3.Connection | None = None
         self._state: tuple[int, int] | None = None
         self._rows: Iterator[RawRow] = iter(())
-        self._digest, self._taken = "", 0
+        self._digest, self._num_taken = "", 0
         self._stored: str | None = None
         self._next: tuple[int, str] | None = None
 
     def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
         self._database = database
-        self._spill = self._held.enter_context(scratch_folder())
+        self._spill = self._resources.enter_context(scratch_folder())
         self._start(database)
 
     def read(self) -> Batch | None:
@@ -61,19 +61,19 @@ class DocumentReader:
                 deliveries.append(Delivery(self._path, raw.source, key, parse_row(raw.payload)))
             except RowRefused as refused:
                 refusals.append(refused_delivery(self._path, raw.source, key, refused, raw.payload))
-        taken = self._taken + len(rows)
-        text = f"{self._digest} {taken}"
-        self._next = taken, text
+        num_taken = self._num_taken + len(rows)
+        text = f"{self._digest} {num_taken}"
+        self._next = num_taken, text
         return Batch(self._path, deliveries, refusals, Cursor(self._key, self._stored, text))
 
     def confirm(self) -> None:
         if self._next:
-            self._taken, self._stored = self._next
+            self._num_taken, self._stored = self._next
             self._next = None
 
     def close(self) -> None:
         self._rows = iter(())
-        self._held.close()
+        self._resources.close()
 
     @property
     def _key(self) -> str:
@@ -85,10 +85,9 @@ class DocumentReader:
         inputs = place_rows(plan_inputs(self._path, self._spill), NO_COLUMNS)
         self._digest = inputs.digest
         self._stored = read_cursor(database, self._key)
-        digest, _, taken = (self._stored or " 0").partition(" ")
-        self._taken = int(taken) if digest == inputs.digest else 0
-        every_row = (row for chunk in inputs.chunks for row in read_rows(chunk))
-        self._rows = islice(every_row, self._taken, None)
+        digest, _, num_taken = (self._stored or " 0").partition(" ")
+        self._num_taken = int(num_taken) if digest == inputs.digest else 0
+        self._rows = islice((row for chunk in inputs.chunks for row in read_rows(chunk)), self._num_taken, None)
 
 
 def _state(path: str) -> tuple[int, int] | None:

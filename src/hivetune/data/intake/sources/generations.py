@@ -81,12 +81,12 @@ class Generations:
 
     def files(self) -> _Files:
         """Return the logs of the pattern now: a file, the JSON Lines files of a folder, or the matches of a glob."""
-        found: _Files = {}
+        files: _Files = {}
         for path in self._paths():
             status = _stat(path)
             if status and os.path.isfile(path) and not path.endswith(DOCUMENTS):
-                found[path] = status
-        return found
+                files[path] = status
+        return files
 
     def documents(self) -> list[str]:
         """Return the files of the pattern that are no logs: CSV, Parquet, JSON."""
@@ -100,12 +100,12 @@ class Generations:
             paths = [self.pattern]
         else:
             paths = glob.glob(self.pattern, recursive=True)
-        found = sorted({os.path.realpath(path) for path in paths})
-        for path in found:
+        real_paths = sorted({os.path.realpath(path) for path in paths})
+        for path in real_paths:
             note = f"{path!a} is not read: its name is not UTF-8; rename it"
             if not is_storable(path) and note not in self._notes:
                 self._notes.append(note)
-        return list(filter(is_storable, found))
+        return list(filter(is_storable, real_paths))
 
     def look(self) -> list[tuple[Track, bool]]:
         """Match files with generations, and return (track, whether only its cursor is to be written).
@@ -116,7 +116,7 @@ class Generations:
         until = time.monotonic() + STABLE_WITHIN_S
         while True:
             try:
-                gone = self._match()
+                given_up = self._match()
                 break
             except Moved:
                 if time.monotonic() > until:
@@ -130,7 +130,7 @@ class Generations:
         # rotated, its cursor still leads to it.
         return [
             *((track, True) for track in due if track.stored is None),
-            *((track, True) for track in gone),
+            *((track, True) for track in given_up),
             *((track, False) for track in due),
         ]
 
@@ -142,16 +142,16 @@ class Generations:
             return []
         files, siblings = self._survey()
         unknown = self._unknown(files)
-        found = self._match_siblings(siblings)
+        new_tracks = self._match_siblings(siblings)
         for path, status in unknown.items():
             if not self._goes_on(path, status, rotated=False):
-                found.append(self._new(path, status, os.path.basename(path), found))
-        gone = [track for track in self._mine() if track.status is None]
-        for track in gone:
+                new_tracks.append(self._new(path, status, os.path.basename(path), new_tracks))
+        given_up = [track for track in self._mine() if track.status is None]
+        for track in given_up:
             self._give_up(track)
-        self._tracks += found
+        self._tracks += new_tracks
         self._scanned_at = time.monotonic()
-        return gone
+        return given_up
 
     def _mine(self) -> list[Track]:
         return [track for track in self._tracks if track.position.pattern == self.pattern and not track.position.closed]
@@ -160,7 +160,7 @@ class Generations:
         """Find the tracks among the files of the pattern, and return the other files."""
         for track in self._tracks:
             track.status = None
-        return {path: status for path, status in files.items() if not self._known(path, status, rotated=False)}
+        return {path: status for path, status in files.items() if not self._is_known(path, status, rotated=False)}
 
     def _survey(self) -> tuple[_Files, _Files]:
         """Return the files of the pattern, and the other files in the folders of the logs, each inode once.
@@ -175,10 +175,10 @@ class Generations:
         once: dict[Identity, str] = {}
         for path, status in sorted(second.items(), key=lambda item: (item[0] not in named, item[0])):
             once.setdefault(inode_of(status), path)
-        kept = {path: second[path] for path in once.values()}
+        files = {path: second[path] for path in once.values()}
         return (
-            {path: status for path, status in kept.items() if path in named},
-            {path: status for path, status in kept.items() if path not in named},
+            {path: status for path, status in files.items() if path in named},
+            {path: status for path, status in files.items() if path not in named},
         )
 
     def _read_folders(self) -> tuple[_Files, frozenset[str]]:
@@ -205,25 +205,25 @@ class Generations:
         Rotated files that are not older than the log when it was first seen came and went between looks: new ones.
         """
         logs = self._logs()
-        found: list[Track] = []
+        new_tracks: list[Track] = []
         by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
-        strangers = [(path, status) for path, status in by_age if not self._known(path, status, rotated=True)]
+        strangers = [(path, status) for path, status in by_age if not self._is_known(path, status, rotated=True)]
         for path, status in reversed(strangers):
             folder, name = os.path.split(path)
             bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
             if not bases or self._goes_on(path, status, rotated=True):
                 continue
             if status.st_mtime_ns >= logs[folder, bases[0]] and not self._is_copy(path, status, bases[0]):
-                missed = self._new(path, status, bases[0], found)
+                missed = self._new(path, status, bases[0], new_tracks)
                 missed.rotated = True
-                found.append(missed)
-        return found
+                new_tracks.append(missed)
+        return new_tracks
 
     def _is_copy(self, path: str, status: os.stat_result, base: str) -> bool:
-        there = (track.position for track in self._tracks if track.status)
-        return any(may_be_copy(path, inode_of(status), position) for position in there if position.base == base)
+        positions = (track.position for track in self._tracks if track.status)
+        return any(may_be_copy(path, inode_of(status), position) for position in positions if position.base == base)
 
-    def _known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
+    def _is_known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
         """Return whether a generation has this inode and still the bytes that were read."""
         for track in self._tracks:
             position = track.position
@@ -246,9 +246,9 @@ class Generations:
             position = track.position
             if track.status or not position.offset:
                 continue
-            there = _stat(position.path)
-            left = not there or inode_of(there) != position.identity or path == position.path
-            if (left or not holds(position.path, position.identity, position)) and holds(
+            status_now = _stat(position.path)
+            is_replaced = not status_now or inode_of(status_now) != position.identity or path == position.path
+            if (is_replaced or not holds(position.path, position.identity, position)) and holds(
                 path, inode_of(status), position
             ):
                 self._place(track, path, status, rotated=rotated or path != position.origin)
@@ -265,8 +265,8 @@ class Generations:
     def _new(self, path: str, status: os.stat_result, base: str, others: list[Track]) -> Track:
         """Return a new track; `others` are further new tracks."""
         tracks = (*self._tracks, *others)
-        known = [track.position.generation for track in tracks if track.position.origin == path]
-        generation = 1 + max(known, default=0)
+        generations = [track.position.generation for track in tracks if track.position.origin == path]
+        generation = 1 + max(generations, default=0)
         position = Position(
             path, generation, self.pattern, path, base, status.st_mtime_ns, status.st_dev, status.st_ino
         )

@@ -81,9 +81,9 @@ class JsonlReader:
         self._follow = follow
         self._generations.load(database)
         if not follow and not self.has_files():
-            what = "is not JSON Lines, or a folder of it" if os.path.exists(self.name) else "does not exist"
+            fault = "is not JSON Lines, or a folder of it" if os.path.exists(self.name) else "does not exist"
             raise UsageError(
-                f"{spelled(self.name)} {what}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
+                f"{spelled(self.name)} {fault}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
             )
 
     def read(self) -> Batch | None:

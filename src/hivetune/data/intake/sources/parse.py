@@ -108,16 +108,16 @@ def _streams(options: dict[str, str], shown: str) -> list[str]:
     return [f"{options['prefix']}:{{{partition}}}:events" for partition in range(int(count))]
 
 
-def _options(query: str, known: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
+def _options(query: str, names: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
     """Return our own query parameters. Others belong to the client, unless they look like a typing error."""
     shown = source.partition("?")[0].rpartition("@")[2]
     options: dict[str, str] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
-        near = difflib.get_close_matches(name, known, 1)
-        if name in known:
+        near = difflib.get_close_matches(name, names, 1)
+        if name in names:
             options[name] = value
         elif strict or near:
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
             raise UsageError(f"{shown}: unknown option {name}", hint=hint)
     return options
 

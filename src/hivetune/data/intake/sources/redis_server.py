@@ -37,20 +37,19 @@ def load_redis() -> Any:
     return redis
 
 
-def parse_server(url: str, own: Mapping[str, Any]) -> Server:
+def parse_server(url: str, keys: Mapping[str, Any]) -> Server:
     """Return the server of a URL, without our own query parameters. Raise UsageError."""
     parts = urllib.parse.urlsplit(url)
     cluster = parts.scheme.endswith("+cluster")
     scheme = parts.scheme.removesuffix("+cluster")
-    query = [pair for pair in urllib.parse.parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in own]
+    query = [pair for pair in urllib.parse.parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in keys]
     credentials, at, hosts = parts.netloc.rpartition("@")
     names = tuple(hosts.split(","))
     if len(names) > 1 and not cluster:
         raise UsageError(f"{parts.scheme}:// takes one host", hint="several nodes: redis+cluster://HOST:PORT,HOST:PORT")
     text = urllib.parse.urlencode(query)
     url = urllib.parse.urlunsplit((scheme, credentials + at + names[0], parts.path, text, ""))
-    shown = urllib.parse.urlunsplit((parts.scheme, hosts, parts.path, "", ""))
-    return Server(url, shown, cluster, names)
+    return Server(url, urllib.parse.urlunsplit((parts.scheme, hosts, parts.path, "", "")), cluster, names)
 
 
 def connect(server: Server) -> Any:
@@ -82,8 +81,7 @@ def known_hosts(client: Any) -> tuple[str, ...]:
 
 def is_passing(error: BaseException) -> bool:
     """Return whether the same command may work a moment later."""
-    redis = load_redis()
-    wrong = redis.exceptions
+    wrong = load_redis().exceptions
     if isinstance(error, wrong.AuthenticationError | wrong.AuthorizationError | wrong.NoPermissionError):
         return False
     if isinstance(error, wrong.ResponseError) and str(error).startswith(PASSING):

@@ -193,34 +193,33 @@ class RedisReader:
                 continue  # Redis 6.2 does not return the id of a deleted entry
             if not isinstance(entry, bytes) or not ENTRY_ID.fullmatch(entry):
                 raise MachineNotFit(f"{self._server.shown} answers {entry!r} where a stream id should be")
-            place = f"{self._stream}:{entry.decode()}"
-            key = f"redis:{place}"
+            source = f"{self._stream}:{entry.decode()}"
+            key = f"redis:{source}"
             self._unacknowledged.append(entry)
             try:
                 rows = [rename(row, self._map) for row in entry_rows(fields, self._field)] if fields else []
             except RowRefused as refused:
-                refusals.append(refused_delivery(self._stream, place, key, refused, repr(fields).encode()))
+                refusals.append(refused_delivery(self._stream, source, key, refused, repr(fields).encode()))
                 continue
             moment = int(entry.partition(b"-")[0]) / 1000
-            deliveries += [Delivery(self._stream, place, key, row, time=moment) for row in rows]
-            if not rows and not self._is_stored(place):
-                refusals.append(Refusal(self._stream, place, key, DELETED, DELETED_HINT, b""))
+            deliveries += [Delivery(self._stream, source, key, row, time=moment) for row in rows]
+            if not rows and not self._is_stored(source):
+                refusals.append(Refusal(self._stream, source, key, DELETED, DELETED_HINT, b""))
         if not self._unacknowledged:
             return None
         return Batch(self.name, deliveries, refusals)
 
-    def _is_stored(self, place: str) -> bool:
+    def _is_stored(self, source: str) -> bool:
         """Return whether a deleted entry was stored before a crash prevented its acknowledgement."""
         if self._database is None:
             raise ValueError("read before open")
         query = "SELECT 1 FROM interactions WHERE source = ? LIMIT 1"
-        return self._database.execute(query, (place,)).fetchone() is not None
+        return self._database.execute(query, (source,)).fetchone() is not None
 
     def _check_stream(self) -> None:
         """Note settings of the server that may lose entries: no persistence, an expiry, trimming."""
         self._checked_at = time.monotonic()
-        persistence = info(self._client, self._server, self._stream, "persistence")
-        if not persistence.get("aof_enabled"):
+        if not info(self._client, self._server, self._stream, "persistence").get("aof_enabled"):
             self._note("appendonly is off: a server crash loses entries that were not collected yet")
         if self._client.ttl(self._stream) >= 0:
             self._note("the stream expires (TTL): entries that are not collected by then are lost")

@@ -106,8 +106,8 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
 def damage() -> tuple[type[Exception], ...]:
     """Return the exceptions of a file with damaged compression."""
     zstandard = sys.modules.get("zstandard")
-    known: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    return (*known, zstandard.ZstdError) if zstandard else known
+    exceptions: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    return (*exceptions, zstandard.ZstdError) if zstandard else exceptions
 
 
 def sample_hash(data: bytes) -> str:
@@ -162,8 +162,8 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
     """
     unreadable: tuple[type[Exception], ...] = (OSError, *damage())
     try:
-        with open_unpacked(path, identity) as left, open_unpacked(of.path, of.identity) as right:
-            heads = read_exactly(left, SAMPLE_BYTES), read_exactly(right, SAMPLE_BYTES)
+        with open_unpacked(path, identity) as file, open_unpacked(of.path, of.identity) as other_file:
+            heads = read_exactly(file, SAMPLE_BYTES), read_exactly(other_file, SAMPLE_BYTES)
             size = min(map(len, heads))
             if heads[0] and not heads[1]:
                 return False  # a new, empty log has no copies
@@ -171,8 +171,8 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
                 return False
             if size < SAMPLE_BYTES or is_packed(path) or is_packed(of.path):
                 return True
-            end = min(os.fstat(left.fileno()).st_size, os.fstat(right.fileno()).st_size) - SAMPLE_BYTES
-            return read_exactly_at(left, end) == read_exactly_at(right, end)
+            end = min(os.fstat(file.fileno()).st_size, os.fstat(other_file.fileno()).st_size) - SAMPLE_BYTES
+            return read_exactly_at(file, end) == read_exactly_at(other_file, end)
     except unreadable:
         return True  # it is still written; the next look decides
 

@@ -24,7 +24,7 @@ OWN_COLUMNS = {"id", "content_id", "source", "row"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Cursor:
     """The position in a table: the value of the cursor column, and fingerprints of all rows with it."""
 
     value: int | float | str | None = None
@@ -43,16 +43,16 @@ class SqliteReader:
         self.notes: list[str] = []
         self.waiting: list[str] = []
         self._path = os.path.realpath(os.path.expanduser(path))
-        self._own = table is None
+        self._is_own_database = table is None
         self._table = table or OWN_TABLE
-        self.name = self._path if self._own else f"{self._path}#{self._table}"
+        self.name = self._path if self._is_own_database else f"{self._path}#{self._table}"
         self._map = dict(column_map)
         self._column = cursor
         self._has_rowid = True
         self._connection: sqlite3.Connection | None = None
-        self._place = _Place()
+        self._cursor = _Cursor()
         self._stored: str | None = None
-        self._next: tuple[_Place, str] | None = None
+        self._next: tuple[_Cursor, str] | None = None
         self._passing = False
 
     @property
@@ -65,8 +65,8 @@ class SqliteReader:
             self._check_table()
         self._stored = read_cursor(database, self._key)
         if self._stored is not None:
-            place = json.loads(self._stored)
-            self._place = _Place(place["value"], tuple(place["ties"]))
+            cursor = json.loads(self._stored)
+            self._cursor = _Cursor(cursor["value"], tuple(cursor["ties"]))
 
     def read(self) -> Batch | None:
         with self._explained():
@@ -82,20 +82,20 @@ class SqliteReader:
             try:
                 deliveries += self._deliveries(cells)
             except RowRefused as refused:
-                place = self._name_of(cells)
+                source = self._name_of(cells)
                 refusals.append(
-                    refused_delivery(self.name, place, place, refused, repr(cells).encode("utf-8", "replace"))
+                    refused_delivery(self.name, source, source, refused, repr(cells).encode("utf-8", "replace"))
                 )
         value = page[-1]["#cursor"]
         ties = tuple(_fingerprint(cells) for cells in page if cells["#cursor"] == value)
-        kept = self._place.ties if value == self._place.value else ()
-        text = json.dumps({"value": value, "ties": [*kept, *ties]})
-        self._next = _Place(value, (*kept, *ties)), text
+        earlier_ties = self._cursor.ties if value == self._cursor.value else ()
+        text = json.dumps({"value": value, "ties": [*earlier_ties, *ties]})
+        self._next = _Cursor(value, (*earlier_ties, *ties)), text
         return Batch(self.name, deliveries, refusals, Cursor(self._key, self._stored, text))
 
     def confirm(self) -> None:
         if self._next:
-            self._place, self._stored = self._next
+            self._cursor, self._stored = self._next
             self._next = None
 
     def close(self) -> None:
@@ -118,18 +118,18 @@ class SqliteReader:
         """Raise UsageError that names what is missing and what is there."""
         names = [row["name"] for row in self._query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         if self._table not in names:
-            there = ", ".join(sorted(names)) or "none"
-            raise UsageError(f"{spelled(self._path)} has no table {self._table}", hint=f"its tables: {there}")
+            tables = ", ".join(sorted(names)) or "none"
+            raise UsageError(f"{spelled(self._path)} has no table {self._table}", hint=f"its tables: {tables}")
         columns = [row["name"] for row in self._query("SELECT name FROM pragma_table_info(?)", self._table)]
-        if self._own and not set(columns) >= OWN_COLUMNS:
+        if self._is_own_database and not set(columns) >= OWN_COLUMNS:
             raise UsageError(
                 f"{spelled(self._path)} is no Hivetune store", hint=f"name a table: sqlite:{self._path}?table=..."
             )
-        for wanted in (*self._map.values(), *([self._column] if self._column else [])):
-            if wanted not in columns:
-                near = difflib.get_close_matches(wanted, columns, 1)
+        for column in (*self._map.values(), *([self._column] if self._column else [])):
+            if column not in columns:
+                near = difflib.get_close_matches(column, columns, 1)
                 hint = f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}"
-                raise UsageError(f"{self._table} has no column {wanted}", hint=hint)
+                raise UsageError(f"{self._table} has no column {column}", hint=hint)
         self._has_rowid = self._find_rowid()
         if self._column is None and not self._has_rowid:
             raise UsageError(
@@ -144,8 +144,7 @@ class SqliteReader:
 
     def _find_rowid(self) -> bool:
         """Return whether the table has a rowid; views and tables WITHOUT ROWID have none."""
-        kind = self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"]
-        if kind != "table":
+        if self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"] != "table":
             return False
         try:
             self._query(f"SELECT rowid FROM {_quote(self._table)} LIMIT 1")
@@ -158,19 +157,19 @@ class SqliteReader:
 
         Unchanged rows have the same ids, so nothing is stored twice.
         """
-        if self._column is None and self._place.ties:
-            rows = self._select("= ?", 1, self._place.value)
-            if tuple(map(_fingerprint, rows)) != self._place.ties:
-                self._place = _Place()
+        if self._column is not None or not self._cursor.ties:
+            return
+        if tuple(map(_fingerprint, self._select("= ?", 1, self._cursor.value))) != self._cursor.ties:
+            self._cursor = _Cursor()
 
     def _page(self) -> list[dict[str, Any]]:
         """Return the next rows in the cursor's order. Rows with the same value are on one page."""
-        value, known = self._place.value, set(self._place.ties)
+        value, known_ties = self._cursor.value, set(self._cursor.ties)
         if value is None:
             late, rows = [], self._select("IS NOT NULL", PAGE_ROWS + 1)
         else:
             ties = self._select("= ?", PAGE_ROWS + 1, value) if self._column else []
-            late = [cells for cells in ties if _fingerprint(cells) not in known]
+            late = [cells for cells in ties if _fingerprint(cells) not in known_ties]
             rows = self._select("> ?", PAGE_ROWS + 1, value)
         if len(rows) > PAGE_ROWS:
             last = rows[-1]["#cursor"]
@@ -199,14 +198,14 @@ class SqliteReader:
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def _deliveries(self, cells: dict[str, Any]) -> list[Delivery]:
-        place = self._name_of(cells)
+        row_name = self._name_of(cells)
         columns = {name: value for name, value in cells.items() if not name.startswith("#")}
-        if not self._own:
+        if not self._is_own_database:
             rows = divided(rename(from_columns(columns), self._map))
-            return [Delivery(self.name, place, place, row) for row in rows]
+            return [Delivery(self.name, row_name, row_name, row) for row in rows]
         row = parse_line(str(columns["row"]).encode("utf-8", "surrogatepass"))
         source = str(columns["source"])
-        return [Delivery(source.rpartition(":")[0], source, place, row, str(columns["id"]))]
+        return [Delivery(source.rpartition(":")[0], source, row_name, row, str(columns["id"]))]
 
     def _name_of(self, cells: dict[str, Any]) -> str:
         return f"{self._path}#{self._table}:{cells['#rowid'] if self._has_rowid else cells['#cursor']}"

@@ -21,7 +21,7 @@ from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
 from hivetune.train.worker.model.fast.weights.image import LayerImage, PackedImage
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
-from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, way_to
+from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, path_to
 from hivetune.train.worker.model.memory import memory_for, slack_values
 
 # The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
@@ -107,7 +107,7 @@ def read_weights(
         weights.num_replaced, places = len(plain), [one_n] * len(plain)
     weights.layers += [reader.layer(index, image, places[index]) for index, image in enumerate(plain)]
     if streamed:
-        way = way_to(device, choices.stream_from)
+        way = path_to(device, choices.stream_from)
         weights.stream = LayerStream(way, stream_device, streamed, turns, reader.checkpoint)
     return weights
 

@@ -33,7 +33,7 @@ all of them; or read to one of two pinned buffers, and copied while the other is
 Stamp = Any
 
 
-def way_to(device: torch.device, stream_from: Literal["memory", "disk"] | None) -> Way:
+def path_to(device: torch.device, stream_from: Literal["memory", "disk"] | None) -> Way:
     """Return the way to a device. A processor reads files, whatever a card did before it took over."""
     return "files" if device.type == "cpu" else stream_from or "memory"
 
