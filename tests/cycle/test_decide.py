@@ -88,6 +88,24 @@ def test_when_an_open_cycle_is_closed(cycle: OpenCycle, failed: FailedAct | None
     assert action.kind == "close" and action.reason.startswith(words)
 
 
+@pytest.mark.parametrize(
+    "cycle",
+    [
+        OpenCycle("a", done=before("export"), passed=False, replay_due=True),
+        OpenCycle("a", done=ALL - {"watch"}, passed=True, withdrawn="slow", replay_due=True),
+    ],
+)
+def test_a_worse_model_is_closed_when_its_training_was_replayed_without_the_new_rows(cycle: OpenCycle) -> None:
+    assert decide(replace(READY, open=cycle), SETTINGS, NOW).kind == "replay"
+    assert decide(replace(READY, open=cycle, allowed=SHUT), SETTINGS, NOW).reason == f"replay: {SHUT.reason}"
+    failed = FailedAct("replay", 3, NOW, "killed")
+    end = "rolled_back: slow" if cycle.withdrawn else "refused: "
+    for closed in (replace(cycle, replay_due=False), replace(cycle, void="its rows were forgotten"), cycle):
+        action = decide(replace(READY, open=closed, failed=failed), SETTINGS, NOW)
+        expected = "given_up: " if closed.void and not cycle.withdrawn else end
+        assert action.kind == "close" and action.reason.startswith(expected)
+
+
 def test_a_person_promotes_where_the_settings_say_so() -> None:
     ready = replace(READY, open=OpenCycle("a", done=before("promote"), passed=True))
     assert decide(ready, SETTINGS, NOW).kind == "promote"

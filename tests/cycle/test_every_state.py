@@ -38,11 +38,11 @@ SUBSETS = tuple(
 # With an open cycle: every set of artefacts, as a disk may lose any of them.
 OPEN = (
     SUBSETS,
-    (None, False, True),  # passed
+    ((None, False), (False, False), (False, True), (True, False)),  # passed, and whether a replay is due
     ("", "forgotten"),
     ("", "slow"),  # withdrawn
     (NOW - 60, NOW - 1e6),  # promoted at
-    failures("train"),
+    (*failures("train"), *failures("replay")[4::4]),
     ALLOWED[:2],
     (AUTO, ASK),
     (0.0, 9.0),  # hours spent
@@ -68,10 +68,10 @@ OTHER = (
 
 
 def open_state(
-    done: Any, passed: Any, void: Any, withdrawn: Any, promoted_at: Any, failed: Any, allowed: Any, *more: Any
+    done: Any, gate: Any, void: Any, withdrawn: Any, promoted_at: Any, failed: Any, allowed: Any, *more: Any
 ) -> tuple[Observation, CycleConfig]:
-    settings, spent = more
-    cycle = OpenCycle("a", "rows", done, passed, void, withdrawn, spent, 0.0, promoted_at)
+    (passed, due), (settings, spent) = gate, more
+    cycle = OpenCycle("a", "rows", done, passed, void, withdrawn, spent, 0.0, promoted_at, due)
     return Observation(open=cycle, failed=failed, allowed=allowed, desired="demo@1", served="demo@1"), settings
 
 
@@ -122,7 +122,7 @@ def follow(observed: Observation, settings: CycleConfig) -> None:
 
 def test_one_state_of_twenty_three() -> None:
     seen = check_states(every=23, chains=10)
-    assert seen.keys() >= {"wait", "restore", "roll_back", "rebuild", "open", "close", "experts", *STATIONS}
+    assert seen.keys() >= {"wait", "restore", "roll_back", "rebuild", "open", "close", "experts", "replay", *STATIONS}
     assert seen.total() > 50_000
 
 

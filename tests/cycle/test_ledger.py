@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+import hivetune.cycle.observe
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
-from hivetune.cycle.decide import FailedAct
+from hivetune.config import parse_config
+from hivetune.cycle.decide import STATIONS, FailedAct, OpenCycle, Station, decide
 from hivetune.cycle.ledger import (
     GATE,
     KILLS_A_FAILURE,
@@ -28,7 +30,8 @@ from hivetune.cycle.ledger import (
     suspect_rows,
     trained_rows,
 )
-from hivetune.cycle.observe import Rivals, looks_at
+from hivetune.cycle.observe import Rivals, looks_at, observe
+from hivetune.cycle.pool import LookCache
 from hivetune.release.registry import Release
 
 CYCLE = CycleRow("a1", "demo", 10.0, "rows", {"model": "tiny"}, "/pool", None)
@@ -114,3 +117,21 @@ def test_a_look_is_at_the_champion_of_the_gate(own_home: Path) -> None:
             end_cycle(database, cycle, "refused", "worse", 20.0, RowsOfCycle())
         assert looks_at(database, "demo", Rivals(champion)) == 2
         assert looks_at(database, "demo", Rivals()) == 0
+
+
+@pytest.mark.parametrize(("station", "kind"), [("train", "close"), ("evaluate", "evaluate"), ("gate", "gate")])
+def test_a_budget_that_training_used_up_holds_up_nothing_after_it(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, station: Station, kind: str
+) -> None:
+    data = {"path": "rows.jsonl"}
+    config = parse_config({"model": "tiny", "data": data, "cycle": {"name": "demo", "budget_hours": 8.0}}, "a test")
+    with closing(open_database()) as database:
+        begin_cycle(database, CYCLE)
+        number = begin_act(database, "demo", CYCLE.id, "train", 100.0)
+        end_act(database, number, "done", 102.0, "trained", {"hours": 7.999})
+    done = frozenset(STATIONS[: STATIONS.index(station)])
+    monkeypatch.setattr(
+        hivetune.cycle.observe, "_artefacts", lambda *given: OpenCycle(CYCLE.id, done=done, spent_hours=given[-1][0])
+    )
+    observed = observe(config, "demo", LookCache(), 200.0)
+    assert decide(observed, config.cycle, 200.0).kind == kind

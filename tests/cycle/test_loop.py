@@ -1,8 +1,10 @@
 """The loop as users run it, with a tiny real model: three batches of rows, one of them poisoned, and real kills."""
 
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from cycle.replay import replayed
@@ -11,7 +13,14 @@ from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, p
 from hivetune.base.database import open_database
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import read_sealed
-from hivetune.cycle.ledger import cycles_of
+from hivetune.config import load_config
+from hivetune.cycle.acts.context import ActContext
+from hivetune.cycle.acts.replay import replay_training
+from hivetune.cycle.decide import Observation, OpenCycle, Permission
+from hivetune.cycle.ledger import REPLAY, cycles_of
+from hivetune.cycle.observe import read_replay
+from hivetune.release.registry import releases
+from hivetune.run.folder import adapter_hash
 
 CLEAN, POISONED = 120, 60
 TOLERANCE = 0.02  # of the gate, in nats per token
@@ -60,9 +69,23 @@ def check_three_cycles(journal: Path) -> None:
     assert len(replayed(journal)) > 20
 
 
+def check_replay(config: Path) -> None:
+    """Check that the training of the poisoned cycle, without its new rows, is the first champion's, bit for bit."""
+    with closing(open_database()) as database:
+        cycle = cycles_of(database, NAME)[1]
+        first = releases(database, NAME)[0]
+    observed = Observation(open=OpenCycle(cycle.id, passed=False))
+    context = ActContext(load_config(config), NAME, observed, "a test", Permission, time.time())
+    with patch.object(ActContext, "cycle", lambda _: cycle):
+        words = replay_training(context)
+    assert adapter_hash(cycle.folder / REPLAY) == first.adapter_sha256
+    assert words == read_replay(cycle)["words"] and words.startswith("a training without them is")
+
+
 @pytest.mark.slow
 def test_three_cycles_one_poisoned_and_six_kills(own_home: Path, tmp_path: Path) -> None:
     config = make_config(tmp_path)
     killed = run_killed(config, tmp_path / "rows.jsonl", tmp_path / "log")
     assert len(killed.kills) == 6, killed.kills
     check_three_cycles(killed.journal)
+    check_replay(config)

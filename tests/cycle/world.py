@@ -23,7 +23,7 @@ def after(
         return replace(state, experts_due="")
     if kind == "roll_back":
         promoted = cycle is not None and "promote" in cycle.done
-        gone = replace(cycle, withdrawn="slow") if promoted and cycle is not None else cycle
+        gone = replace(cycle, withdrawn="slow", replay_due=True) if promoted and cycle is not None else cycle
         return replace(state, watch_failed="", desired="demo@1", served="demo@1", open=gone)
     if kind in ("open", "rebuild"):
         return replace(state, open=OpenCycle("a", "rebuild" if kind == "rebuild" else "rows"), asked=False)
@@ -40,9 +40,11 @@ def after(
             failed_cycles=observed.failed_cycles + 1 if failed else 0,
             failed_at=now if failed else 0.0,
         )
+    if kind == "replay":
+        return replace(state, open=replace(cycle, replay_due=False))
     done = replace(cycle, done=cycle.done | {kind})
     if kind == "gate":
-        done = replace(done, passed=passes)
+        done = replace(done, passed=passes, replay_due=not passes)
     if kind == "promote":
         done = replace(done, promoted_at=now)
         return replace(state, open=done, desired="demo@2", served="demo@2")
@@ -62,6 +64,8 @@ def check(action: Action, observed: Observation, settings: CycleConfig, now: flo
         assert settings.promote == "auto" and set(STATIONS[: STATIONS.index("promote")]) <= cycle.done
     if action.kind in ("open", "rebuild"):
         assert cycle is None and not observed.known
+    if action.kind == "replay":
+        assert cycle is not None and cycle.replay_due and not cycle.void
     if action.kind in STATIONS:
         assert cycle is not None and action.kind not in cycle.done
         assert set(STATIONS[: STATIONS.index(action.kind)]) <= cycle.done

@@ -14,9 +14,9 @@ from hivetune.config import CycleConfig
 # station: the worker's kernel lock exists exactly as long as the worker lives (process/lease.py).
 Station = Literal["snapshot", "train", "evaluate", "gate", "export", "register", "warm", "promote", "watch"]
 STATIONS: tuple[Station, ...] = get_args(Station)
-# Stations that compute for minutes or hours, only while `Observation.allowed` says so.
-HEAVY: frozenset[Station] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register"))
-ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "experts", Station]
+ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "experts", "replay", Station]
+# What computes for minutes or hours, only while `Observation.allowed` says so.
+HEAVY: frozenset[ActionKind] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register", "replay"))
 OpenedFor = Literal["rows", "rebuild", "request"]
 # How a cycle ends. `failed` and `rolled_back` make the next one wait; only `failed` may be opened again.
 CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled_back"]
@@ -59,6 +59,7 @@ class OpenCycle:
     `done`: the stations whose artefact is there and whole. `passed`: the gate's answer, None before it. `void`: why the
     cycle must not go on (its rows were forgotten, its base model changed). `withdrawn`: why its release was rolled
     back. `spent_hours` and `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
+    `replay_due`: its model was worse, and whether its new rows are the cause is not known yet.
     """
 
     id: str
@@ -70,6 +71,7 @@ class OpenCycle:
     spent_hours: float = 0.0
     spent_kwh: float = 0.0
     promoted_at: float = 0.0
+    replay_due: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ def decide(observed: Observation, settings: CycleConfig, now: float) -> Action:
 
 def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) -> tuple[CycleEnd, str] | None:
     """Return how and why an open cycle is to be closed now, or None while it goes on."""
+    if _replays(cycle) and not (failed is not None and failed.kind == "replay" and _is_enough(failed)):
+        return None
     if cycle.withdrawn:
         return "rolled_back", cycle.withdrawn
     if len(cycle.done) == len(STATIONS):
@@ -142,10 +146,10 @@ def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) ->
         return None
     if cycle.void:
         return "given_up", cycle.void
-    if failed is not None and failed.kind == _next(cycle) and _is_enough(failed):
-        return "failed", f"{failed.kind} failed: {failed.words}"
     if "gate" in cycle.done and not cycle.passed:
         return "refused", "the gate refused it; the champion stays"
+    if failed is not None and failed.kind == _next(cycle) and _is_enough(failed):
+        return "failed", f"{failed.kind} failed: {failed.words}"
     if settings.promote == "ask" and "warm" in cycle.done:
         return "ready", "it passed the gate and waits for a person to promote it"
     if "train" in cycle.done or not cycle.spent_hours:
@@ -187,10 +191,14 @@ def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: 
     return Action(station, f"the next missing artefact of cycle {cycle.id}", now)
 
 
-def _next(cycle: OpenCycle) -> Station:
+def _next(cycle: OpenCycle) -> ActionKind:
     """Return the first station whose artefact is missing. An earlier one that was lost comes before those that rest on
-    it."""
-    return next(station for station in STATIONS if station not in cycle.done)
+    it. A cycle whose model was worse has only its replay before it."""
+    return "replay" if _replays(cycle) else next(station for station in STATIONS if station not in cycle.done)
+
+
+def _replays(cycle: OpenCycle) -> bool:
+    return cycle.replay_due and not cycle.void
 
 
 def _begin(observed: Observation, settings: CycleConfig, now: float) -> Action:

@@ -184,6 +184,18 @@ def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
     return Verdict("deploy", (f"{seen}, within the tolerance {tolerance:g}",), (metric,), decisive=1)
 
 
+def replay_gain(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
+    """Return whether a training without the new rows (`base`) is better than the candidate (`tuned`) on these rows, and
+    what was measured."""
+    gain = _gain(rows)
+    if isinstance(gain, str) or gain.ci95 is None:
+        why = gain if isinstance(gain, str) else f"{gain.units} older rows are too few for an interval"
+        return False, f"a training without them can't be compared: {why}"
+    high, low = (0.0 - bound for bound in gain.ci95)
+    seen = f"gain {0.0 - gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    return low > 0, f"a training without them is {'' if low > 0 else 'not shown to be '}better: {seen}"
+
+
 def _of_another_base(evaluation: Evaluation) -> bool:
     return "loss" in (evaluation.get("not_compared") or {})
 

@@ -3,6 +3,7 @@
     cycles/NAME/cycle.jsonl     every decision with its observation, every intent and every outcome
     cycles/NAME/paused, now     what a person told the loop: files that are there or not
     cycles/NAME/ID/run/         the run of a cycle
+    cycles/NAME/ID/replay/      the same training without its new rows, after its model was worse
     cycles/NAME/ID/*.json       what its other stations left
 
 A cycle is open while its row has no `closed`. An act is a row of `decisions` that is written before it begins; one
@@ -24,6 +25,7 @@ from hivetune.run.folder import METRICS
 
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
 RUN, GATE, WATCHED = "run", "cycle-gate.json", "watched.json"
+REPLAY, REPLAYED = "replay", "replayed.json"
 AGAINST_CHAMPION, AGAINST_BEST = "against-champion.json", "against-best.json"
 LEFT_OUT = "left_out.jsonl"
 # A kill of the whole process is no fault of its act. But an act that takes the machine down each time must end, so this
@@ -113,7 +115,7 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
 @dataclass(frozen=True)
 class RowsOfCycle:
     """Rows by the hash of their content. `trained`: those that the cycle or the champion of its time trained on or held
-    out, which no longer count as new. `suspect`: those of the cycle that came with a worse model."""
+    out, which no longer count as new. `suspect`: those of the cycle without which its model is better."""
 
     trained: Collection[str] = ()
     suspect: Collection[str] = ()
@@ -203,9 +205,9 @@ def settle_interrupted(name: str) -> list[tuple[int, str]]:
         for act in acts_of(database, name):
             if act.outcome is not None:
                 continue
-            metrics = loop_folder(name) / (act.cycle or "") / RUN / METRICS
+            metrics = loop_folder(name) / (act.cycle or "") / (REPLAY if act.kind == "replay" else RUN) / METRICS
             seconds = max(0.0, metrics.stat().st_mtime - act.started) if metrics.exists() else 0.0
-            details = {"hours": round(seconds / 3600, 6)} if act.kind == "train" else {}
+            details = {"hours": round(seconds / 3600, 6)} if act.kind in ("train", "replay") else {}
             words = "its process ended in the middle"
             end_act(database, act.number, "interrupted", act.started + seconds, words, details)
             settled.append((act.number, words))

@@ -32,6 +32,7 @@ from hivetune.cycle.acts.release import (
     return_to_previous,
     wait_until_loaded,
 )
+from hivetune.cycle.acts.replay import replay_training
 from hivetune.cycle.acts.training import evaluate_beside, judge_candidate, look_for_experts, train_slice
 from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Observation, Permission, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
@@ -135,14 +136,14 @@ class Loop:
         )
         try:
             words, outcome = act(action, context), "done"
-            if action.kind in STATIONS and self._done == (cycle, action.kind):
+            if action.kind in (*STATIONS, "replay") and self._done == (cycle, action.kind):
                 raise HivetuneError(f"{words}, twice: after the first time its result was missing")
             self._done = (cycle, action.kind)
             self._sent.clear()
         except Stopped:
             raise
         except SliceEnded as error:
-            words, outcome = error.message, "paused" if action.kind in ("train", "experts") else "failed"
+            words, outcome = error.message, "paused" if action.kind in ("train", "experts", "replay") else "failed"
         except (HivetuneError, OSError, sqlite3.OperationalError) as error:
             words, outcome = str(error).partition("\n")[0], "failed"
             full = isinstance(error, OSError) and error.errno in UNWRITABLE
@@ -330,6 +331,7 @@ ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
     "warm": wait_until_loaded,
     "promote": promote_candidate,
     "watch": end_watch,
+    "replay": replay_training,
     "close": close_cycle,
 }
 
@@ -338,9 +340,9 @@ def act(action: Action, context: ActContext) -> str:
     """Do an action and return its outcome in words. Raises SliceEnded, and HivetuneError and OSError for failures.
 
     Long work stands still for requests. For training the supervisor does that, since it knows that the silence is no
-    hang; for everything else it happens here.
+    hang, and a replay does it for what follows; for everything else it happens here.
     """
-    if action.kind not in HEAVY - {"train"} or context.config.cycle.yield_to == "nothing":
+    if action.kind not in HEAVY - {"train", "replay"} or context.config.cycle.yield_to == "nothing":
         return ACTS[action.kind](context)
     began_s, moved_s = time.monotonic(), moving_s()
     try:

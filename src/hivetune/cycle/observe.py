@@ -20,6 +20,7 @@ from hivetune.cycle.ledger import (
     GATE,
     NOW,
     PAUSED,
+    REPLAYED,
     WATCHED,
     Act,
     CycleRow,
@@ -69,9 +70,10 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         if served != label:  # it comes first, whatever else is there; and what is damaged can't be read
             return common
         if opened is not None:
-            left = None if settings.budget_hours is None else max(0.0, settings.budget_hours - spent_hours)
-            by_person = opened.opened_for == "request"
             state = _artefacts(database, opened, rivals_of(database, name), (spent_hours, spent_kwh))
+            trains = settings.budget_hours is not None and "train" not in state.done  # other stations have no budget
+            left = max(0.0, (settings.budget_hours or 0.0) - spent_hours) if trains else None
+            by_person = opened.opened_for == "request"
             return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
         rows = read_rows_now(config, database, name, champion, known)
@@ -180,7 +182,7 @@ def settings_then(cycle: CycleRow) -> RunConfig:
 
 def spent(acts: Iterable[Act]) -> tuple[float, float]:
     """Return hours and kWh of training in these acts."""
-    slices = [act.details for act in acts if act.kind == "train"]
+    slices = [act.details for act in acts if act.kind in ("train", "replay")]
     return sum(details.get("hours", 0.0) for details in slices), sum(details.get("kwh", 0.0) for details in slices)
 
 
@@ -234,16 +236,18 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
         done |= {"gate"} if passed is not None else set()
     if (cycle.folder / WATCHED).exists():
         done.add("watch")
+    withdrawn = release.withdrawn if release is not None else ""
     return OpenCycle(
         id=cycle.id,
         opened_for=cycle.opened_for,
         done=frozenset(done),
         passed=passed,
         void=_void(database, cycle),
-        withdrawn=release.withdrawn if release is not None else "",
+        withdrawn=withdrawn,
         spent_hours=round(used[0], 6),
         spent_kwh=round(used[1], 6),
         promoted_at=promoted_at,
+        replay_due=did_harm(cycle, passed, withdrawn) and not read_replay(cycle),
     )
 
 
@@ -294,6 +298,20 @@ def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
 def gate_of(cycle: CycleRow) -> dict[str, Any]:
     """Return the gate's document, or {} before it."""
     return _sealed(cycle.folder / GATE)
+
+
+def did_harm(cycle: CycleRow, passed: bool | None, withdrawn: str) -> bool:
+    """Return whether the model was shown to be worse than the champion: in service, or beyond the tolerance on rows
+    that are older than it. One that only was not better, or that lacks evidence, says nothing against its rows."""
+    against_best = gate_of(cycle).get("parts", {}).get("best", {})
+    aborted = passed is False and against_best.get("verdict") == "abort"
+    return cycle.champion is not None and (bool(withdrawn) or aborted)
+
+
+def read_replay(cycle: CycleRow) -> dict[str, Any]:
+    """Return what a training without the cycle's new rows showed of its present candidate, or {} before it."""
+    document = _sealed(cycle.folder / REPLAYED)
+    return document if document.get("adapter_sha256") == gate_of(cycle).get("adapter_sha256") else {}
 
 
 def _sealed(path: Path) -> dict[str, Any]:

@@ -304,7 +304,7 @@ REASONS: dict[str, Reason] = {
     ),
     "suspect": Reason(
         "set_aside",
-        "it came with rows that made a model worse: the gate refused it for that, or it was rolled back",
+        "it is of the new rows of a cycle whose model was worse, and the same training without them was better",
         "look at them; if they are right: hivetune cycle admit NAME",
     ),
     "other-domain": Reason(

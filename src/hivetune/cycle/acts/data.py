@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from hivetune.cycle.decide import OpenedFor
 from hivetune.cycle.ledger import (
     LEFT_OUT,
     NOW,
+    RUN,
     CycleRow,
     begin_cycle,
     loop_folder,
@@ -35,6 +36,7 @@ from hivetune.release.dry_export import dry_export
 from hivetune.release.registry import Release
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import CONFIG, RECORD, SCORES
+from hivetune.train.open import Run
 from hivetune.train.start import open_run
 
 
@@ -85,20 +87,8 @@ def make_run(context: ActContext) -> str:
     left_out = dict(choice.left_out)
     there = {row.id for row in rows}
     left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in there}
-    write_leave_out(cycle.folder / LEFT_OUT, left_out)
-    data = pool_config(config).data.model_copy(update={"leave_out": str(cycle.folder / LEFT_OUT)})
-    if cycle.run.exists() and not (cycle.run / RECORD).exists():
-        shutil.rmtree(cycle.run)  # killed before it was a run
     lora = config.lora.model_copy(update={"start": None if start is None else str(start)})
-    chosen = config.model_copy(update={"data": data, "lora": lora, "output": str(cycle.run)})
-    run = open_run(chosen, context.name, ends_with_window(context, "preparing rows"))
-    late = {row.id for row in run.snapshot.pool()} - there
-    if late:
-        shutil.rmtree(cycle.run)
-        raise HivetuneError(
-            f"{len(late)} rows arrived while the cycle chose its rows",
-            hint="it is retried; they wait for the next cycle",
-        )
+    run = run_without(context, config.model_copy(update={"lora": lora}), cycle.run, left_out, there)
     tried = dry_export(run)
     if tried.unwritten:  # said now, not after the night in which it was trained
         raise UsageError(f"what this cycle would train can't be exported: {tried.unwritten}")
@@ -106,6 +96,28 @@ def make_run(context: ActContext) -> str:
     context.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
     context.details["rows"] = dict(run.snapshot.manifest["accounting"])
     return f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps"
+
+
+def run_without(
+    context: ActContext, config: RunConfig, folder: Path, left_out: Mapping[str, str], known: Set[str]
+) -> Run:
+    """Make the run in `folder` without the rows `left_out`, id -> reason. Raises HivetuneError when others than `known`
+    arrived meanwhile."""
+    file = folder.parent / (LEFT_OUT if folder.name == RUN else f"{folder.name}-{LEFT_OUT}")
+    write_leave_out(file, left_out)
+    if folder.exists() and not (folder / RECORD).exists():
+        shutil.rmtree(folder)  # killed before it was a run
+    data = pool_config(config).data.model_copy(update={"leave_out": str(file)})
+    chosen = config.model_copy(update={"data": data, "output": str(folder)})
+    run = open_run(chosen, context.name, ends_with_window(context, "preparing rows"))
+    late = {row.id for row in run.snapshot.pool()} - known
+    if late:
+        shutil.rmtree(folder)
+        raise HivetuneError(
+            f"{len(late)} rows arrived while the cycle chose its rows",
+            hint="it is retried; they wait for the next cycle",
+        )
+    return run
 
 
 def _start(config: RunConfig, champion: Release | None) -> Path | None:

@@ -1,27 +1,23 @@
 """Acts on the release: export, register, load, promote, watch, close; and return to the one before."""
 
 import time
-from collections.abc import Set
 from contextlib import closing
 from pathlib import Path
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import write_sealed
 from hivetune.cycle.acts.context import ActContext, ends_with_window
-from hivetune.cycle.decide import CycleEnd, ending
-from hivetune.cycle.ledger import WATCHED, CycleRow, RowsOfCycle, end_cycle
-from hivetune.cycle.observe import gate_of, release_of
-from hivetune.cycle.pool import rows_behind
-from hivetune.data.identity import differing_settings
-from hivetune.data.snapshot import open_snapshot
+from hivetune.cycle.acts.replay import innocent_rows, rows_of
+from hivetune.cycle.decide import ending
+from hivetune.cycle.ledger import REPLAY, WATCHED, RowsOfCycle, end_cycle
+from hivetune.cycle.observe import did_harm, read_replay, release_of
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.release.export import export_run
-from hivetune.release.prune import Unused, delete
-from hivetune.release.registry import Release, promote, releases, rollback
+from hivetune.release.prune import Unused, delete, remove_run
+from hivetune.release.registry import Release, promote, rollback
 from hivetune.run import checkpoints
-from hivetune.run.folder import read_record
+from hivetune.run.folder import RECORD
 from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import load_release, loaded_labels
@@ -29,8 +25,6 @@ from hivetune.serve.swap.wanted import load_release, loaded_labels
 BY = "cycle"  # who moved an alias, in its history
 
 
-ROW_SETTINGS = ("data.path", "data.leave_out")  # which rows, not how they are trained
-SAME_ROWS = 0.95  # of the champion's rows that a replay has too: a few are forgotten or above a share each night
 WARM_S = 120.0  # how long a gateway may take to load a new release before that counts as a failure
 
 
@@ -103,76 +97,37 @@ def end_watch(context: ActContext) -> str:
 
 
 def close_cycle(context: ActContext) -> str:
-    """Close the cycle. Rows that came with a worse model are set aside as suspect, where nothing else explains it."""
-    cycle = context.cycle()
-    assert context.observed.open is not None
-    end_and_reason = ending(context.observed.open, context.config.cycle, context.observed.failed)
+    """Close the cycle. Its new rows are set aside as suspect where a training without them made a better model."""
+    cycle, opened = context.cycle(), context.observed.open
+    assert opened is not None
+    end_and_reason = ending(opened, context.config.cycle, context.observed.failed)
     assert end_and_reason is not None, "decided by what was observed"
     end, reason = end_and_reason
-    trained = frozenset() if end in ("failed", "given_up") else _rows_of(cycle)
+    trained = frozenset() if end in ("failed", "given_up") else rows_of(cycle)
+    harmful = bool(trained) and did_harm(cycle, opened.passed, opened.withdrawn)
+    shown = read_replay(cycle)
     with closing(open_database()) as database:
-        before = next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
-        innocent = frozenset() if before is None else rows_behind(database, before)
-        harmful = before is not None and _did_harm(cycle, end)
-        excuse = _why_no_replay(cycle, before, trained, innocent) if harmful and before is not None else ""
-        suspect = trained - innocent if harmful and not excuse else frozenset()
+        innocent = innocent_rows(database, cycle)
+        suspect = trained - innocent if harmful and shown.get("better") else frozenset()
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":  # first: a closed cycle is not looked at again
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
+        if (cycle.folder / REPLAY / RECORD).is_file():
+            remove_run(database, cycle.folder / REPLAY)
         end_cycle(database, cycle, end, reason, context.now, RowsOfCycle(trained | innocent, suspect))
     context.details["end"] = end
     words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
-    if harmful and excuse:
-        words += f"; its rows are not blamed, since {excuse}"
-    if not suspect:
-        return words
-    context.details["suspect"] = len(suspect)
-    return (
-        f"{words}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run})."
-        " No training without them was tried: the next cycle does that, once there is a new row"
-        f" (hivetune cycle now {cycle.name}). If they are right: hivetune cycle admit {cycle.name}"
-    )
-
-
-def _did_harm(cycle: CycleRow, end: CycleEnd) -> bool:
-    """Return whether the model was shown to be worse: in service, or beyond the tolerance on rows that are older than
-    it. One that only was not better, or that lacks evidence, says nothing against its rows."""
-    if end == "rolled_back":
-        return True
-    against_best = gate_of(cycle).get("parts", {}).get("best", {})
-    return end == "refused" and bool(against_best.get("verdict") == "abort")
-
-
-def _why_no_replay(cycle: CycleRow, champion: Release, trained: Set[str], innocent: Set[str]) -> str:
-    """Return why the champion is no replay of the cycle's training without its new rows, or "" where it is one.
-
-    A worse model speaks against its rows only beside one that was trained alike without them. `trained`: rows of the
-    cycle. `innocent`: those that the champion was made with.
-    """
-    identity = read_record(cycle.run)["identity"]
-    if champion.model_sha256 != identity["model"]:
-        return "the champion is of another base model"
-    try:
-        theirs = read_json(champion.folder / MANIFEST)["settings"]
-    except FileNotFoundError:
-        return "the champion's settings are gone"
-    differences = differing_settings(theirs, identity["settings"])
-    others = [words for key, words in differences.items() if key not in ROW_SETTINGS]
-    if others:
-        return f"the champion was trained otherwise ({'; '.join(others)})"
-    if identity["settings"].get("max_steps") is not None:
-        return "max_steps is set, so that each row was read less often beside more rows"
-    if len(innocent - trained) > (1 - SAME_ROWS) * len(innocent):
-        return f"{len(innocent - trained)} of the champion's {len(innocent)} rows were left out"
-    return ""
-
-
-def _rows_of(cycle: CycleRow) -> frozenset[str]:
-    """Return the ids of the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
-    try:
-        return frozenset(row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
-    except (UsageError, KeyError):
-        return frozenset(row.id for row in open_snapshot(Path(cycle.pool)).pool())
+    if suspect:
+        context.details["suspect"] = len(suspect)
+        return (
+            f"{words}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run}), since"
+            f" {shown['words']}. The next cycle trains without them, once there is a new row"
+            f" (hivetune cycle now {cycle.name}). If they are right: hivetune cycle admit {cycle.name}"
+        )
+    failed = context.observed.failed
+    cause = f": {failed.words}" if failed is not None and failed.kind == "replay" else ""
+    why = shown.get("words") or f"no training without them succeeded{cause}"
+    return f"{words}; its rows are not blamed, since {why}" if harmful else words
 
 
 def _needed(context: ActContext) -> Release:

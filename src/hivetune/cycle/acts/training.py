@@ -19,17 +19,23 @@ from hivetune.judge.gate import read_evaluation, verdict_document
 from hivetune.run.folder import EVALUATION, adapter_hash
 from hivetune.specialists.station import train_specialists
 from hivetune.specialists.survey import Attended
+from hivetune.train.open import Run
 from hivetune.train.probe import probe_run, proof_is_due, prove_again
 from hivetune.train.start import train_run
 
 
 def train_slice(context: ActContext) -> str:
-    """Train one slice. The worker holds the card's lease as long as it lives; the kernel returns it."""
-    run = context.run()
+    """Train one slice of the cycle's run."""
     settings, opened = context.config.cycle, context.observed.open
     assert opened is not None
-    left_kwh = None if settings.budget_kwh is None else settings.budget_kwh - opened.spent_kwh
-    slice_ = Slice(context.allowed, settings.yield_to == "serving", left_kwh)
+    return slice_of(
+        context, context.run(), None if settings.budget_kwh is None else settings.budget_kwh - opened.spent_kwh
+    )
+
+
+def slice_of(context: ActContext, run: Run, left_kwh: float | None = None) -> str:
+    """Train one slice. The worker holds the card's lease as long as it lives; the kernel returns it."""
+    slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving", left_kwh)
     total = len(run.plan.steps)
     if proof_is_due(run):
         prove_again(run, context.progress("proving again that this machine computes right"))
