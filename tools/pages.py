@@ -134,7 +134,7 @@ def _poison() -> str:
 
 def _where(fact: Fact) -> str:
     return ", ".join(
-        f"{name} {' or '.join(pattern) if isinstance(pattern, Sequence) and not isinstance(pattern, str) else pattern}"
+        f"{name.removeprefix('gfx')} {pattern if isinstance(pattern, str) else ' or '.join(pattern)}".lstrip()
         for name, pattern in fact.when.items()
     )
 

@@ -37,15 +37,17 @@ class DataConfig(Section):
         description="files, globs or folders of rows (relative to the config), '-' for standard input, or 'store'"
     )
     columns: dict[str, str] = Field(
-        default={}, description="columns of your rows: prompt, completion, ... to your names"
+        default={}, description="map of prompt, completion, ... to the columns of your rows"
     )
     encoding: str | None = Field(default=None, description="encoding of all files, such as cp1252; default: detected")
     max_rejected: float = Field(
-        default=0.2, ge=0, le=1, description="largest share of rejected rows; with more, the data is refused"
+        default=0.2, ge=0, le=1, description="maximum share of rejected rows; with more, the data is refused"
     )
     validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
     test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
-    split: Literal["content", "time"] = Field(default="content", description="hold out rows by a hash, or the newest")
+    split: Literal["content", "time"] = Field(
+        default="content", description="content: by a hash of the row; time: the newest"
+    )
     group_by: Literal["auto", "session", "user", "none"] = Field(
         default="auto", description="rows that stay in one split; auto: small sessions and users"
     )
@@ -54,12 +56,12 @@ class DataConfig(Section):
     )
     system_prompts: dict[str, str] = Field(default={}, description="system prompt of each agent, for rows without one")
     on_overlong: Literal["reject", "cut_turns", "cut"] = Field(
-        default="reject", description="rows longer than max_length: reject, drop the last turns, or cut tokens"
+        default="reject", description="rows longer than max_length: reject them, drop the last turns, or cut tokens"
     )
     on_failed: Literal["set_aside", "train"] = Field(default="set_aside", description="rows whose success is false")
     on_untrusted: Literal["set_aside", "train"] = Field(default="set_aside", description="text from tools or web pages")
     on_own_answers: Literal["set_aside", "train"] = Field(
-        default="set_aside", description="answers of a release that nobody rated up or checked"
+        default="set_aside", description="answers of a release that nobody approved"
     )
     on_tools: Literal["train", "leave_out"] = Field(default="train", description="tool calls and their results")
     on_reasoning: Literal["train", "leave_out"] = Field(default="train", description="reasoning before an answer")
@@ -70,10 +72,10 @@ class DataConfig(Section):
     near_duplicates: float = Field(
         default=0.85, ge=0, le=1, description="Jaccard similarity from which rows count as duplicates; 0: off"
     )
-    quota_per_source: int | None = Field(default=None, gt=0, description="most rows from one source")
-    quota_per_session: int | None = Field(default=None, gt=0, description="most rows from one session")
-    synthetic_share: float = Field(default=0.5, ge=0, le=1, description="largest share of synthetic rows among others")
-    leave_out: str | None = Field(default=None, description="file of row ids to set aside, each with a reason")
+    quota_per_source: int | None = Field(default=None, gt=0, description="maximum rows from one source")
+    quota_per_session: int | None = Field(default=None, gt=0, description="maximum rows from one session")
+    synthetic_share: float = Field(default=0.5, ge=0, le=1, description="maximum share of synthetic rows")
+    leave_out: str | None = Field(default=None, description="file with row ids to set aside and the reasons")
 
 
 class LearnConfig(Section):
@@ -82,82 +84,84 @@ class LearnConfig(Section):
     use: list[Literal["sft", "corrections", "pairs", "failures"]] = Field(
         default=["sft", "corrections"],
         min_length=1,
-        description="sft: good rows; corrections; pairs: a better and a worse answer; failures: bad answers alone",
+        description="rows to learn from: sft (good rows), corrections, pairs (a better and a worse answer), failures",
     )
     stage: Literal[1, 2] = Field(default=1, description="2: learn from bad answers too, starting from lora.start")
     steps: int = Field(default=40, gt=0, description="optimizer steps of stage 2")
     rate: float = Field(default=0.2, gt=0, le=1, description="learning rate of stage 2, as a share of learning_rate")
-    weight: float = Field(default=0.5, ge=0, le=1, description="largest weight of a bad row; a good row has 1")
-    beta: float = Field(default=5.0, gt=0, description="a bad row stops counting after about 4 / beta nats")
-    least_bad: int = Field(default=50, gt=0, description="fewest bad rows for a stage 2")
-    quota_per_user: int = Field(default=100, gt=0, description="most bad rows from one user")
+    weight: float = Field(default=0.5, ge=0, le=1, description="maximum weight of a bad row; a good row has 1")
+    beta: float = Field(default=5.0, gt=0, description="a bad row has no effect after about 4 / beta nats")
+    least_bad: int = Field(default=50, gt=0, description="minimum bad rows for a stage 2")
+    quota_per_user: int = Field(default=100, gt=0, description="maximum bad rows from one user")
 
 
 class LoraConfig(Section):
     r: int = Field(default=16, gt=0, le=1 << 16, description="rank: 8 for style and format, 16 to 32 for new skills")
-    alpha: float = Field(default=32, gt=0, description="scale of the update, alpha / r; usually twice the rank")
+    alpha: float = Field(default=32, gt=0, description="the update is scaled by alpha / r; usually twice the rank")
     dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="dropout on the adapter's input; 0.05 to 0.1 if few rows"
+        default=0.0, ge=0, lt=1, description="dropout on the adapter's input; 0.05 to 0.1 for few rows"
     )
     dropout_per: Literal["token", "row"] = Field(
-        default="token", description="token: shared prefixes are computed once; row: every row has its own mask"
+        default="token", description="token: compute shared prefixes once; row: each row has its own mask"
     )
     target_modules: str | list[str] = Field(
         default="all-linear", description="layers: all-linear, names such as q_proj, or a pattern such as '.*_proj'"
     )
     rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead; for ranks above 32")
-    start: str | None = Field(default=None, description="folder of an adapter of the same base to start from")
+    start: str | None = Field(default=None, description="start from the adapter in this folder (same base model)")
 
 
 class EvalConfig(Section):
     prompts: int = Field(default=64, gt=0, description="held-out rows that both models answer")
-    new_tokens: int = Field(default=64, gt=0, description="longest answer in tokens")
-    slots: int = Field(default=8, gt=0, le=1024, description="answers at the same time")
+    new_tokens: int = Field(default=64, gt=0, description="maximum tokens of an answer")
+    slots: int = Field(default=8, gt=0, le=1024, description="answers generated at the same time")
     baseline: str = Field(
         default="base",
         min_length=1,
-        description="compare with this: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, or a .yaml file",
+        description="model to compare with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, or a .yaml file",
     )
     latency_prompts: int = Field(default=50, gt=0, description="prompts answered one at a time, to measure latency")
-    checker: dict[str, Any] | None = Field(default=None, description="checker of answers, for rows without their own")
+    checker: dict[str, Any] | None = Field(default=None, description="checker of answers, for rows without one")
     judge: str | None = Field(
         default=None, min_length=1, description="model that compares answers: URL#MODEL, a .gguf file, a release, base"
     )
     frozen: list[str] = Field(
-        default=[], description="releases and files whose questions are never trained and always asked"
+        default=[], description="releases and files with questions to ask in every evaluation and never train"
     )
-    general: bool = Field(default=True, description="ask the general questions that ship with Hivetune too")
+    general: bool = Field(default=True, description="also ask the general questions that ship with Hivetune")
 
 
 class ExportConfig(Section):
     converter: str | None = Field(
-        default=None, min_length=1, description="checkout of llama.cpp, to write GGUF files; default: fetched"
+        default=None,
+        min_length=1,
+        description="folder of a llama.cpp checkout that writes GGUF files; default: fetched",
     )
 
 
 class GateConfig(Section):
     """Thresholds of the verdict; a metric whose threshold is null is reported, not required."""
 
-    loss_gain: float | None = Field(default=0.0, description="least gain in nats per token, lower end of the interval")
-    success_gain: float | None = Field(default=None, description="least gain in the share of correct answers")
-    latency_ratio: float | None = Field(default=1.5, gt=0, description="largest time per answer, tuned / base")
-    memory_ratio: float | None = Field(default=1.5, gt=0, description="largest peak memory, tuned / base")
-    least_success: float | None = Field(default=None, gt=0, le=1, description="least share of correct answers")
-    most_latency_s: float | None = Field(default=None, gt=0, description="longest mean time per answer")
+    loss_gain: float | None = Field(default=0.0, description="minimum gain in nats per token, as a lower bound")
+    success_gain: float | None = Field(default=None, description="minimum gain in the share of correct answers")
+    latency_ratio: float | None = Field(default=1.5, gt=0, description="maximum time per answer, tuned / base")
+    memory_ratio: float | None = Field(default=1.5, gt=0, description="maximum peak memory, tuned / base")
+    least_success: float | None = Field(default=None, gt=0, le=1, description="minimum share of correct answers")
+    most_latency_s: float | None = Field(default=None, gt=0, description="maximum mean time per answer")
     most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory")
     preferred_gain: float | None = Field(
-        default=None, ge=-1, le=1, description="least gain in the share of answers that eval.judge prefers"
+        default=None, ge=-1, le=1, description="minimum gain in the share of answers that eval.judge prefers"
     )
-    judge_alone: bool = Field(default=False, description="accept eval.judge as the only evidence")
+    judge_alone: bool = Field(default=False, description="accept these answers as the only evidence")
     least_kept: float | None = Field(
-        default=0.9, gt=0, le=1, description="least share of frozen questions still answered correctly"
+        default=0.9, gt=0, le=1, description="minimum share of frozen questions still answered correctly"
     )
     least_general: float | None = Field(
-        default=None, gt=0, le=1, description="least share of general questions still answered correctly"
+        default=None, gt=0, le=1, description="minimum share of general questions still answered correctly"
     )
-    length_drift: float | None = Field(default=None, ge=1, description="largest factor in the length of answers")
-    more_loops: float | None = Field(default=None, ge=0, le=1, description="largest rise of answers that repeat")
-    more_refusals: float | None = Field(default=None, ge=0, le=1, description="largest rise of answers that refuse")
+    length_drift: float | None = Field(default=None, ge=1, description="maximum factor in the length of answers")
+    more_loops: float | None = Field(default=None, ge=0, le=1, description="maximum rise of repetitive answers")
+    more_refusals: float | None = Field(default=None, ge=0, le=1, description="maximum rise of refusals")
     look: int | None = Field(
         default=None, gt=0, description="number of this candidate against one champion; a cycle sets it"
     )
@@ -167,21 +171,25 @@ class GateConfig(Section):
 
 
 class SuperviseConfig(Section):
-    hang_factor: float = Field(default=5.0, gt=1, description="a step this many times longer than usual hangs")
-    hang_floor_s: float = Field(default=60.0, gt=0, description="a shorter step never counts as hanging")
-    start_timeout_s: float = Field(default=900.0, gt=0, description="longest start: imports, model, first compilation")
-    evaluate_timeout_s: float = Field(default=1800.0, gt=0, description="longest validation")
-    save_timeout_s: float = Field(default=600.0, gt=0, description="longest checkpoint")
+    hang_factor: float = Field(default=5.0, gt=1, description="a step hangs after this many times its usual time")
+    hang_floor_s: float = Field(default=60.0, gt=0, description="a step hangs after this time at the earliest")
+    start_timeout_s: float = Field(
+        default=900.0, gt=0, description="maximum start time: imports, model, first compilation"
+    )
+    evaluate_timeout_s: float = Field(default=1800.0, gt=0, description="maximum time of a validation")
+    save_timeout_s: float = Field(default=600.0, gt=0, description="maximum time to save a checkpoint")
     attempts: int = Field(default=3, gt=0, description="attempts without progress before giving up")
     backoff_s: float = Field(
-        default=5.0, gt=0, description="first pause after a device fault at scattered steps; doubled up to 300 s"
+        default=5.0,
+        gt=0,
+        description="first pause after a device fault; doubled up to 300 s if faults come at different steps",
     )
-    memory_share: float = Field(default=0.9, gt=0, le=1, description="largest share of the device's memory to use")
+    memory_share: float = Field(default=0.9, gt=0, le=1, description="maximum share of the device's memory to use")
     checkpoint_every_s: float | None = Field(
         default=None, gt=0, description="seconds between checkpoints; default: from measured costs, by Young's rule"
     )
     allow: list[Literal["rank", "sample"]] = Field(
-        default=[], description="changes of the training that recovery may make: rank, sample"
+        default=[], description="changes that recovery may make: rank (halve it), sample (skip rows)"
     )
     chunk_rows: int | None = Field(
         default=None, gt=0, description="finish all epochs on this many rows before the next"
@@ -189,7 +197,7 @@ class SuperviseConfig(Section):
 
 
 class CycleWatchConfig(Section):
-    hours: float = Field(default=24.0, ge=0, le=24 * 30, description="how long a new champion is watched")
+    hours: float = Field(default=24.0, ge=0, le=24 * 30, description="hours for which a new champion is watched")
 
 
 class EmailConfig(Section):
@@ -216,20 +224,22 @@ class CycleConfig(Section):
     """The loop that trains, judges and promotes by itself."""
 
     name: str | None = Field(default=None, description="name of the release; required for a cycle")
-    sources: list[str] = Field(default=[], description="sources to collect before each look, as for hivetune collect")
+    sources: list[str] = Field(default=[], description="sources to collect first, as for hivetune collect")
     after_rows: int = Field(default=200, gt=0, description="new groups of rows that start a cycle")
     window: str | None = Field(
         default=None, description="hours for long work, such as 22:00-06:00, or a cron line at which it starts"
     )
-    budget_hours: float | None = Field(default=None, gt=0, description="most hours of training in a cycle")
-    budget_kwh: float | None = Field(default=None, gt=0, description="most energy of training in a cycle")
+    budget_hours: float | None = Field(default=None, gt=0, description="maximum hours of training in a cycle")
+    budget_kwh: float | None = Field(default=None, gt=0, description="maximum energy of training in a cycle, in kWh")
     yield_to: Literal["serving", "nothing"] = Field(
         default="serving", description="serving: pause long work while requests or other programs use the machine"
     )
-    replay: float = Field(default=0.5, ge=0, le=1, description="share of old tokens if the budget is too small for all")
-    general: str | None = Field(default=None, description="file of general rows, for about 5 % of the tokens")
-    start_from: Literal["base", "last"] = Field(default="base", description="start each training from base or champion")
-    promote: Literal["auto", "ask"] = Field(default="auto", description="ask: a person promotes what passed the gate")
+    replay: float = Field(default=0.5, ge=0, le=1, description="minimum share of old tokens if the budget is too small")
+    general: str | None = Field(default=None, description="file of general rows; they get about 5 % of the tokens")
+    start_from: Literal["base", "last"] = Field(
+        default="base", description="last: start each training from the champion's adapter"
+    )
+    promote: Literal["auto", "ask"] = Field(default="auto", description="ask: a person promotes a release that passed")
     watch: CycleWatchConfig = CycleWatchConfig()
     notify: NotifyConfig = NotifyConfig()
 
@@ -239,9 +249,9 @@ class ExpertsConfig(Section):
 
     shared: str | None = Field(default=None, description="release of the shared adapter; default: cycle.name")
     by: Literal["auto", "agent", "category", "system", "tools"] = Field(
-        default="auto", description="field that names the domain; auto: the first that divides the rows"
+        default="auto", description="field with the domain; auto: the first one that divides the rows"
     )
-    auto: bool = Field(default=False, description="look for specialists after each promotion of a cycle")
+    auto: bool = Field(default=False, description="look for domains that need a specialist after each promotion")
 
 
 class RunConfig(Section):
@@ -251,29 +261,29 @@ class RunConfig(Section):
     data: DataConfig
     learn: LearnConfig = LearnConfig()
     method: Literal["lora", "qlora"] = Field(
-        default="lora", description="qlora: base model in 4 bits, a quarter of its memory; slower and less exact"
+        default="lora", description="qlora: base model in 4 bits; a quarter of the memory, slower, less exact"
     )
     lora: LoraConfig = LoraConfig()
-    max_length: int = Field(default=2048, ge=8, le=MAX_TOKENS_A_ROW, description="longest row in tokens")
+    max_length: int = Field(default=2048, ge=8, le=MAX_TOKENS_A_ROW, description="maximum tokens of a row")
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step, the effective batch size")
     epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
     max_steps: int | None = Field(default=None, gt=0, description="stop after this many optimizer steps")
-    learning_rate: float = Field(default=2e-4, gt=0, description="about ten times the rate of full fine-tuning")
+    learning_rate: float = Field(default=2e-4, gt=0, description="about ten times that of full fine-tuning")
     lr_schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="decay of the learning rate after the warm-up"
     )
-    warmup: float = Field(default=0.05, ge=0, description="warm-up: a share of the steps, or from 1 on their number")
+    warmup: float = Field(default=0.05, ge=0, description="warm-up: below 1 a share of the steps, else their number")
     weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, as in AdamW")
-    clip: float = Field(default=1.0, ge=0, description="largest gradient norm; 0: no clipping")
-    validate_rows: int = Field(default=48, gt=0, description="most rows of a validation during training")
+    clip: float = Field(default=1.0, ge=0, description="maximum gradient norm; 0: no clipping")
+    validate_rows: int = Field(default=48, gt=0, description="maximum rows of a validation during training")
     validate_every: int | None = Field(
-        default=None, gt=0, description="steps between validations; default: ten times a run"
+        default=None, gt=0, description="steps between validations; default: ten validations a run"
     )
     patience: int | None = Field(
         default=3, gt=0, description="validations without improvement before stopping early; null: never"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="precision; auto: the faster one, measured"
+        default="auto", description="precision; auto: the fastest one, measured"
     )
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1")
     workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = Field(
@@ -307,74 +317,73 @@ class Group:
 
 GROUPS = {
     "data.quotas": Group(
-        "most rows per source, per session, of bad rows per user; largest share of synthetic rows",
+        "maximum rows per source and session, maximum bad rows per user, maximum share of synthetic rows",
         {"source": "data.quota_per_source", "session": "data.quota_per_session", "user": "learn.quota_per_user",
          "synthetic": "data.synthetic_share"},
     ),
     "data.on_private": Group(
-        "redact, reject or keep: secrets (keys, tokens), personal (mail addresses, phone and account numbers)",
+        "what to do with secrets and personal data: redact, reject or keep",
         {"secrets": "data.on_secret", "personal": "data.on_personal"},
     ),
     "data.also_train": Group(
-        "rows that are set aside by default: failed, untrusted (from tools or web pages), own_answers (of a release)",
+        "train these rows too: failed, untrusted, own_answers",
         {"failed": "data.on_failed", "untrusted": "data.on_untrusted", "own_answers": "data.on_own_answers"},
         "train",
     ),
     "data.do_not_train": Group(
-        "parts of rows to leave out: tools (calls and results), reasoning (before an answer)",
+        "leave out these parts of rows: tools, reasoning",
         {"tools": "data.on_tools", "reasoning": "data.on_reasoning"},
         "leave_out",
     ),
     "data.held_out": Group(
-        "how rows are held out: by content (a hash) or time (the newest); together: rows that stay in one split",
+        "how rows are held out",
         {"by": "data.split", "together": "data.group_by"},
     ),
     "learn.stage2": Group(
-        "stage 2: steps, rate (share of learning_rate), weight of a bad row, beta (fades after 4 / beta nats), min_bad",
+        "training with bad answers, stage 2 of hivetune learn",
         {"steps": "learn.steps", "rate": "learn.rate", "weight": "learn.weight", "beta": "learn.beta",
          "min_bad": "learn.least_bad"},
     ),
     "eval.answers": Group(
-        "answers: longest in tokens, number at the same time, number timed one by one",
+        "length and number of answers",
         {"tokens": "eval.new_tokens", "parallel": "eval.slots", "timed": "eval.latency_prompts"},
     ),
     "gate.success": Group(
-        "correct answers: least gain and least share",
+        "correct answers: minimum gain, minimum share",
         {"gain": "gate.success_gain", "share": "gate.least_success"},
     ),
     "gate.latency": Group(
-        "time per answer: largest ratio tuned / base, most seconds",
+        "time per answer: maximum ratio tuned / base, maximum seconds",
         {"ratio": "gate.latency_ratio", "seconds": "gate.most_latency_s"},
     ),
     "gate.memory": Group(
-        "peak memory: largest ratio tuned / base, most GB",
+        "peak memory: maximum ratio tuned / base, maximum GB",
         {"ratio": "gate.memory_ratio", "gb": "gate.most_memory_gb"},
     ),
     "gate.preferred": Group(
-        "answers that eval.judge prefers: least gain; alone: accept them as the only evidence",
+        "answers that eval.judge prefers",
         {"gain": "gate.preferred_gain", "alone": "gate.judge_alone"},
     ),
     "gate.kept": Group(
-        "least share of frozen and of general questions that are still answered correctly",
+        "minimum share of questions still answered correctly: frozen, general",
         {"frozen": "gate.least_kept", "general": "gate.least_general"},
     ),
     "gate.drift": Group(
-        "largest factor in length, largest rise of loops and of refusals",
+        "change of answers: maximum factor in length, maximum rise of loops and refusals",
         {"length": "gate.length_drift", "loops": "gate.more_loops", "refusals": "gate.more_refusals"},
     ),
     "supervise.limits": Group(
-        "attempts without progress; a step hangs after hang_factor x usual and hang_s; longest start, evaluation, "
-        "save; first pause",
+        "limits of recovery: attempts and times",
         {"attempts": "supervise.attempts", "hang_factor": "supervise.hang_factor", "hang_s": "supervise.hang_floor_s",
          "start_s": "supervise.start_timeout_s", "evaluate_s": "supervise.evaluate_timeout_s",
          "save_s": "supervise.save_timeout_s", "pause_s": "supervise.backoff_s"},
     ),
     "cycle.budget": Group(
-        "most hours and most kWh of training in a cycle",
+        "maximum hours and kWh of training in a cycle",
         {"hours": "cycle.budget_hours", "kwh": "cycle.budget_kwh"},
     ),
     "cycle.mix": Group(
-        "share of old tokens to replay if the budget is too small for all rows; file of general rows",
+        "rows to train besides the new ones",
         {"replay": "cycle.replay", "general": "cycle.general"},
     ),
 }  # fmt: skip
