@@ -48,6 +48,14 @@ def test_the_official_client_and_curl_get_labelled_answers(own_home: Path, tmp_p
         done = subprocess.run([*curl, "-d", body], capture_output=True, text=True, check=True)
         assert json.loads(done.stdout)["model"] == first
         assert running.metric("hivetune_answers_total") == 7
+        said = set()
+        for number in range(10):  # with another conversation between, which takes the slot's cache
+            again = client.chat.completions.create(
+                model="base", messages=messages, max_tokens=32, temperature=0, seed=1
+            )
+            said.add(again.choices[0].message.content)
+            running.chat(f"hello again, number {number}", "base")
+        assert len(said) == 1
     assert "hello" not in (tmp_path / "log").read_text()  # no prompt in a log
 
 
