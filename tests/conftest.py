@@ -1,7 +1,5 @@
 """Fixtures that every room shares: a home of its own, the demo model, a tiny one. And how tests share two cores."""
 
-import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -13,6 +11,7 @@ from typing import Any
 import platformdirs
 import pytest
 from hypothesis import settings
+from once import one_at_a_time
 
 # By default an example that takes 200 ms fails: beside other work any may.
 settings.register_profile("any machine", deadline=None)
@@ -46,15 +45,6 @@ def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """What is made in `folder` is made by one worker; the others wait for it and find it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".making", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or writes the user's home."""
@@ -62,6 +52,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
     # The CPU kernels are compiled once for all of a session's processes.
     monkeypatch.setenv("HIVETUNE_KERNELS", str(common_folder(tmp_path_factory) / "kernels"))
+    # What tests make the same each time is made once, and copied (serve/hive.py).
+    monkeypatch.setenv("HIVETUNE_TEST_COMMON", str(common_folder(tmp_path_factory) / "common"))
     return home
 
 

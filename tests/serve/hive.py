@@ -13,13 +13,15 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import pytest
 from gguf_families import write_model
+from once import copy_of
 from safetensors.numpy import save_file
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_manifest
 from hivetune.models.worker.weights import open_weights
-from hivetune.release.gguf import write_gguf_adapter
+from hivetune.release.gguf import SERVED_QUANT, base_gguf, write_gguf_adapter
 from hivetune.release.registry import promote, register
 
 MODEL = "smollm2-135m"  # the name under which the tiny model is found, as a prepared one
@@ -28,13 +30,21 @@ START_TIMEOUT_S = 60.0
 
 
 def make_home() -> Path:
-    """Put the prepared tiny model into `$HIVETUNE_HOME`."""
+    """Put the prepared tiny model and its GGUF file into `$HIVETUNE_HOME`."""
     folder = home() / "models" / MODEL
     if not folder.exists():
-        write_model(folder, "llama")
-        (folder / MANIFEST).unlink()
-        write_manifest(folder)
+        copy_of("home", _fill_home, home())
     return folder
+
+
+def _fill_home(work: Path) -> None:
+    folder = work / "models" / MODEL
+    write_model(folder, "llama")
+    (folder / MANIFEST).unlink()
+    write_manifest(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIVETUNE_HOME", str(work))
+        base_gguf(MODEL, sha256_file(folder / MANIFEST), SERVED_QUANT)
 
 
 def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> str:
@@ -45,9 +55,8 @@ def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> 
     (run / "config.resolved.yaml").write_text("config: {}\n")
     write_json(run / "run.json", {"name": name, "model": str(model)})
     exported = run / "export" / "gguf-adapter"
-    made = write_gguf_adapter(model, run, run / "task", f"{name}-lora.gguf", lambda done, total: None)
-    exported.mkdir(parents=True)
-    made.rename(exported / made.name)
+    copy_of(f"adapter-{seed}", lambda work: _export_adapter(model, run, work), exported)
+    (exported / "lora.gguf").rename(exported / f"{name}-lora.gguf")
     adapter_sha256 = sha256_file(run / "adapter_model.safetensors")
     write_manifest(exported, {"adapter_sha256": adapter_sha256})
     about = {
@@ -63,6 +72,11 @@ def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> 
         if champion:
             promote(database, release.label, by="test", reason="test")
     return release.label
+
+
+def _export_adapter(model: Path, run: Path, target: Path) -> None:
+    made = write_gguf_adapter(model, run, run / "task", "lora.gguf", lambda done, total: None)
+    made.rename(target / made.name)
 
 
 def write_adapter(model: Path, folder: Path, seed: int) -> None:
