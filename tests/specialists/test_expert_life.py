@@ -6,18 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from specialists.test_birth import units
 
+import hivetune.specialists.runs
 import hivetune.specialists.station
 import hivetune.specialists.survey
 from hivetune.base.database import open_database
 from hivetune.config import LoraConfig, parse_config
 from hivetune.errors import UsageError
 from hivetune.routing.domains import KeyedRow, RowDomain
-from hivetune.routing.steps import newest_steps
-from hivetune.specialists.decide import ScoredUnit
+from hivetune.routing.steps import add_steps, newest_steps
+from hivetune.specialists.decide import ScoredUnit, decide_birth
 from hivetune.specialists.routes import Serving, keys_of
+from hivetune.specialists.runs import _make, birth_step
 from hivetune.specialists.station import review
-from hivetune.specialists.survey import read_survey
+from hivetune.specialists.survey import ALONE, read_survey
 
 DOMAIN = RowDomain("agent", ("coder",))
 
@@ -86,3 +89,30 @@ def test_rows_that_declare_nothing_of_the_wanted_kind_are_an_error(
     with pytest.raises(UsageError, match=r"experts\.by is agent, and none of 1 rows declares one") as refused:
         read_survey(config)
     assert "rows declare category" in refused.value.hint
+
+
+@pytest.mark.parametrize("verdict", ["deploy", "abort"])
+def test_a_birth_beside_a_shared_adapter_that_still_gains_is_said_of_the_specialist_too(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, verdict: str
+) -> None:
+    """The newest step is what a person sees, and its reason used to be the gate's alone."""
+    shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
+    found: Any = SimpleNamespace(shared=shared, snapshot=SimpleNamespace(hash="rows"))
+    run: Any = SimpleNamespace(folder=Path("/run"), plan=SimpleNamespace(steps=()))
+    judged = SimpleNamespace(verdict=verdict, reasons=("loss: gain 0.1",), decisive=1)
+    fakes: dict[str, Any] = {
+        "train_specialist": lambda *_: None,
+        "_is_evaluated": lambda _: True,
+        "judge_run": lambda _: judged,
+        "register_run": lambda *_: (SimpleNamespace(label="helpdesk-coder@1"), True),
+        "promote": lambda *_, **__: None,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(hivetune.specialists.runs, name, fake)
+    birth = decide_birth(units(0.15, 0.1, 60, over_shared=0.5), forks=1)
+    with closing(open_database()) as database:
+        add_steps(database, birth_step(found, DOMAIN, birth, {}))
+        _make(found, DOMAIN, run, ALONE)
+        step = newest_steps(database, "helpdesk")["helpdesk-coder"]
+    assert step.step == ("serving" if verdict == "deploy" else "refused")
+    assert "loss: gain 0.1; the shared adapter itself still gains +0.3" in step.reason

@@ -55,13 +55,15 @@ class Birth:
     """The decision about a fork. `gain`: over equally many steps on the mixture. `over_shared`: over the shared
     adapter.
 
-    Both are nats a token, with intervals corrected for the number of forks.
+    Both are nats a token, with intervals corrected for the number of forks. `still_gains`: in words, that the shared
+    adapter was trained too little to tell; it is also in the reason.
     """
 
     answer: BirthAnswer
     reason: str
     gain: Estimate
     over_shared: Estimate
+    still_gains: str = ""
 
 
 def screen(products: Sequence[Sequence[float]] | None) -> Screen:
@@ -121,7 +123,8 @@ def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
     if still.ci95 is None or still.ci95[0] <= 0:
         return birth
     more = f"the shared adapter itself still gains {still.value:+.3f} nats a token here by more steps on all rows"
-    return replace(birth, reason=f"{birth.reason}; {more}: train it until it gains no more, and look again")
+    more += ": train it until it gains no more, and look again"
+    return replace(birth, reason=f"{birth.reason}; {more}", still_gains=more)
 
 
 def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:

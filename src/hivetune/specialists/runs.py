@@ -30,7 +30,7 @@ from hivetune.run.choices import read_resolved, write_resolved
 from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash
 from hivetune.run.status import has_begun, run_status
 from hivetune.serve.register import register_run
-from hivetune.specialists.decide import GRADIENT_PARTS, Screen, decide_birth, screen
+from hivetune.specialists.decide import GRADIENT_PARTS, Birth, Screen, decide_birth, screen
 from hivetune.specialists.survey import ALONE, Attended, Survey, scored_parts, step_of
 from hivetune.train.open import Run
 from hivetune.train.probe import probe_run
@@ -153,15 +153,16 @@ def _forked(
     units_of = scored_parts(survey, parts, progress=attended.bar("scoring the forks"))
     steps = []
     for domain, units in zip(domains, units_of, strict=True):
-        birth = decide_birth(units, len(domains))
-        details = {
-            "screen": to_plain(screens[domain.slug]),
-            "rows": len(survey.rows_of(domain)),
-            "gain": estimate_document(birth.gain),
-            "over_shared": estimate_document(birth.over_shared),
-        }
-        steps.append(step_of(survey, domain, birth.answer, birth.reason, details))
+        details = {"screen": to_plain(screens[domain.slug]), "rows": len(survey.rows_of(domain))}
+        steps.append(birth_step(survey, domain, decide_birth(units, len(domains)), details))
     return steps
+
+
+def birth_step(survey: Survey, domain: RowDomain, birth: Birth, details: Mapping[str, Any]) -> SpecialistStep:
+    """Return the step of a domain whose fork was judged."""
+    numbers = {"gain": estimate_document(birth.gain), "over_shared": estimate_document(birth.over_shared)}
+    about = {**details, **numbers, "still_gains": birth.still_gains}
+    return step_of(survey, domain, birth.answer, birth.reason, about)
 
 
 def estimate_document(estimate: Estimate) -> dict[str, Any]:
@@ -208,7 +209,10 @@ def _make(survey: Survey, domain: RowDomain, run: Run, attended: Attended) -> Sp
         evaluate_run(run, attended.bar(f"judging {name}"))
     verdict = judge_run(run)
     release, _ = register_run(run.folder, name)
-    reasons = "; ".join(verdict.reasons[: verdict.decisive])
+    with closing(open_database()) as database:
+        born = newest_steps(database, survey.shared.name).get(name)
+    remarks = [born.details["still_gains"]] if born is not None and born.details.get("still_gains") else []
+    reasons = "; ".join((*verdict.reasons[: verdict.decisive], *remarks))
     details = {"release": release.label, "verdict": verdict.verdict, "run": str(run.folder)}
     step = step_of(survey, domain, "refused", f"{verdict.verdict}: {reasons}", details)
     with closing(open_database()) as database:
