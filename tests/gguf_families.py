@@ -8,7 +8,6 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from hivetune.models.prepared import SCHEMA
-from hivetune.release.worker.vocabulary import PRE_TOKENIZERS
 
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -18,6 +17,30 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Not our own files: a word changed in one of them would change the tokens, and with them what random weights say.
 CORPUS = [topics[name] for name in sorted(topics)[:6]]
 SPACE = "\u2581"
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TAIL_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_START = r"[^\r\n\p{L}\p{N}]?"
+# The rules as published tokenizers write them: a pattern, ("digits", singly), ("bytes", with GPT-2's pattern).
+PRE_TOKENIZERS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "gpt-2": (("bytes", True),),
+    "smollm": (("digits", True), ("bytes", True)),
+    "llama-bpe": (("split", rf"{_CONTRACTIONS}|{_START}\p{{L}}+|\p{{N}}{{1,3}}{_TAIL}"), ("bytes", False)),
+    "qwen2": (("split", rf"{_CONTRACTIONS}|{_START}\p{{L}}+|\p{{N}}{_TAIL}"), ("bytes", False)),
+    "tekken": (
+        ("split", rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}{_TAIL_SLASH}"),
+        ("bytes", False),
+    ),
+    "gpt-4o": (
+        (
+            "split",
+            rf"{_START}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_START}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+            rf"|\p{{N}}{{1,3}}{_TAIL_SLASH}",
+        ),
+        ("bytes", False),
+    ),
+}
 
 # family: (architecture in transformers, splitting rule, settings besides the common ones)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -90,7 +113,7 @@ def tokenizer_for(rule: str, vocab_size: int = 900) -> Tokenizer:
     if rule.startswith("sentencepiece"):
         return _sentencepiece(text, vocab_size, prefix=rule.endswith("prefix"))
     tokenizer = Tokenizer(models.BPE(ignore_merges=rule == "llama-bpe"))
-    steps = [_step(kind, value) for kind, value in next(key for key, name in PRE_TOKENIZERS.items() if name == rule)]
+    steps = [_step(kind, value) for kind, value in PRE_TOKENIZERS[rule]]
     tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -189,7 +189,6 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
     from hivetune.process.child import Heartbeat
     from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
     from hivetune.release.converter import find_converter
-    from hivetune.release.gguf import RECIPES
     from hivetune.release.worker.to_gguf import stage, write_adapter, write_model
 
     converter, file = find_converter().folder, folder / name
@@ -198,8 +197,7 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
             assert adapter is not None
             write_adapter(WriteGgufAdapter(folder / "prepared", adapter, file, converter), staged)
         else:
-            recipe = RECIPES[QUANT].as_task()
-            task = WriteGguf(folder / "prepared", adapter, file, recipe, "tiny", converter)
+            task = WriteGguf(folder / "prepared", adapter, file, QUANT, "tiny", converter)
             write_model(task, staged, Heartbeat(None))
     return file
 

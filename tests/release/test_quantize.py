@@ -10,7 +10,7 @@ import pytest
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.release.gguf import RECIPES, find_recipe
-from hivetune.release.worker.gguf_quantize import encode, tensor_type
+from hivetune.release.worker.to_gguf import _check_numbers, encode, tensor_type
 
 
 def test_names() -> None:
@@ -57,7 +57,7 @@ def test_file_types_are_llama_cpps() -> None:
     ],
 )
 def test_which_tensor_gets_which_type(name: str, shape: tuple[int, ...], quant: str, expected: str) -> None:
-    assert tensor_type(name, shape, RECIPES[quant].as_task(), blocks=32) == expected
+    assert tensor_type(name, shape, RECIPES[quant], blocks=32) == expected
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("Q8_0", 5e-3), ("Q4_0", 0.126)])
@@ -76,8 +76,6 @@ def test_numbers_survive_as_well_as_their_type_allows(kind: str, bound: float) -
 def test_a_tensor_that_is_not_finite_is_never_exported(value: float) -> None:
     import torch
 
-    from hivetune.release.worker.to_gguf import _check_numbers
-
     tensor = torch.ones(2, 32)
     _check_numbers("t", tensor, True)
     tensor[1, 3] = value
@@ -87,8 +85,6 @@ def test_a_tensor_that_is_not_finite_is_never_exported(value: float) -> None:
 
 def test_numbers_too_large_for_f16_are_not_turned_into_infinities() -> None:
     import torch
-
-    from hivetune.release.worker.to_gguf import _check_numbers
 
     with pytest.raises(HivetuneError, match="bf16"):
         _check_numbers("t", torch.full((1, 32), 1e5), True)

@@ -238,13 +238,13 @@ class Merge:
 class WriteGguf:
     """Write a whole model with the merged adapter as `file`.
 
-    `recipe` is a release/quantize.Recipe, `base_name` the name in the file, `converter` llama.cpp's folder.
+    `quant` names a recipe of release/gguf.py, `base_name` the name in the file, `converter` llama.cpp's folder.
     """
 
     model: Path
     adapter: Path | None
     file: Path
-    recipe: Mapping[str, Any]
+    quant: str
     base_name: str
     converter: Path
 

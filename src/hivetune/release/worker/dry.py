@@ -68,9 +68,8 @@ def _convert(task: DryGguf, module: nn.Module, work: Path, heartbeat: Heartbeat)
     model.switch.on = False
     base = score_all(module, task.passages, task.top, heartbeat)
     with stage(work / "model", work, task.converter) as folder:
-        recipe = {"name": "f32", "file_type": 0}
         source = (work / "model", work / "adapter")
-        write_model(WriteGguf(source[0], None, task.file, recipe, task.base_name, task.converter), folder, heartbeat)
+        write_model(WriteGguf(source[0], None, task.file, "f32", task.base_name, task.converter), folder, heartbeat)
         write_adapter(WriteGgufAdapter(*source, task.adapter_file, task.converter), folder)
     return {"base": base, "tuned": tuned}
 

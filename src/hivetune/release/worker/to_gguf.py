@@ -1,9 +1,8 @@
 """Writes a whole model or a LoRA adapter as a GGUF file by llama.cpp's own converter (release/converter.py).
 
-The converter reads a staged folder: the prepared model's files, with the tokenizer in the form that it looks for. An
-adapter of a whole model is merged on the way, W + scale * B A in float32, tensor by tensor. What the converter derives
-from names is taken from what training read: the model's name, the ends of an answer, the first token, the template, the
-length of the context.
+The converter reads a staged folder: the prepared model's files. An adapter of a whole model is merged on the way,
+W + scale * B A in float32, tensor by tensor. What the converter derives from names is taken from what training read:
+the model's name, the tokens, the ends of an answer, the first token, the template, the length of the context.
 """
 
 import errno
@@ -14,11 +13,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -27,58 +27,54 @@ from hivetune.base.paths import install_command
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION, spoken_name
+from hivetune.models.worker.weights import Array
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
-from hivetune.release.worker.gguf_quantize import encode, tensor_type
+from hivetune.release.gguf import RECIPES, Recipe
 from hivetune.release.worker.merge import Part, merge, read_parts
 from hivetune.release.worker.vocabulary import (
     adds_space_prefix,
     is_sentencepiece,
-    sentencepiece_file,
+    sentencepiece_pieces,
     special_settings,
     splitting_rule,
-    strips_after_specials,
     token_texts,
 )
 
 LARGEST_F16 = 65504.0
 # Number types that the converter writes itself, as its --outtype names them; the others are made from F16.
-OWN_TYPES = ("f32", "f16", "bf16", "q8_0")
-# In a model whose name has this, llama.cpp looks for Phi-3's special tokens and strips what follows them. One that
-# lacks such a token then can't be loaded (llama-vocab.cpp).
+OWN_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+# In a model whose name has this, llama.cpp strips what follows special tokens, as in Phi-3. It can't load one that
+# lacks these (llama-vocab.cpp).
 KEYED_NAME = re.compile("phi-?3", re.IGNORECASE)
+KEYED_TOKENS = {"<unk>", "<s>", "</s>", "<|endoftext|>"}
 # Architectures whose window llama.cpp reads and does not use (its llama.cpp/src/models/phi3.cpp: "currently disabled").
 NO_WINDOW = ("phi3",)
-_FAILURES = (
-    *(NotImplementedError, KeyError, ValueError, AssertionError, TypeError, AttributeError, IndexError, RuntimeError),
-    *(FileNotFoundError, SystemExit),
-)
+_ENDS = ("eos", "eot", "eom", "bos", "padding", "seperator", "cls", "mask")
+_MERGE_HINT = "use --to gguf, which merges the adapter"
+_Base: Any = object  # the converter's class of an architecture, known when its folder is
 
 
 def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
     with stage(task.model, task.file.parent, task.converter) as folder:
-        try:
-            if isinstance(task, WriteGguf):
-                write_model(task, folder, heartbeat)
-            else:
-                write_adapter(task, folder)
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            # numpy's tofile reports a short write without its cause: "57920 requested and 7424 written".
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(task.file)) from error
+        if isinstance(task, WriteGguf):
+            write_model(task, folder, heartbeat)
+        else:
+            write_adapter(task, folder)
     DISK.sync(task.file)
     return {"tensors": len(read_header(task.file).tensors)}
 
 
 @contextmanager
 def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
-    """Make a folder with the model's files for the converter, which is importable meanwhile."""
-    for path in (converter / "gguf-py", converter):
-        if str(path) not in sys.path:
-            sys.path.insert(0, str(path))
+    """Make a folder with the model's files for the converter, which is importable meanwhile.
+
+    The converter's failures become UsageError, MachineNotFit for a missing package, or OSError.
+    """
+    sys.path[:0] = [str(converter / "gguf-py"), str(converter)]
     os.environ.setdefault("TQDM_DISABLE", "1")
+    logging.basicConfig(level=logging.WARNING)
     folder = parent / ".staged"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -89,61 +85,45 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
         config = read_json(model / "config.json")
         architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
         write_json(folder / "config.json", {**config, "architectures": [architecture or config["architectures"][0]]})
-        document = _tokenizer(model)
         settings = read_json(model / "tokenizer_config.json") if (model / "tokenizer_config.json").is_file() else {}
-        if is_sentencepiece(document):
-            (folder / "tokenizer.model").write_bytes(sentencepiece_file(document))
-        elif config["model_type"] == "phi3":
-            settings["tokenizer_class"] = "GPT2Tokenizer"  # by which its converter knows Phi-4's byte-level tokenizer
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+        if is_sentencepiece(_tokenizer(model)):
+            (folder / "tokenizer.model").touch()  # where it lies, Gemma 3's class asks for the pieces
         yield folder
+    except HivetuneError:
+        raise
     except ModuleNotFoundError as error:
         raise MachineNotFit(f"the package {error.name} is not installed", hint=install_command("export")) from None
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if error.errno is not None:
+                raise
+            # numpy's tofile reports a short write without its cause: "57920 requested and 7424 written".
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent)) from error
+        words = f"llama.cpp's converter can't write this model: {type(error).__name__}: {error}"
+        raise UsageError(words.splitlines()[0].rstrip(": ")) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Return the model's settings as the converter reads them, with the old names that transformers 5 drops."""
-    from conversion import ModelBase
-
-    config: dict[str, Any] = ModelBase.load_hparams(folder, False)
-    kind, added = config["model_type"], dict[str, Any]()
-    if kind in ("gpt2", "openai-gpt"):
-        added["n_ctx"] = config.get("n_positions")
-    elif kind in ("gpt_neox", "cohere2"):
-        rope = config.get("rope_parameters") or {}
-        added["rotary_pct"] = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    elif kind == "falcon" and not config.get("new_decoder_architecture"):
-        added["num_kv_heads"] = 1 if config.get("multi_query", True) else config.get("num_attention_heads")
-        return {**config, **added}
-    return {**added, **config}
-
-
 def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
     """Write `task.file`. Raises UsageError for a model or an adapter that the converter can't write."""
-    kind = str(task.recipe["name"])
-    try:
-        base_class = _model_class(folder)
-        adapter = _parts(task, folder, heartbeat)
-        import gguf
-
-        types = gguf.LlamaFileType
-        file_type = {"f32": types.ALL_F32, "bf16": types.MOSTLY_BF16, "q8_0": types.MOSTLY_Q8_0}.get(kind)
-        model = _model_writer(base_class)(
-            folder,
-            types.MOSTLY_F16 if file_type is None else file_type,
-            task.file,
-            hparams=_settings(folder),
-            task=task,
-            parts=adapter,
-            heartbeat=heartbeat,
-            model_name=_model_name(task.model, task.base_name),
-        )
-        with torch.inference_mode():
-            model.write()
-    except _FAILURES as error:
-        raise _conversion_error(error) from error
+    recipe, parts = RECIPES[task.quant], dict[str, list[Part]]()
+    if task.adapter is not None:
+        _, parts, missing = read_parts(task.model, task.adapter)
+        if missing:  # the files hold the modules under other names: merged aside, in float32, nothing is left to add
+            merge(task.model, task.adapter, folder / "merged", "float32", heartbeat)
+            parts = {}
+            for path in folder.glob("*.safetensors*"):
+                path.unlink()
+            for path in (folder / "merged").glob("*.safetensors*"):
+                os.rename(path, folder / path.name)
+    model = _converter_model(_ModelWriter, folder, OWN_TYPES.get(recipe.name, "MOSTLY_F16"), task, task.base_name)
+    model.parts, model.heartbeat, model.file_type = parts, heartbeat, recipe.file_type
+    if recipe.name not in OWN_TYPES:
+        _write_in(recipe, model.gguf_writer, model.block_count)
+    with torch.inference_mode():
+        model.write()
 
 
 def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
@@ -151,193 +131,174 @@ def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
     lora, parts, missing = read_parts(task.model, task.adapter)
     if missing:
         raise UsageError(
-            f"the adapter changes {missing[0]}, which the model's files do not have under this name",
-            hint="use --to gguf, which merges the adapter",
+            f"the adapter changes {missing[0]}, which the model's files do not have under this name", hint=_MERGE_HINT
         )
-    try:
-        base_class = _model_class(folder)
-        import gguf
-
-        adapting = _adapter_writer(base_class, spoken_name(task.model), float(lora.alpha), parts)
-        model = adapting(folder, gguf.LlamaFileType.ALL_F32, task.file, hparams=_settings(folder))
-        with torch.inference_mode():
-            model.write()
-    except _FAILURES as error:
-        raise _conversion_error(error) from error
+    model = _converter_model(_AdapterWriter, folder, "ALL_F32", task, spoken_name(task.model))
+    model.parts, model.alpha = parts, float(lora.alpha)
+    with torch.inference_mode():
+        model.write()
     written = read_header(task.file).tensors
     count = sum(math.prod(shape) for name, shape in written.items() if name.endswith(".lora_b"))
-    trained = sum(
-        part.halves()[0 if part.transposed else 1].numel() for of_tensor in parts.values() for part in of_tensor
-    )
+    trained = sum(part.halves()[0 if part.transposed else 1].numel() for some in parts.values() for part in some)
     if count != trained:
         raise UsageError(
-            f"llama.cpp's converter wrote {count:,} of the adapter's {trained:,} output weights",
-            hint="use --to gguf, which merges the adapter",
+            f"llama.cpp's converter wrote {count:,} of the adapter's {trained:,} output weights", hint=_MERGE_HINT
         )
 
 
-def _model_class(folder: Path) -> Any:
-    """Return the converter's class for the staged model. Raises UsageError for an unknown architecture."""
-    logging.basicConfig(level=logging.WARNING)
+def _converter_model(
+    writer: type, folder: Path, file_type: str, task: WriteGguf | WriteGgufAdapter, base_name: str
+) -> Any:
+    """Return the converter's model of the staged folder, with the overrides of `writer`."""
     import conversion
+    import gguf
 
     architecture = read_json(folder / "config.json")["architectures"][0]
     try:
-        found = conversion.get_model_class(architecture)
-        # That class only forwards to the one inside it, which is not registered under a name.
-        return found.Ministral3Model if architecture == "Ministral3ForCausalLM" else found
+        base = conversion.get_model_class(architecture)
     except NotImplementedError:
         raise UsageError(f"llama.cpp's converter does not know the architecture {architecture}") from None
+    if architecture == "Ministral3ForCausalLM":
+        base = base.Ministral3Model  # to which the registered class forwards, past any override
+    derived: Any = type(writer.__name__, (writer, base), {"model_arch": base.model_arch})
+    name = _model_name(task.model, base_name)
+    model = derived(
+        folder, gguf.LlamaFileType[file_type], task.file, hparams=_settings(conversion, folder), model_name=name
+    )
+    model.task = task
+    return model
 
 
-def _parts(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> dict[str, list[Part]]:
-    """Return what the adapter adds to each tensor. A model whose files hold its modules under other names is merged
-    aside first, in float32, and then nothing is left to add."""
-    if task.adapter is None:
-        return {}
-    _, parts, missing = read_parts(task.model, task.adapter)
-    if not missing:
-        return parts
-    merged = folder / "merged"
-    merge(task.model, task.adapter, merged, "float32", heartbeat)
-    for path in folder.glob("*.safetensors*"):
-        path.unlink()
-    for path in merged.glob("*.safetensors*"):
-        os.rename(path, folder / path.name)
-    return {}
+def _settings(conversion: Any, folder: Path) -> dict[str, Any]:
+    """Return the model's settings as the converter reads them, with the old names that transformers 5 drops."""
+    config: dict[str, Any] = conversion.ModelBase.load_hparams(folder, False)
+    kind, rope = config["model_type"], config.get("rope_parameters") or {}
+    if kind in ("gpt2", "openai-gpt"):
+        config.setdefault("n_ctx", config.get("n_positions"))
+    elif kind in ("gpt_neox", "cohere2"):
+        rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+        config.setdefault("rotary_pct", rotated)
+    elif kind == "falcon" and not config.get("new_decoder_architecture") and config.get("multi_query", True):
+        config["num_kv_heads"] = 1  # transformers keeps the number of heads there
+    return config
 
 
-def _model_writer(base_class: Any) -> Any:
-    """Return the converter's class with overrides: what was trained replaces what it would derive from names."""
-    import gguf
-    from conversion import LazyTorchTensor
+class _ModelWriter(_Base):  # type: ignore[misc]
+    """Overrides of the converter's class: what was trained replaces what it would derive from names."""
 
-    class ModelWriter(base_class):  # type: ignore[misc]
-        model_arch = base_class.model_arch
-        no_mtp = True  # heads that draft are not trained
-        gguf_writer: Any
+    no_mtp = True  # heads that draft are not trained
+    task: WriteGguf
+    parts: dict[str, list[Part]]
+    heartbeat: Heartbeat
+    file_type: int
 
-        def __init__(self, *args: Any, task: WriteGguf, parts: Any, heartbeat: Heartbeat, **kwargs: Any):
-            super().__init__(*args, **kwargs)
-            self.task, self.parts, self.heartbeat = task, parts, heartbeat
-            if task.recipe["name"] not in OWN_TYPES:
-                self.gguf_writer = _quantizing_writer(self.gguf_writer, task.recipe, self.block_count)
+    def get_tensors(self) -> Iterator[tuple[str, Any]]:
+        from conversion import LazyTorchTensor
 
-        def get_tensors(self) -> Iterator[tuple[str, Any]]:
-            left = {_converter_name(self, name): parts for name, parts in self.parts.items()}
-            for name, tensor in super().get_tensors():
-                parts = left.pop(name, [])
-                # Computed when its turn to be written comes.
-                kind = torch.float32 if parts else tensor.dtype
-                meta = LazyTorchTensor.meta_with_dtype_and_shape(kind, tuple(tensor.shape))
-                yield name, LazyTorchTensor(meta=meta, args=(tensor,), func=self._finish(name, parts))
-            if left:
-                raise UsageError(f"the adapter changes {min(left)}, which the model does not have")
+        left = {_converter_name(self, name): parts for name, parts in self.parts.items()}
+        for name, tensor in super().get_tensors():
+            parts = left.pop(name, [])
 
-        def _finish(self, name: str, parts: list[Part]) -> Callable[[Any], Any]:
-            def finish(tensor: torch.Tensor) -> torch.Tensor:
+            def finish(tensor: torch.Tensor, name: str = name, parts: list[Part] = parts) -> torch.Tensor:
                 for part in parts:
                     tensor = part.add(tensor)
-                _check_numbers(name, tensor, self.ftype == gguf.LlamaFileType.MOSTLY_F16)
+                _check_numbers(name, tensor, self.ftype.name == OWN_TYPES["f16"])
                 self.heartbeat.beat(Beat.ITEM)
                 return tensor
 
-            return finish
+            # Computed when its turn to be written comes.
+            kind = torch.float32 if parts else tensor.dtype
+            meta = LazyTorchTensor.meta_with_dtype_and_shape(kind, tuple(tensor.shape))
+            yield name, LazyTorchTensor(meta=meta, args=(tensor,), func=finish)
+        if left:
+            raise UsageError(f"the adapter changes {min(left)}, which the model does not have")
 
-        def set_gguf_parameters(self) -> None:
-            super().set_gguf_parameters()
-            # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h); 0 caps nothing.
-            key = f"{gguf.MODEL_ARCH_NAMES[self.model_arch]}.final_logit_softcapping"
-            if self.hparams.get("final_logit_softcapping", 0) is None and key not in self.gguf_writer.kv_data[0]:
-                self.gguf_writer.add_float32(key, 0.0)
+    def get_vocab_base_pre(self, tokenizer: Any) -> str:
+        try:
+            return str(super().get_vocab_base_pre(tokenizer))
+        except NotImplementedError:
+            return splitting_rule(_tokenizer(self.task.model))
 
-        def get_vocab_base_pre(self, tokenizer: Any) -> str:
-            try:
-                return str(super().get_vocab_base_pre(tokenizer))
-            except NotImplementedError:
-                return splitting_rule(_tokenizer(self.task.model))
+    def _create_vocab_sentencepiece(self) -> Any:
+        return sentencepiece_pieces(_tokenizer(self.task.model), self.hparams["vocab_size"])
 
-        def set_vocab(self) -> None:
+    def set_vocab(self) -> None:
+        document, keys = _tokenizer(self.task.model), self.gguf_writer.kv_data[0]
+        # By what the tokenizer is, not by files and classes that architectures had. Gemma 4 has a kind of its own.
+        if document["model"].get("type") != "BPE" or self.model_arch.name == "GEMMA4":
             super().set_vocab()
-            writer, document = self.gguf_writer, _tokenizer(self.task.model)
-            settings = special_settings(self.task.model, token_texts(document))
-            for name in ("eos", "eot", "eom", "bos", "padding", "seperator", "cls", "mask"):
-                writer.kv_data[0].pop(f"tokenizer.ggml.{name}_token_id", None)
-            for key, value in settings.items():
-                _put(writer, f"tokenizer.{key}", value)
-            types = list(writer.kv_data[0].pop("tokenizer.ggml.token_type").value)
+            types = keys["tokenizer.ggml.token_type"].value
             for token in document.get("added_tokens") or []:
-                if token["id"] < len(types) and types[token["id"]] == gguf.TokenType.NORMAL:
-                    kind = gguf.TokenType.CONTROL if token.get("special") else gguf.TokenType.USER_DEFINED
-                    types[token["id"]] = int(kind)
-            writer.add_token_types(types)
-            if is_sentencepiece(document):
-                _put(writer, "tokenizer.ggml.add_space_prefix", adds_space_prefix(document))
-            self._cut_context()
-            writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
-            _put(writer, "general.file_type", int(self.task.recipe["file_type"]))
+                if types[token["id"]] == 1:  # normal, where the tokenizer's own settings do not name the token
+                    types[token["id"]] = 3 if token.get("special") else 4
+        elif is_sentencepiece(document):
+            self._set_vocab_sentencepiece()
+        else:
+            self._set_vocab_gpt2()
+        name = str(self.gguf_writer.arch)
+        for key in (*(f"tokenizer.ggml.{end}_token_id" for end in _ENDS), "general.finetune"):  # a folder's name
+            keys.pop(key, None)
+        settings = special_settings(self.task.model, token_texts(document))
+        if is_sentencepiece(document):
+            settings["ggml.add_space_prefix"] = adds_space_prefix(document)
+        for key, value in settings.items():
+            _put(self.gguf_writer, f"tokenizer.{key}", value)
+        _put(self.gguf_writer, "general.file_type", self.file_type)
+        # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h); 0 caps nothing.
+        cap = f"{name}.final_logit_softcapping"
+        if self.hparams.get("final_logit_softcapping", 0) is None and cap not in keys:
+            _put(self.gguf_writer, cap, 0.0)
+        # Where llama.cpp would attend beyond the window of attention, the context ends with it.
+        window, kinds = self.hparams.get("sliding_window"), self.hparams.get("layer_types")
+        slides = any("sliding" in str(kind) for kind in kinds) if kinds else window is not None
+        used = f"{name}.attention.sliding_window" in keys and name not in NO_WINDOW
+        if window and slides and not used and keys[f"{name}.context_length"].value > window:
+            _put(self.gguf_writer, f"{name}.context_length", int(window))
 
-        def _cut_context(self) -> None:
-            """Cut the context to the window of attention where llama.cpp would attend beyond it."""
-            window, kinds = self.hparams.get("sliding_window"), self.hparams.get("layer_types")
-            slides = any("sliding" in str(kind) for kind in kinds) if kinds else window is not None
-            name = gguf.MODEL_ARCH_NAMES[self.model_arch]
-            used = f"{name}.attention.sliding_window" in self.gguf_writer.kv_data[0] and name not in NO_WINDOW
-            key = f"{name}.context_length"
-            if window and slides and not used and self.gguf_writer.kv_data[0][key].value > window:
-                _put(self.gguf_writer, key, int(window))
 
-    return ModelWriter
+class _AdapterWriter(_Base):  # type: ignore[misc]
+    """Overrides of the converter's class: it writes A and B of each tensor instead of the tensor.
 
-
-def _adapter_writer(base_class: Any, base_name: str, alpha: float, parts: Mapping[str, list[Part]]) -> Any:
-    """Return the converter's class with overrides: it writes A and B of each tensor instead of the tensor.
-
-    llama.cpp divides the file's alpha by each module's rank; the rest of another scale (rsLoRA) goes into B.
+    Its script for adapters has the same, but reads no scale of rsLoRA. llama.cpp divides the file's alpha by each
+    module's rank; the rest of another scale goes into B.
     """
-    import gguf
-    from convert_lora_to_gguf import LoraTorchTensor
 
-    class Pair(LoraTorchTensor):  # type: ignore[misc]
-        """The product B A, with the operations that the converter does on a weight; here also of several experts."""
+    no_mtp = True
+    parts: dict[str, list[Part]]
+    alpha: float
 
-        def permute(self, *dims: int) -> Any:
-            if [dim % 3 for dim in dims] == [0, 2, 1] and len(self.shape) == 3:
-                a, b = self.get_lora_A_B()
-                return Pair(b.transpose(1, 2), a.transpose(1, 2))
-            return super().permute(*dims)
+    def set_vocab(self) -> None:
+        """Write nothing: an adapter has no vocabulary."""
 
-    class AdapterWriter(base_class):  # type: ignore[misc]
-        model_arch = base_class.model_arch
-        no_mtp = True
+    def generate_extra_tensors(self) -> tuple[()]:
+        return ()
 
-        def set_vocab(self) -> None:
-            """Write nothing: an adapter has no vocabulary."""
+    def set_gguf_parameters(self) -> None:
+        for key, value in (("general.type", "adapter"), ("adapter.type", "lora"), ("adapter.lora.alpha", self.alpha)):
+            _put(self.gguf_writer, key, value)
+        self.gguf_writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
 
-        def set_type(self) -> None:
-            self.gguf_writer.add_type(gguf.GGUFType.ADAPTER)
-            self.gguf_writer.add_string("adapter.type", "lora")
+    def get_tensors(self) -> Iterator[tuple[str, Any]]:
+        from convert_lora_to_gguf import LoraTorchTensor
 
-        def set_gguf_parameters(self) -> None:
-            _put(self.gguf_writer, "general.name", base_name)
-            self.gguf_writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
-            self.gguf_writer.add_float32("adapter.lora.alpha", alpha)
+        class Pair(LoraTorchTensor):  # type: ignore[misc]
+            """The product B A, which also swaps both of several experts ("TODO: compose the above two" there)."""
 
-        def generate_extra_tensors(self) -> tuple[()]:
-            return ()
+            def permute(self, *dims: int) -> Any:
+                if [dim % 3 for dim in dims] == [0, 2, 1] and len(self.shape) == 3:
+                    a, b = self.get_lora_A_B()
+                    return Pair(b.mT, a.mT)
+                return super().permute(*dims)
 
-        def get_tensors(self) -> Iterator[tuple[str, Any]]:
-            for name, of_tensor in parts.items():
-                for part in of_tensor:
-                    a, b = (half.contiguous() for half in part.halves())
-                    yield _converter_name(self, name), Pair(a, b * (part.delta.scale / (alpha / part.rank)))
+        for name, of_tensor in self.parts.items():
+            for part in of_tensor:
+                a, b = (half.contiguous() for half in part.halves())
+                yield _converter_name(self, name), Pair(a, b * (part.delta.scale / (self.alpha / part.rank)))
 
-        def modify_tensors(self, data_torch: Any, name: str, bid: int | None) -> Iterator[tuple[str, Any]]:
-            for target, pair in super().modify_tensors(data_torch, name, bid):
-                for half, tensor in zip("ab", pair.get_lora_A_B(), strict=True):
-                    yield f"{target}.lora_{half}", tensor.contiguous()
-
-    return AdapterWriter
+    def modify_tensors(self, data_torch: Any, name: str, bid: int | None) -> Iterator[tuple[str, Any]]:
+        for target, pair in super().modify_tensors(data_torch, name, bid):
+            for half, tensor in zip("ab", pair.get_lora_A_B(), strict=True):
+                yield f"{target}.lora_{half}", tensor.contiguous()
 
 
 def _converter_name(model: Any, name: str) -> str:
@@ -348,35 +309,64 @@ def _converter_name(model: Any, name: str) -> str:
     return str(converted[0])
 
 
-def _put(writer: Any, key: str, value: Any) -> None:
-    writer.kv_data[0].pop(key, None)
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    else:
-        writer.add_string(key, value)
-
-
-def _quantizing_writer(writer: Any, recipe: Mapping[str, Any], blocks: int) -> Any:
-    """Return a writer that turns the converter's F16 tensors into the recipe's types; F32 ones stay."""
+def _put(writer: Any, key: str, value: bool | int | float | str) -> None:
     import gguf
 
-    class QuantizingWriter(gguf.GGUFWriter):  # type: ignore[misc]
-        def add_tensor(self, name: str, tensor: Any, raw_shape: Any = None, raw_dtype: Any = None) -> None:
-            shape = tuple(tensor.shape)
-            kind = tensor_type(name, shape, recipe, blocks)
-            if raw_dtype is not gguf.GGMLQuantizationType.F16 or kind in ("F16", "F32"):
-                super().add_tensor(name, tensor, raw_shape, raw_dtype)
-                return
-            member = gguf.GGMLQuantizationType[kind]
-            meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(
-                "uint8", gguf.quant_shape_to_byte_shape(shape, member)
-            )
-            lazy = gguf.LazyNumpyTensor(meta=meta, args=(tensor,), func=lambda array: encode(array, kind))
-            super().add_tensor(name, lazy, None, member)
+    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
+    writer.kv_data[0].pop(key, None)
+    writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
 
-    return QuantizingWriter(path=None, arch=writer.arch)
+
+def _write_in(recipe: Recipe, writer: Any, blocks: int) -> None:
+    """Make the writer turn the converter's F16 tensors into the recipe's types; F32 ones stay."""
+    import gguf
+
+    add = writer.add_tensor
+
+    def add_tensor(name: str, tensor: Any, raw_shape: Any = None, raw_dtype: Any = None) -> None:
+        kind = tensor_type(name, tuple(tensor.shape), recipe, blocks)
+        if raw_dtype is gguf.GGMLQuantizationType.F16 and kind not in ("F16", "F32"):
+            raw_dtype = gguf.GGMLQuantizationType[kind]
+            shape = gguf.quant_shape_to_byte_shape(tensor.shape, raw_dtype)
+            meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape("uint8", shape)
+            tensor = gguf.LazyNumpyTensor(meta=meta, args=(tensor,), func=lambda array: encode(array, kind))
+        add(name, tensor, raw_shape, raw_dtype)
+
+    writer.add_tensor = add_tensor
+
+
+def tensor_type(name: str, shape: tuple[int, ...], recipe: Recipe, blocks: int) -> str:
+    """Return the type of one tensor (its GGUF name). Rows whose length is not a multiple of the type's block size fall
+    back to Q8_0 (32 numbers), then to F16."""
+    if len(shape) < 2:
+        return "F32"
+    wanted = recipe.default
+    if name in ("token_embd.weight", "output.weight"):
+        wanted = recipe.embedding
+    elif recipe.important and name.endswith(("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")):
+        layer = int(name.split(".")[1])
+        # The layers that llama.cpp's "_M" mixtures spend more on: first and last eighth, every third between.
+        if layer < blocks // 8 or layer >= 7 * blocks // 8 or (layer - blocks // 8) % 3 == 2:
+            wanted = recipe.important
+    import gguf
+
+    sizes = {kind: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] for kind in (wanted, "Q8_0")}
+    return next((kind for kind, size in sizes.items() if shape[-1] % size == 0), "F16")
+
+
+def encode(array: Array, kind: str) -> Array:
+    """Return `array` (floats [..., row]) as raw bytes uint8 [..., row bytes], K-quants by `libgguf`."""
+    import gguf
+
+    member = gguf.GGMLQuantizationType[kind]
+    if not kind.endswith("_K"):
+        encoded: Array = gguf.quants.quantize(array, member)
+        return encoded
+    import libgguf
+
+    rows = np.ascontiguousarray(array, dtype=np.float32).reshape(-1, array.shape[-1])
+    encoded = np.ascontiguousarray(libgguf.quantize_rows(rows, int(member))).view(np.uint8)
+    return encoded.reshape(*array.shape[:-1], -1)
 
 
 def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
@@ -392,23 +382,16 @@ def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
 
 def _model_name(model: Path, base_name: str) -> str:
     """Return the base model's name, changed where llama.cpp would read special tokens otherwise because of it."""
-    keyed = KEYED_NAME.search(base_name) is not None
-    strips = strips_after_specials(_tokenizer(model))
-    if keyed and not strips:
+    tokens = {token["content"]: token for token in _tokenizer(model).get("added_tokens") or []}
+    strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())
+    if not (strips and tokens.keys() >= KEYED_TOKENS):
         return KEYED_NAME.sub("phi", base_name)
-    if strips and not keyed and read_json(model / "config.json")["model_type"] == "phi3":
-        return f"{base_name} (phi-3)"
-    return base_name
+    return base_name if KEYED_NAME.search(base_name) else f"{base_name} (phi-3)"
 
 
-def _tokenizer(model: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+def _tokenizer(model: Path) -> Mapping[str, Any]:
+    document: Mapping[str, Any] = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
     return document
-
-
-def _conversion_error(error: BaseException) -> UsageError:
-    reason = str(error).splitlines()[0] if str(error) else ""
-    return UsageError(f"llama.cpp's converter can't write this model: {type(error).__name__}: {reason}".rstrip(": "))
 
 
 if __name__ == "__main__":
