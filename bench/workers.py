@@ -37,7 +37,7 @@ from hivetune.process.limits import FixedLimits
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.supervise.workers import Workers
 from hivetune.train.worker.device import complete, start_with
-from hivetune.train.worker.exchange.exchange import Alone, Crew, Packs
+from hivetune.train.worker.exchange.exchange import Crew, LocalCrew, Packs
 from hivetune.train.worker.exchange.group import GroupCrew, open_store
 from hivetune.train.worker.exchange.trust import OWN, class_of, hello
 from hivetune.train.worker.model.adapter import begin
@@ -65,7 +65,7 @@ def main() -> None:
     begin(model.adapter, lora, 1)
     step = Step(model)
     with beside(folder, model, lora, choices) as fast, beside(folder, model, lora, choices, SLOW) as slow:
-        alone = Alone(model)
+        alone = LocalCrew(model)
         turns: dict[str, tuple[Crew, int]] = {
             "one process of two threads": (alone, 2),
             "two processes of one thread": (fast, 1),

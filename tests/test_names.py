@@ -133,7 +133,7 @@ def test_every_command_that_is_named_exists() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    """Behind a command: one of its own. Alone in a text: one of any command."""
+    """Behind a command: one of its own. LocalCrew in a text: one of any command."""
     wrong = []
     for place, command, rest in named_commands():
         for option in OPTION.findall(rest):

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from hivetune.base.paths import spelled, what_to_do
-from hivetune.base.refused import key_of, why_refused
+from hivetune.base.paths import path_hint, spelled
+from hivetune.base.refused import key_of, refusal_text
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
@@ -408,7 +408,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     try:
         tree = read_yaml(path)
     except OSError as error:
-        hint = what_to_do(error, "give the path of a YAML config")
+        hint = path_hint(error, "give the path of a YAML config")
         raise UsageError(f"cannot read {spelled(path)}: {error.strerror}", hint=hint) from None
     if not isinstance(tree, dict):
         hint = "it needs at least two lines: 'model: ...' and 'data: {path: ...}'"
@@ -608,4 +608,4 @@ def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], 
     key = key_of(problem)
     where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
     where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {why_refused(problem, known)}"
+    return f"{where}: {refusal_text(problem, known)}"

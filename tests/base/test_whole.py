@@ -22,7 +22,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(disk, "sha256_file", read)
     monkeypatch.setattr(disk.time, "time_ns", lambda: time.monotonic_ns() + (1 << 62))
-    disk._known.clear()
+    disk._hashes.clear()
     return names
 
 
@@ -63,7 +63,7 @@ def test_other_processes_know_large_files_by_a_file_that_may_be_damaged(
     path = tmp_path / "weights"
     path.write_bytes(bytes(disk.REMEMBERED_FROM_BYTES))
     sha256_once(path)
-    disk._known.clear()  # another process
+    disk._hashes.clear()  # another process
     cache = home() / disk.CACHE
     if damage is not None:
         cache.write_bytes(damage)

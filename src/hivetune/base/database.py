@@ -65,8 +65,8 @@ def row_seal(*values: object) -> int:
     return zlib.crc32(json.dumps(plain, default=repr).encode())
 
 
-def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is damaged: {why}", hint=RESTORE)
+def _damaged(path: Path, reason: str) -> UsageError:
+    return UsageError(f"{path} is damaged: {reason}", hint=RESTORE)
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -87,17 +87,17 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         if not _is_full(error):
             raise
-        return _connect(path, alone=True)
+        return _connect(path, exclusive=True)
 
 
-def _connect(path: Path, *, alone: bool = False) -> sqlite3.Connection:
-    """Connect. With `alone` the WAL index is in memory, since a full disk has no room for it (sqlite.org/wal.html, 8).
+def _connect(path: Path, *, exclusive: bool = False) -> sqlite3.Connection:
+    """Connect. With `exclusive` the WAL index is in memory: a full disk has no room for it (sqlite.org/wal.html, 8).
 
     Then other processes, and other connections of this process, have to wait.
     """
     database = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
-        if alone:
+        if exclusive:
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
         database.execute("PRAGMA synchronous=FULL")
         _check(database, path)
@@ -117,10 +117,10 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "migrations" not in tables:
         raise _damaged(path, f"it is the database of another program (tables: {', '.join(sorted(tables)) or 'none'})")
-    done = _migrations_done(database)
-    expected = [table for script in MIGRATIONS[:done] for table in re.findall(r"CREATE TABLE (\w+)", script)]
+    version = _migrations_done(database)
+    expected = [table for script in MIGRATIONS[:version] for table in re.findall(r"CREATE TABLE (\w+)", script)]
     missing = [table for table in expected if table not in tables]
-    if missing or not done:
+    if missing or not version:
         raise _damaged(path, f"its table {(*missing, 'migrations')[0]!r} is gone or empty")
     for table in expected:
         if table not in _NOT_CHECKED_AT_ONCE:
@@ -131,7 +131,7 @@ def _check_values(database: sqlite3.Connection, path: Path, table: str) -> None:
     """Raise UsageError for a value of a wrong type, since SQLite stores any value in any column."""
     tests = {}
     for _, name, kind, is_needed, _, _ in database.execute(f"PRAGMA table_info({table})").fetchall():
-        fits = ", ".join(repr(each) for each in (*_STORED_AS[kind], *(() if is_needed else ("null",))))
+        fits = ", ".join(repr(kind_name) for kind_name in (*_STORED_AS[kind], *(() if is_needed else ("null",))))
         tests[name] = f"(typeof({name}) NOT IN ({fits}))"
         if (table, name) in _JSON_COLUMNS:
             tests[name] = f"({tests[name]} OR ({name} IS NOT NULL AND NOT json_valid({name})))"
@@ -204,12 +204,12 @@ def _migrate(database: sqlite3.Connection, path: Path) -> None:
     database.create_function("row_seal", -1, row_seal, deterministic=True)
     database.execute("BEGIN IMMEDIATE")
     try:
-        done = _migrations_done(database)
-        if done > len(MIGRATIONS):
+        version = _migrations_done(database)
+        if version > len(MIGRATIONS):
             raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune, or set HIVETUNE_HOME")
-        if done == 0:
+        if version == 0:
             database.execute("CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY)")
-        for number in range(done, len(MIGRATIONS)):
+        for number in range(version, len(MIGRATIONS)):
             for statement in _statements(MIGRATIONS[number]):
                 database.execute(statement)
             database.execute("INSERT INTO migrations VALUES (?)", (number,))

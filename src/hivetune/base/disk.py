@@ -35,7 +35,7 @@ MAX_JSON_BYTES = 1 << 30
 _LOCK_TRIES, _LOCK_RETRY_S = 4, 0.01
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # The same in the error messages of children, SQLite and other libraries.
-FULL_DISK_WORDS = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
+FULL_DISK_ERROR = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
 
 
 class Disk:
@@ -71,8 +71,7 @@ def home() -> Path:
 
     The folder is not created. Raise UsageError if it is a file.
     """
-    chosen = os.environ.get("HIVETUNE_HOME")
-    path = real_path(chosen or platformdirs.user_data_dir("hivetune"))
+    path = real_path(os.environ.get("HIVETUNE_HOME") or platformdirs.user_data_dir("hivetune"))
     if path.is_file():
         raise UsageError(f"the home {path} is a file", hint="set HIVETUNE_HOME to a folder")
     return path
@@ -132,7 +131,7 @@ def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
     """Return `path`. Raise UsageError, before any work is done, if it is a folder or one of `inputs`."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="give the name of a file")
-    if any(os.path.realpath(path) == os.path.realpath(each) for each in inputs):
+    if any(os.path.realpath(path) == os.path.realpath(name) for name in inputs):
         raise UsageError(f"{path} is read here: it would be overwritten", hint="give another name")
     return path
 
@@ -284,13 +283,13 @@ def lock_holder(folder: Path) -> LockHolder | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            words = file.read().split()
-            return LockHolder(pid=int(words[0]), boot_id=words[1]) if _is_holder(words) else None
+            fields = file.read().split()
+            return LockHolder(pid=int(fields[0]), boot_id=fields[1]) if _is_holder(fields) else None
     return None
 
 
-def _is_holder(words: list[str]) -> bool:
-    return len(words) == 2 and words[0].isascii() and words[0].isdigit()
+def _is_holder(fields: list[str]) -> bool:
+    return len(fields) == 2 and fields[0].isascii() and fields[0].isdigit()
 
 
 @contextlib.contextmanager
@@ -303,17 +302,17 @@ def scratch_folder(below: Path | None = None) -> Iterator[Path]:
     if below is not None:
         make_folder(below)
     room = temporary_folder("hivetune-scratch") if below is None else below
-    with contextlib.ExitStack() as held:
-        with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as alone:
+    with contextlib.ExitStack() as stack:
+        with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as lock_file:
             fcntl.flock(
-                alone, fcntl.LOCK_EX
+                lock_file, fcntl.LOCK_EX
             )  # waits, so that a new folder is locked before another process looks at it
-            for left in room.iterdir():
-                if left.is_dir() and lock_holder(left) is None:
-                    shutil.rmtree(left, ignore_errors=True)
-            made = held.enter_context(tempfile.TemporaryDirectory(dir=room, ignore_cleanup_errors=True))
-            held.enter_context(lock(Path(made)))
-        yield Path(made)
+            for folder in room.iterdir():
+                if folder.is_dir() and lock_holder(folder) is None:
+                    shutil.rmtree(folder, ignore_errors=True)
+            name = stack.enter_context(tempfile.TemporaryDirectory(dir=room, ignore_cleanup_errors=True))
+            stack.enter_context(lock(Path(name)))
+        yield Path(name)
 
 
 def boot_id() -> str:
@@ -333,7 +332,7 @@ MAX_HASHES = 1000
 SETTLED_NS = 2_000_000_000
 _HASH = re.compile("[0-9a-f]{64}")
 
-_known: dict[str, str] = {}
+_hashes: dict[str, str] = {}
 
 
 def sha256_once(path: Path) -> str:
@@ -341,17 +340,17 @@ def sha256_once(path: Path) -> str:
     status = os.stat(path)
     identity = _identity(status)
     remembered = status.st_size >= REMEMBERED_FROM_BYTES
-    if identity not in _known and remembered:
-        _known.update(_read_cache())
-    if identity in _known:
-        return _known[identity]
-    found = sha256_file(path)
+    if identity not in _hashes and remembered:
+        _hashes.update(_read_cache())
+    if identity in _hashes:
+        return _hashes[identity]
+    digest = sha256_file(path)
     after = os.stat(path)
     if _identity(after) == identity and time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns) > SETTLED_NS:
-        _known[identity] = found
+        _hashes[identity] = digest
         if remembered:
-            _write_cache({**_read_cache(), identity: found})
-    return found
+            _write_cache({**_read_cache(), identity: digest})
+    return digest
 
 
 def problems_once(folder: Path) -> list[str]:
@@ -367,17 +366,16 @@ def named_problems(folder: Path, names: Collection[str]) -> list[str]:
 
 
 def _identity(status: os.stat_result) -> str:
-    parts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return "-".join(map(str, parts))
+    return "-".join(map(str, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)))
 
 
 def _read_cache() -> dict[str, str]:
     """Return the hashes of earlier processes; none if the file is missing or damaged."""
     try:
-        found = read_json(home() / CACHE)
+        cache = read_json(home() / CACHE)
     except (OSError, ValueError):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, str) and _HASH.fullmatch(value)}
+    return {key: value for key, value in cache.items() if isinstance(value, str) and _HASH.fullmatch(value)}
 
 
 def _write_cache(entries: dict[str, str]) -> None:

@@ -194,8 +194,8 @@ def read_after(path: Path, place: JournalPlace, max_bytes: int = FOLLOWED_BYTES)
         status = os.fstat(handle)
         start = max(0, place.offset - MARK_BYTES)
         file.seek(start)
-        known = status.st_ino == place.inode and zlib.crc32(file.read(place.offset - start)) == place.mark
-        offset = place.offset if known and status.st_size >= place.offset else 0
+        is_same = status.st_ino == place.inode and zlib.crc32(file.read(place.offset - start)) == place.mark
+        offset = place.offset if is_same and status.st_size >= place.offset else 0
         file.seek(offset)
         lines: list[bytes] = []
         end = offset

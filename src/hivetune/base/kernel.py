@@ -24,9 +24,9 @@ def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
     """Return /proc/meminfo in bytes."""
     sizes = {}
     for line in system_text(root / "proc/meminfo").splitlines():
-        words = line.replace(":", " ").split()
-        if len(words) >= 2 and words[1].isdecimal():
-            sizes[words[0]] = int(words[1]) * 1024
+        fields = line.replace(":", " ").split()
+        if len(fields) >= 2 and fields[1].isdecimal():
+            sizes[fields[0]] = int(fields[1]) * 1024
     return sizes
 
 

@@ -7,10 +7,10 @@ import shlex
 from importlib import metadata
 from pathlib import Path
 
-_OWN = "give yourself the right to it"
+_NO_RIGHT = "give yourself the right to it"
 _TO_DO = {
-    errno.EACCES: _OWN,
-    errno.EPERM: _OWN,
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
     errno.EROFS: "give a path on a disk that can be written to",
     errno.EISDIR: "a folder is there: give the name of a file",
     errno.ENOTDIR: "a file is there where a folder should be: give another path",
@@ -40,7 +40,7 @@ def quoted(path: object) -> str:
     return shlex.quote(str(path))
 
 
-def what_to_do(error: OSError, otherwise: str = "look at the path with ls") -> str:
+def path_hint(error: OSError, otherwise: str = "look at the path with ls") -> str:
     """Return the hint for an error of a person's path."""
     return _TO_DO.get(error.errno or 0, otherwise)
 

@@ -14,23 +14,23 @@ def key_of(problem: Mapping[str, Any]) -> str:
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts)
 
 
-def why_refused(problem: Mapping[str, Any], known: Mapping[str, str]) -> str:
-    """One line. `known`: each setting's dotted name and its meaning."""
+def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+    """One line. `settings`: each setting's dotted name and its meaning."""
     key, kind = key_of(problem), problem["type"]
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(key, known, 1)
-        near = near or [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+        near = difflib.get_close_matches(key, settings, 1)
+        near = near or [name for name in settings if name.rpartition(".")[2] == key.rpartition(".")[2]]
         return f"unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
     if kind == "missing":
         return f"'{key}' is missing"
     shown = repr(problem["input"])
     got = f"got {shown if len(shown) <= MOST_SHOWN_CHARS else shown[:MOST_SHOWN_CHARS] + '...'}"
     if kind == "model_type":
-        return f"'{key}': it has settings of its own, such as {_first_below(key, known)}, {got}"
-    if key in known and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
-        return f"'{key}': choose one of: {known[key]}; {got}"
+        return f"'{key}': it has settings of its own, such as {_first_below(key, settings)}, {got}"
+    if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
+        return f"'{key}': choose one of: {settings[key]}; {got}"
     return f"'{key}': {problem['msg'].removeprefix('Value error, ')}, {got}"
 
 
-def _first_below(section: str, known: Mapping[str, str]) -> str:
-    return next((name for name in known if name.startswith(f"{section}.")), section)
+def _first_below(section: str, settings: Mapping[str, str]) -> str:
+    return next((name for name in settings if name.startswith(f"{section}.")), section)

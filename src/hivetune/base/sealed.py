@@ -59,8 +59,8 @@ def read_sealed_text(path: Path) -> str:
     return rest
 
 
-def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(f"{path} is damaged, or was changed by hand: {why}", hint=HINT)
+def _damaged(path: Path, reason: str) -> UsageError:
+    return UsageError(f"{path} is damaged, or was changed by hand: {reason}", hint=HINT)
 
 
 def _seal(document: Mapping[str, Any]) -> str:

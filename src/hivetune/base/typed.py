@@ -36,7 +36,7 @@ def from_plain(kind: type[_T], value: Any) -> _T:
 def _read(kind: Any, value: Any, where: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):  # `X | None`, the only union in use
-        return None if value is None else _read(next(each for each in inner if each is not NoneType), value, where)
+        return None if value is None else _read(next(k for k in inner if k is not NoneType), value, where)
     if isinstance(value, _STORED_AS.get(origin, ())):
         return _read_many(origin, inner, value, where)
     if is_dataclass(kind) and isinstance(value, Mapping):
@@ -58,7 +58,7 @@ def _read_many(origin: Any, inner: tuple[Any, ...], value: Any, where: str) -> A
     if origin is Mapping:
         return {key: _read(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     kinds = inner if origin is tuple and inner[-1] is not Ellipsis else [inner[0]] * len(value)
-    return origin(_read(each, item, where) for each, item in zip(kinds, value, strict=True))
+    return origin(_read(item_kind, item, where) for item_kind, item in zip(kinds, value, strict=True))
 
 
 def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:

@@ -61,29 +61,29 @@ def _check_depth(text: bytes | str) -> None:
             raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} levels deep")
 
 
-def _count_values(node: yaml.Node | None, known: dict[int, int]) -> int:
+def _count_values(node: yaml.Node | None, counts: dict[int, int]) -> int:
     """Return the number of values with aliases expanded: nine lines can stand for 10^9. Raise ValueError."""
-    if id(node) not in known:
-        known[id(node)] = MAX_YAML_VALUES + 1  # an alias of itself would never end
+    if id(node) not in counts:
+        counts[id(node)] = MAX_YAML_VALUES + 1  # an alias of itself would never end
         children: list[yaml.Node] = []
         if isinstance(node, yaml.SequenceNode):
             children = node.value
         elif isinstance(node, yaml.MappingNode):
             children = [part for pair in node.value for part in pair]
-        known[id(node)] = 1 + sum(_count_values(child, known) for child in children)
-    if known[id(node)] > MAX_YAML_VALUES:
+        counts[id(node)] = 1 + sum(_count_values(child, counts) for child in children)
+    if counts[id(node)] > MAX_YAML_VALUES:
         raise ValueError(f"it stands for more than {MAX_YAML_VALUES:,} values")
-    return known[id(node)]
+    return counts[id(node)]
 
 
-def _refuse_repeated(node: yaml.Node | None, where: str, seen: set[int]) -> None:
+def _refuse_repeated(node: yaml.Node | None, where: str, visited: set[int]) -> None:
     """Raise UsageError for a repeated key, of which YAML would silently use the last."""
-    if node is None or id(node) in seen:
+    if node is None or id(node) in visited:
         return
-    seen.add(id(node))
+    visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
-            _refuse_repeated(child, where, seen)
+            _refuse_repeated(child, where, visited)
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, child in node.value:
@@ -95,4 +95,4 @@ def _refuse_repeated(node: yaml.Node | None, where: str, seen: set[int]) -> None
                         hint="keep one of the two",
                     )
                 lines[key.value] = line
-            _refuse_repeated(child, where, seen)
+            _refuse_repeated(child, where, visited)

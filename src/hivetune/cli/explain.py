@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from hivetune.base.disk import FULL_DISK, home
-from hivetune.base.paths import install_command, what_to_do
+from hivetune.base.paths import install_command, path_hint
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 
@@ -38,7 +38,7 @@ def explain(error: Exception) -> HivetuneError:
         return DoesNotFit(f"the disk is full: {what}", hint="free some space, then run the same command again")
     if error.errno in OF_THE_PATH:
         own = ", or set HIVETUNE_HOME to a folder that you own" if error.errno in _READ_ONLY and _is_ours(error) else ""
-        return UsageError(what, hint=what_to_do(error) + own)
+        return UsageError(what, hint=path_hint(error) + own)
     if error.errno == errno.EIO:
         return MachineNotFit(what, hint="the disk may be failing: see dmesg")
     return HivetuneError(what)

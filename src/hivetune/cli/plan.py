@@ -13,7 +13,7 @@ from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.train.plan.choose import Choice, Option, StreamedFrom, with_advice
-from hivetune.train.plan.memory import disk_bytes, explain_memory, offload_words
+from hivetune.train.plan.memory import disk_bytes, explain_memory, offload_advice
 from hivetune.train.plan.run import Planned, case_of, plan_document, plan_run, precision_of, refuse_missing
 from hivetune.train.plan.speed import step_flops
 
@@ -96,7 +96,7 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
         [(name, size(value), why) for name, value, why in explain_memory(setup, choice.peak, choice.budget_tokens)],
         numeric=("size",),
     )
-    show(offload_words(setup, choice.peak.bytes))
+    show(offload_advice(setup, choice.peak.bytes))
     total = choice.step_s * work.steps
     low, high = duration(total * (1 - choice.error)), duration(total * (1 + choice.error))
     tokens_per_s = sum(work.lengths) / choice.step_s

@@ -35,7 +35,7 @@ from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.choices import read_resolved
 from hivetune.run.find import find_run, known_runs, shortest_name
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
-from hivetune.run.status import RunStatus, loss_curve, run_status, stop_run, tell_event
+from hivetune.run.status import RunStatus, event_text, loss_curve, run_status, stop_run
 from hivetune.train.open import load_run
 
 TEXT_WIDTH, TEXT_HEIGHT = 48, 10
@@ -96,7 +96,7 @@ def show_run(run: RunArgument) -> None:
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
-        if told := tell_event(entry):
+        if told := event_text(entry):
             show(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
         if entry["event"] == "sample":
             sample = entry
@@ -262,7 +262,7 @@ class _News:
             self._place = followed.place
             if not followed.entries:
                 return told
-            told += [text for entry in followed.entries if (text := tell_event(entry))]
+            told += [text for entry in followed.entries if (text := event_text(entry))]
             self.sample = next(
                 (entry for entry in reversed(followed.entries) if entry["event"] == "sample"), self.sample
             )

@@ -20,7 +20,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
-from hivetune.run.status import RunStatus, RunTally, status_of, tell_event
+from hivetune.run.status import RunStatus, RunTally, event_text, status_of
 from hivetune.train.plan.layout import shares_prefixes, trim_document
 from hivetune.train.plan.memory import TrainingSetup, adapters_of
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
@@ -60,7 +60,7 @@ class RunReading:
         self.tally.add_event(entry)
         if entry["event"] in ("stop_requested", "supervisor_started", "supervisor_ended"):
             self.stopping = entry["event"] == "stop_requested"
-        words = tell_event(entry)
+        words = event_text(entry)
         if words:
             self.events.append((entry["time"], words))
         if entry["event"] == "quarantined":

@@ -199,7 +199,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
 
     def number(name: str, default: int | None = None) -> int:
         names = (name, *OTHER_NAMES.get(name, ())) if guessed else (name,)
-        value = next((config[other] for other in names if config.get(other) is not None), default)
+        value = next((config[alias] for alias in names if config.get(alias) is not None), default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
             raise UsageError(f"{where}: '{name}' is {value!r}: this is not the config of a causal language model")
         return value

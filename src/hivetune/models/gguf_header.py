@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hivetune.base.paths import what_to_do
+from hivetune.base.paths import path_hint
 from hivetune.base.private import open_plain
 from hivetune.errors import UsageError
 
@@ -89,7 +89,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint=what_to_do(error)) from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=path_hint(error)) from None
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a GGUF file, or is damaged: {error}", hint="copy or download it again"

@@ -42,13 +42,11 @@ def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str 
         holder = module.removesuffix(".base_layer")
         inner = f"{holder}.base_layer"
         if inner not in halves:  # one tensor alone, by the words of the setting
-            known = [f"{holder}.{part}" for part in EXPERT_TENSORS]
-            tensors[module] = find_targets(known, targets)[-1]
+            tensors[module] = find_targets([f"{holder}.{part}" for part in EXPERT_TENSORS], targets)[-1]
         elif module == holder:
             tensors[module] = f"{holder}.down_proj"
         else:
-            outputs = shapes[f"{PREFIX}{inner}.lora_B.weight"][0]
-            gated = outputs == 2 * halves[holder][1]
+            gated = shapes[f"{PREFIX}{inner}.lora_B.weight"][0] == 2 * halves[holder][1]
             tensors[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
     return tensors
 

@@ -12,7 +12,7 @@ ALL_LINEAR = "all-linear"
 PLAIN_NAME = re.compile(r"[\w.]+")
 
 
-def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: str | None) -> list[str]:
+def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: str | None) -> list[str]:
     """Return the linear modules among `names` that get an adapter, in their order.
 
     wanted: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
@@ -23,18 +23,18 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
     `head`. The message names the modules that exist.
     """
     names = list(names)
-    if is_all_linear(wanted):
+    if is_all_linear(targets):
         return [name for name in names if name != head]
-    chosen = find_targets(names, wanted)
-    if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
-        unknown = [] if chosen else [wanted]
+    chosen = find_targets(names, targets)
+    if isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets):
+        unknown = [] if chosen else [targets]
     else:
-        ends = [wanted] if isinstance(wanted, str) else list(wanted)
+        ends = [targets] if isinstance(targets, str) else list(targets)
         unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
     if unknown or not chosen:
         existing = sorted({name.rpartition(".")[2] for name in names if name != head})
-        what = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
-        raise UsageError(f"lora.target_modules: {what}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
+        fault = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
+        raise UsageError(f"lora.target_modules: {fault}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
     if head in chosen:
         raise UsageError(
             f"lora.target_modules: {head} is the output embedding; an adapter on it is unsupported",
@@ -43,38 +43,38 @@ def match_targets(names: Iterable[str], wanted: str | Sequence[str], *, head: st
     return chosen
 
 
-def find_targets(names: Sequence[str], wanted: str | Sequence[str]) -> list[str]:
+def find_targets(names: Sequence[str], targets: str | Sequence[str]) -> list[str]:
     """Return the modules that are meant, maybe none, without the refusals of `match_targets`."""
-    if is_all_linear(wanted):
+    if is_all_linear(targets):
         return list(names)
-    if isinstance(wanted, str) and not PLAIN_NAME.fullmatch(wanted):
+    if isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets):
         try:
-            return [name for name in names if re.fullmatch(wanted, name)]
+            return [name for name in names if re.fullmatch(targets, name)]
         except re.error as error:
             raise UsageError(
-                f"lora.target_modules: {wanted!r} is not a regular expression: {error}",
+                f"lora.target_modules: {targets!r} is not a regular expression: {error}",
                 hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
             ) from None
-    ends = [wanted] if isinstance(wanted, str) else list(wanted)
+    ends = [targets] if isinstance(targets, str) else list(targets)
     return [name for name in names if any(_ends_with(name, end) for end in ends)]
 
 
-def is_all_linear(wanted: str | Sequence[str]) -> bool:
+def is_all_linear(targets: str | Sequence[str]) -> bool:
     """Return whether all linear modules are meant. PEFT takes the word in any case."""
-    return isinstance(wanted, str) and wanted.lower() == ALL_LINEAR
+    return isinstance(targets, str) and targets.lower() == ALL_LINEAR
 
 
-def peft_targets(adapted: Iterable[str], wanted: str | Sequence[str]) -> str | list[str]:
+def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
     """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
     `adapted`.
 
     "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
     """
-    if is_all_linear(wanted):
+    if is_all_linear(targets):
         return sorted({named_end(name) for name in adapted})
-    if isinstance(wanted, str):
-        return [wanted] if PLAIN_NAME.fullmatch(wanted) else wanted
-    return list(wanted)
+    if isinstance(targets, str):
+        return [targets] if PLAIN_NAME.fullmatch(targets) else targets
+    return list(targets)
 
 
 def _ends_with(name: str, end: str) -> bool:
@@ -84,5 +84,5 @@ def _ends_with(name: str, end: str) -> bool:
 def named_end(name: str) -> str:
     """Return the end of a name that is not a mere number, which other modules have too (`ffn.0` in `h.1.ffn.0`)."""
     parts = name.split(".")
-    start = next((place for place in reversed(range(len(parts))) if not parts[place].isdigit()), 0)
+    start = next((index for index in reversed(range(len(parts))) if not parts[index].isdigit()), 0)
     return ".".join(parts[start:])

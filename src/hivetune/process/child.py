@@ -129,8 +129,8 @@ def limit_memory(limit_bytes: int | None) -> None:
     """
     if limit_bytes is not None:
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, most))
+        limit = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) -> None:

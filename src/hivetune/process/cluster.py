@@ -60,7 +60,7 @@ def ask_cluster(address: str) -> ClusterView:
     """
     own_address(address)
     try:
-        asked = subprocess.run(
+        answered = subprocess.run(
             [sys.executable, "-m", "hivetune", "cluster", "status", address, "--json"],
             capture_output=True,
             text=True,
@@ -70,9 +70,9 @@ def ask_cluster(address: str) -> ClusterView:
     except subprocess.TimeoutExpired:
         raise no_answer(address, f"it said nothing in {ASK_TIMEOUT_S:.0f} s") from None
     try:
-        document = json.loads(asked.stdout)
+        document = json.loads(answered.stdout)
     except ValueError:
-        raise no_answer(address, (asked.stderr.strip().splitlines() or ["no reason was given"])[-1]) from None
+        raise no_answer(address, (answered.stderr.strip().splitlines() or ["no reason was given"])[-1]) from None
     if "error" in document:
         raise errors.MachineNotFit(document["error"]["message"], hint=document["error"]["hint"])
     return from_plain(ClusterView, {name: document[name] for name in ("address", "nodes", "free")})
@@ -111,8 +111,8 @@ def _need_head(connection: socket.socket, address: str) -> None:
         )
 
 
-def no_answer(address: str, why: str) -> MachineNotFit:
+def no_answer(address: str, reason: str) -> MachineNotFit:
     return MachineNotFit(
-        f"the cluster at {address} does not answer: {why}",
+        f"the cluster at {address} does not answer: {reason}",
         hint="start it on its head: hivetune cluster up; or go on without it, on this machine alone",
     )

@@ -77,13 +77,13 @@ def serve_unit(arguments: Sequence[str]) -> str:
     return _unit("Hivetune gateway", [sys.executable, "-m", "hivetune", "serve", *arguments], "2 4")
 
 
-def _unit(description: str, words: list[str], final_codes: str, more: str = "") -> str:
+def _unit(description: str, command: list[str], final_codes: str, more: str = "") -> str:
     return f"""[Unit]
 Description={description}
 After=local-fs.target
 
 [Service]
-ExecStart={shlex.join(words)}
+ExecStart={shlex.join(command)}
 Environment=HIVETUNE_HOME={shlex.quote(str(home()))}
 {more}Restart=on-failure
 RestartSec=30

@@ -31,15 +31,15 @@ _CHECKS, _BETWEEN_CHECKS_S = 3, 0.005
 def card_name(index: int = 0) -> str:
     """Return cuda:N with the driver's number of a card, for an index among the visible cards."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        seen = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
-        if index < len(seen):
-            return f"cuda:{seen[index]}"
+        visible = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
+        if index < len(visible):
+            return f"cuda:{visible[index]}"
     return f"cuda:{index}"
 
 
 def training_on(device: str) -> bool:
     """Return whether a process trains on the card or waits for it."""
-    return _is_held(device, "training")
+    return _is_in_use(device, "training")
 
 
 def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
@@ -49,7 +49,7 @@ def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
     """
     lock = _hold(device, "training")
     deadline = time.monotonic() + timeout_s
-    while _is_held(device, "serving"):
+    while _is_in_use(device, "serving"):
         if time.monotonic() > deadline:
             os.close(lock)
             raise Busy(
@@ -91,7 +91,7 @@ class Answering:
 
 def somebody_waits() -> bool:
     """Return whether a gateway of this home answers a request now."""
-    return _is_held(_REQUESTS, "answering")
+    return _is_in_use(_REQUESTS, "answering")
 
 
 def _path(device: str, use: Use) -> Path:
@@ -111,7 +111,7 @@ def _hold(device: str, use: Use) -> int:
     return lock
 
 
-def _is_held(device: str, use: Use) -> bool:
+def _is_in_use(device: str, use: Use) -> bool:
     path = _path(device, use)
     if not path.exists():
         return False

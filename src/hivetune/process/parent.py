@@ -131,8 +131,7 @@ class Child:
         """Log the stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
         state = self.state()
         self.dump_stacks()
-        survived = not self.kill()
-        return self.outcome(hung=True, state=state, survived=survived)
+        return self.outcome(hung=True, state=state, survived=not self.kill())
 
     def outcome(self, *, hung: bool = False, state: str = "", survived: bool = False) -> Outcome:
         """Close the pipe and return how it ended."""
@@ -222,14 +221,14 @@ def run_task(
     return see_off(child, on_beat)
 
 
-def count_items(progress: Progress, total: int | None, done: int = 0) -> Callable[[Beat], None]:
-    """Return an `on_beat` that reports finished items, at most `total`, after `done` earlier ones."""
+def count_items(progress: Progress, total: int | None, count: int = 0) -> Callable[[Beat], None]:
+    """Return an `on_beat` that reports finished items, at most `total`, after `count` earlier ones."""
 
     def on_beat(beat: Beat) -> None:
-        nonlocal done
-        if beat is Beat.ITEM and (total is None or done < total):
-            done += 1
-            progress(done, total)
+        nonlocal count
+        if beat is Beat.ITEM and (total is None or count < total):
+            count += 1
+            progress(count, total)
 
     return on_beat
 

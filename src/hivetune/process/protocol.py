@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune import errors
-from hivetune.base.disk import FULL_DISK_WORDS, read_json, write_json
+from hivetune.base.disk import FULL_DISK_ERROR, read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import TASK
@@ -375,19 +375,19 @@ class Outcome:
     state: str = ""
     survived: bool = False
 
-    def check(self, what: str) -> Mapping[str, Any]:
+    def check(self, title: str) -> Mapping[str, Any]:
         """Return the result of a child that is done or stopped, else raise its error with its exit code."""
         if self.status in ("done", "stopped"):
             return self.result
         if self.error is not None:
-            if self.error.exit_code == 1 and FULL_DISK_WORDS.search(self.error.message):
+            if self.error.exit_code == 1 and FULL_DISK_ERROR.search(self.error.message):
                 hint = "free some space, then run the same command again"
-                raise errors.DoesNotFit(f"the disk is full: {what}: {self.error.message}", hint=hint)
+                raise errors.DoesNotFit(f"the disk is full: {title}: {self.error.message}", hint=hint)
             kind = _ERRORS.get(self.error.exit_code, errors.HivetuneError)
-            prefix = "" if self.error.exit_code != 1 else f"{what} failed: {self.error.type}: "
+            prefix = "" if self.error.exit_code != 1 else f"{title} failed: {self.error.type}: "
             raise kind(prefix + self.error.message, hint=self.error.hint)
         tail = "\n".join(self.stderr_tail.splitlines()[-5:])
-        raise errors.HivetuneError(f"{what} {self.ending()}" + (f"; its last lines:\n{tail}" if tail else ""))
+        raise errors.HivetuneError(f"{title} {self.ending()}" + (f"; its last lines:\n{tail}" if tail else ""))
 
     def ending(self) -> str:
         """Return how it ended, in words."""

@@ -137,17 +137,17 @@ def _limit_files(
 
 def _allow(libc: ctypes.CDLL, rules: int, path: str | Path, allowed: int) -> None:
     try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:  # missing or not readable, so it needs no rule
         return
     try:
         if not os.path.isdir(path):
             allowed &= _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL  # the rights that files have
-        rule = struct.pack("<Qi", allowed, place)
+        rule = struct.pack("<Qi", allowed, descriptor)
         if allowed:
             libc.syscall(_ADD_RULE, rules, ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _filter_calls(libc: ctypes.CDLL, may_execute: bool) -> bool:
@@ -214,7 +214,7 @@ PREFIXES = (
 )
 
 
-def named_environment(own: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
-    """Return the variables of `own` that are in NAMES or PREFIXES, and `more`."""
-    kept = {name: value for name, value in own.items() if name in NAMES or name.startswith(PREFIXES)}
-    return {**kept, **more}
+def named_environment(environment: Mapping[str, str] = os.environ, **more: str) -> dict[str, str]:
+    """Return the variables of `environment` that are in NAMES or PREFIXES, and `more`."""
+    chosen = {name: value for name, value in environment.items() if name in NAMES or name.startswith(PREFIXES)}
+    return {**chosen, **more}

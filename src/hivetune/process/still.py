@@ -33,7 +33,7 @@ def stands_still() -> bool:
 def join_standstill(leader: "subprocess.Popen[bytes]") -> None:
     """Pause this child, the leader of its session, with the others."""
     with _guard:
-        _leaders[:] = [known for known in _leaders if known.poll() is None]
+        _leaders[:] = [process for process in _leaders if process.poll() is None]
         _leaders.append(leader)
         if _since is not None:
             _signal(leader, signal.SIGSTOP)

@@ -37,8 +37,8 @@ class StopRequest:
     def sleep(self, seconds: float) -> None:
         """Sleep `seconds`, or less if a stop is requested."""
         deadline = time.monotonic() + seconds
-        while not self.count and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 0.2))
+        while not self.count and (remaining := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining, 0.2))
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():

@@ -83,8 +83,7 @@ def write_loss_chart(run: Path) -> None:
         return
     steps, validations = ([(step, loss) for step, loss, of in points if of == kind] for kind in ("step", "validation"))
     curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
-    chart = Chart(f"{run.name}: nats per token", curves, "")
-    write_atomic(run / LOSS_CURVE, chart_file(chart).encode())
+    write_atomic(run / LOSS_CURVE, chart_file(Chart(f"{run.name}: nats per token", curves, "")).encode())
 
 
 def curves_chart(curves: Mapping[str, Sequence[tuple[int, float]]], *, title: str, best: str) -> str:
@@ -102,7 +101,7 @@ def round_ticks(low: float, high: float) -> list[float]:
         return [low]
     rough = (high - low) / MAX_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= rough * (1 - 1e-9))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
     return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
@@ -131,52 +130,52 @@ def _draw(chart: Chart) -> tuple[list[str], str]:
     curves = [curve for curve in chart.curves if curve.points]
     drawn = [point for curve in curves if curve.kind != "plan" for point in curve.points]
     levels = [y for curve in curves for _, y in curve.points]
-    levels += [value for curve in curves for _, *both in curve.band for value in both]
+    levels += [value for curve in curves for _, *bounds in curve.band for value in bounds]
     low, high = min(levels), max(levels)
     low = min(0.0, low) if chart.from_zero else low
     room = (high - low) * 0.04 or abs(high) * 0.04 or 1.0
     low, high = (low if chart.from_zero else low - room), high + room
     first, last = min(x for x, _ in drawn), max(x for x, _ in drawn)
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - RIGHT) * (x - first) / ((last - first) or 1.0)
         return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
 
     parts = []
     for value in round_ticks(low, high):
-        y = place(first, value)[1]
+        y = to_pixels(first, value)[1]
         parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="up" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(chart.number(value))}</text>')
     for value in round_ticks(first, last):
-        x = place(value, low)[0]
+        x = to_pixels(value, low)[0]
         anchor = "end" if x > WIDTH - 40 else "middle"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{_plain(value)}</text>')
     parts.append(f'<text x="0" y="{HEIGHT - 6}">{escape(chart.x_name)}</text>')
-    parts += [part for curve in curves for part in _draw_curve(curve, place, first, last)]
+    parts += [part for curve in curves for part in _draw_curve(curve, to_pixels, first, last)]
     x_name = escape(chart.x_name)
     return parts, f'data-x="{first:g},{last:g}" data-y="{low!r},{high!r}" data-x-name="{x_name}"'
 
 
 def _draw_curve(
-    curve: DrawnCurve, place: Callable[[float, float], tuple[float, float]], first: float, last: float
+    curve: DrawnCurve, to_pixels: Callable[[float, float], tuple[float, float]], first: float, last: float
 ) -> list[str]:
     def route(points: Sequence[tuple[float, float]]) -> str:
-        return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
+        return " ".join("{:.1f},{:.1f}".format(*to_pixels(x, y)) for x, y in points)
 
     parts = []
     if curve.band:
-        there = route([(x, high) for x, _, high in curve.band])
+        upper = route([(x, high) for x, _, high in curve.band])
         back = route([(x, low) for x, low, _ in reversed(curve.band)])
-        parts.append(f'<polygon class="{curve.kind}" points="{there} {back}"/>')
+        parts.append(f'<polygon class="{curve.kind}" points="{upper} {back}"/>')
     points = curve.points
     if curve.kind == "plan" and len(points) == 1:
         points = [(first, points[0][1]), (last, points[0][1])]
     parts.append(f'<polyline class="{curve.kind}" data-name="{escape(curve.name)}" points="{route(points)}"/>')
     if curve.dots:
-        for x, y in (place(*point) for point in points):
+        for x, y in (to_pixels(*point) for point in points):
             parts.append(f'<circle class="{curve.kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
     if curve.label:
-        x, y = place(*points[-1])
+        x, y = to_pixels(*points[-1])
         text = escape(curve.label)
         parts.append(f'<text class="{curve.kind}" x="{x - 4:.1f}" y="{y - 6:.1f}" text-anchor="end">{text}</text>')
     return parts

@@ -136,13 +136,13 @@ def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> 
     return Newest(None, 0, tuple(damaged))
 
 
-def set_aside(folder: Path, why: str, *, disk: Disk = DISK) -> Path:
+def set_aside(folder: Path, suffix: str, *, disk: Disk = DISK) -> Path:
     """Rename `folder` to NNNNNN.WHY, so that it is not used but can be inspected, and return its new place."""
-    target = folder.with_name(f"{folder.name}.{why}")
+    target = folder.with_name(f"{folder.name}.{suffix}")
     number = 1
     while target.exists():
         number += 1
-        target = folder.with_name(f"{folder.name}.{why}-{number}")
+        target = folder.with_name(f"{folder.name}.{suffix}-{number}")
     disk.rename(folder, target)
     disk.sync(folder.parent)
     return target

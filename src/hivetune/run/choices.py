@@ -66,9 +66,9 @@ class Choices:
         """Return the choices that were made, as plain values."""
         return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None}
 
-    def over(self, other: "Choices") -> "Choices":
-        """Return `other` with these choices in place of its own."""
-        return replace(other, **self.made())
+    def over(self, base: "Choices") -> "Choices":
+        """Return `base` with these choices in place of its own."""
+        return replace(base, **self.made())
 
 
 NO_CHOICES = Choices()
@@ -89,6 +89,5 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
     """Write both atomically, without notices: a webhook's address is secret, and releases copy this file."""
-    settings = config.model_dump(mode="json", exclude={"cycle": {"notify"}})
-    tree = {"config": settings, "choices": choices.made()}
+    tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
     write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))

@@ -51,27 +51,27 @@ def shortest_name(folder: Path) -> str:
     if not database_path().exists():
         return quoted(folder)
     with closing(open_database()) as database:
-        known = {Path(path) for (path,) in database.execute("SELECT path FROM runs")}
-    return quoted(shortest_names(known).get(folder, folder))
+        runs = {Path(path) for (path,) in database.execute("SELECT path FROM runs")}
+    return quoted(shortest_names(runs).get(folder, folder))
 
 
-def shortest_names(known: Collection[Path]) -> dict[Path, str]:
+def shortest_names(runs: Collection[Path]) -> dict[Path, str]:
     """Return for each of these runs its name if it is unique, else its folder."""
-    times = Counter(run.name for run in known)
-    return {run: run.name if times[run.name] == 1 else str(run) for run in known}
+    times = Counter(run.name for run in runs)
+    return {run: run.name if times[run.name] == 1 else str(run) for run in runs}
 
 
 def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus]:
     """Yield the runs of this home that still exist. `database` is `hive.db` if the caller has it open."""
     query = "SELECT path, created FROM runs"
     if database is not None:
-        known = database.execute(query).fetchall()
+        rows = database.execute(query).fetchall()
     elif database_path().exists():
         with closing(open_database()) as opened:
-            known = opened.execute(query).fetchall()
+            rows = opened.execute(query).fetchall()
     else:
         return
-    for path, created in known:
+    for path, created in rows:
         try:
             status = run_status(Path(path))
         except UsageError:  # deleted by a person

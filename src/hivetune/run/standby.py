@@ -84,10 +84,10 @@ def persist(run: Path, standby: Standby, *, disk: Disk = DISK) -> int | None:
 
     Return the saved step, or None. Raise OSError.
     """
-    found = standby.read()
-    if found is None:
+    state = standby.read()
+    if state is None:
         return None
-    step, files = found
+    step, files = state
     if checkpoints.newest_good(run, disk=disk).step >= step:
         return None
     checkpoints.commit_within(run, step, files, disk=disk)

@@ -154,8 +154,8 @@ def _status(run: Path, tally: RunTally) -> RunStatus:
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
     holder = lock_holder(run)
-    seconds = sum(each for each, _ in tally.recent)
-    tokens = sum(each for _, each in tally.recent)
+    seconds = sum(s for s, _ in tally.recent)
+    tokens = sum(n for _, n in tally.recent)
     running = holder is not None
     return RunStatus(
         run=run,
@@ -271,7 +271,7 @@ EVENT_TEXTS = {
 }
 
 
-def tell_event(entry: Mapping[str, Any]) -> str:
+def event_text(entry: Mapping[str, Any]) -> str:
     """Return a line of events.jsonl as text; empty for events that are not shown."""
     form = EVENT_TEXTS.get(str(entry["event"]))
     return form.format(**entry).strip(" ;") if form else ""

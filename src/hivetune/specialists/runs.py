@@ -34,7 +34,7 @@ from hivetune.specialists.decide import GRADIENT_PARTS, Birth, Screen, decide_bi
 from hivetune.specialists.survey import ALONE, Attended, Survey, scored_parts, step_of
 from hivetune.train.open import Run
 from hivetune.train.probe import probe_run
-from hivetune.train.queue import Going, places_of, run_queue, why_failed
+from hivetune.train.queue import Going, failure_text, run_queue, slots_of
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
@@ -309,7 +309,7 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
     waiting = [run for run in runs if run.record["status"] != "done"]
     if len(waiting) < 2 or not attended.side_by_side:
         return
-    places = places_of(waiting[0].config, read_machine(folder=waiting[0].folder))
+    places = slots_of(waiting[0].config, read_machine(folder=waiting[0].folder))
     if len(places) < 2:
         return
     attended.between()
@@ -323,7 +323,9 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
             )
 
     codes = run_queue([Going(run.folder) for run in waiting], places, look)
-    failed = [f"{run.record['name']}: {why_failed(run.folder, code)}" for run in waiting if (code := codes[run.folder])]
+    failed = [
+        f"{run.record['name']}: {failure_text(run.folder, code)}" for run in waiting if (code := codes[run.folder])
+    ]
     if failed:
         raise HivetuneError("; ".join(failed), hint="the same command goes on; hivetune logs RUN says more")
 

@@ -33,7 +33,7 @@ from hivetune.run.chart import curves_chart
 from hivetune.run.folder import EVENTS, ROW_LOSSES, SUPERVISOR_LOG
 from hivetune.run.status import loss_curve, run_status
 from hivetune.train.open import Run, load_run
-from hivetune.train.queue import Going, places_of, run_queue, why_failed
+from hivetune.train.queue import Going, failure_text, run_queue, slots_of
 from hivetune.train.start import open_run
 
 RESULT, CURVES = "sweep.json", "sweep.svg"
@@ -240,7 +240,7 @@ def run_sweep(
 
 def _devices(config: RunConfig, cluster: str | None, machine: Machine) -> _Devices:
     if cluster is None:
-        return _Devices(places_of(config, machine))
+        return _Devices(slots_of(config, machine))
     count = ask_cluster(cluster).devices
     if not count:
         raise MachineNotFit(f"the cluster at {cluster} offers no device", hint="see: hivetune cluster status")
@@ -287,7 +287,7 @@ def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices
         if devices.cluster is not None and code == MachineNotFit.exit_code:
             raise MachineNotFit(_last_words(entrant.run.folder), hint="mend that; the same command goes on")
         if code:
-            entrant.failed = why_failed(entrant.run.folder, code)
+            entrant.failed = failure_text(entrant.run.folder, code)
 
 
 def _last_words(run: Path) -> str:

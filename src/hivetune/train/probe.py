@@ -30,11 +30,11 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
         config, choices = read_resolved(run.folder)
         if has_begun(run.folder) or choices.environment is not None or config.device == "cpu":
             return ()
-        seen = look(where or Surroundings(folder=run.folder, measure=False))
-        proven = proven_environment(read_profile(seen.machine.fingerprint), config.device, config.dtype)
-        advised = advised_variables(seen, proven, keep_set=True)
+        facts = look(where or Surroundings(folder=run.folder, measure=False))
+        proven = proven_environment(read_profile(facts.machine.fingerprint), config.device, config.dtype)
+        advised = advised_variables(facts, proven, keep_set=True)
         if advised:
-            settled = replace(choices, environment={one.name: one.value for one in advised})
+            settled = replace(choices, environment={variable.name: variable.value for variable in advised})
             write_resolved(run.folder, config, settled)
         return advised
 
@@ -56,11 +56,11 @@ def probe_run(
             meanwhile()
             return variables
         beats = itertools.count(1)
-        left = [meanwhile]
+        pending = [meanwhile]
 
         def do_once() -> None:
-            if left:
-                left.pop()()
+            if pending:
+                pending.pop()()
 
         def on_beat(beat: Beat) -> None:
             progress(next(beats), None)

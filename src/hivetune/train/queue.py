@@ -40,23 +40,23 @@ def visible_devices(cards: Sequence[Card], device: str, environment: Mapping[str
     `device` is the setting; a card that it names is the only one.
     """
     if device in ("auto", "cuda") and cards:
-        places = []
+        environments = []
         for position in range(len(cards)):
             name = "HIP_VISIBLE_DEVICES" if cards[position].kind == "rocm" else "CUDA_VISIBLE_DEVICES"
-            seen = [entry.strip() for entry in environment.get(name, "").split(",") if entry.strip()]
-            places.append({name: seen[position] if position < len(seen) else str(position)})
-        return places
+            visible = [entry.strip() for entry in environment.get(name, "").split(",") if entry.strip()]
+            environments.append({name: visible[position] if position < len(visible) else str(position)})
+        return environments
     return [{}]
 
 
-def places_of(config: RunConfig, machine: Machine) -> list[dict[str, str]]:
+def slots_of(config: RunConfig, machine: Machine) -> list[dict[str, str]]:
     """Return where runs of a config may train at the same time. A run with workers of its own takes all cards."""
     if config.workers is not None:
         return [{}]
     return visible_devices(machine.cards, config.device, os.environ)
 
 
-def why_failed(run: Path, code: int) -> str:
+def failure_text(run: Path, code: int) -> str:
     """Return in words how a run ended that exited with `code`."""
     status = run_status(run)
     return f"its run ended with exit code {code}" + (f": {status.last_fault}" if status.last_fault else f"; see {run}")
@@ -64,7 +64,7 @@ def why_failed(run: Path, code: int) -> str:
 
 def run_queue(
     queue: Sequence[Going],
-    places: Sequence[Mapping[str, str]],
+    slots: Sequence[Mapping[str, str]],
     on_look: Callable[[], None],
     options: Sequence[str] = (),
 ) -> dict[Path, int]:
@@ -79,18 +79,18 @@ def run_queue(
     running: dict[int, tuple[Going, subprocess.Popen[bytes], bool]] = {}
     try:
         while waiting or running:
-            for place, environment in enumerate(places):
-                if place not in running and waiting:
+            for slot, environment in enumerate(slots):
+                if slot not in running and waiting:
                     going = waiting.pop(0)
-                    running[place] = (going, _start(going.run, environment, options), False)
-            for place, (going, process, asked) in list(running.items()):
+                    running[slot] = (going, _start(going.run, environment, options), False)
+            for slot, (going, process, stopping) in list(running.items()):
                 code = process.poll()
                 if code is not None:
-                    codes[going.run] = 0 if asked and code in STOP_CODES else code
-                    del running[place]
-                elif not asked and going.far_enough is not None and going.far_enough():
+                    codes[going.run] = 0 if stopping and code in STOP_CODES else code
+                    del running[slot]
+                elif not stopping and going.far_enough is not None and going.far_enough():
                     process.terminate()
-                    running[place] = (going, process, True)
+                    running[slot] = (going, process, True)
             on_look()
             time.sleep(QUEUE_LOOK_S if running else 0.0)
     finally:

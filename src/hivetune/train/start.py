@@ -28,7 +28,7 @@ from hivetune.train.open import Run, check_eval, load_run, plan_of, update_recor
 from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import arithmetic_changes
-from hivetune.train.supervise.room import write_when_there_is_room
+from hivetune.train.supervise.room import write_with_retries
 from hivetune.train.supervise.supervisor import supervise_run
 
 FOR_STAGE_2 = "for-stage-2"  # the reason in data/reasons.py
@@ -144,7 +144,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
             write_manifest(run.folder, {"kind": "run"})
 
     with hold_run(run.folder):
-        write_when_there_is_room(run.folder, write)
+        write_with_retries(run.folder, write)
     outcome.check()
     return document
 
@@ -154,26 +154,26 @@ def account(run: Run, steps_done: int) -> Accounting:
 
     A row of several views is quarantined when one of them is, else trained when one of them was.
     """
-    taken_in = run.snapshot.manifest["accounting"]
+    accepted = run.snapshot.manifest["accounting"]
     first = run.snapshot.first_views()
-    bad = {one.row: one.own for one in run.snapshot.bad_rows()}
+    bad = {answer.row: answer.own for answer in run.snapshot.bad_rows()}
     reached = run.plan.rows_reached(steps_done)
     trained, quarantined = ({first.get(row, row) for row in rows if row not in bad} for rows in reached)
     trained -= quarantined
     # Bad rows were set aside for stage 2; a worse answer is part of the row with the better one.
     bad_trained, bad_quarantined = (sum(bad.get(row, False) for row in rows) for rows in reached)
-    set_aside = dict(taken_in["set_aside"])
+    set_aside = dict(accepted["set_aside"])
     if bad_trained or bad_quarantined:
         set_aside[FOR_STAGE_2] -= bad_trained + bad_quarantined
     return Accounting(
-        rows_in=taken_in["rows_in"],
+        rows_in=accepted["rows_in"],
         trained=len(trained) + bad_trained,
-        held_out=taken_in["held_out"],
-        duplicates=taken_in["duplicates"],
-        rejected=taken_in["rejected"],
+        held_out=accepted["held_out"],
+        duplicates=accepted["duplicates"],
+        rejected=accepted["rejected"],
         set_aside={reason: count for reason, count in set_aside.items() if count},
         quarantined=len(quarantined) + bad_quarantined,
-        not_reached=taken_in["trained"] - len(trained) - len(quarantined),
+        not_reached=accepted["trained"] - len(trained) - len(quarantined),
     )
 
 

@@ -18,8 +18,8 @@ from hivetune.train.plan.choose import (
     auto_dtype,
     choose_dtype,
     fastest_that_fits,
+    fitting_options,
     power_loss_s,
-    what_would_fit,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.memory import Affine, TrainingSetup
@@ -122,7 +122,7 @@ def test_the_table_offers_what_fits_instead() -> None:
     device = small_gpu(10)
     seven, half = (a_setup(name).architecture for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"))
     own = Case("7B", seven, 1024, 16, "bfloat16")
-    options = what_would_fit(own, device, work(), {"0.5B": half})
+    options = fitting_options(own, device, work(), {"0.5B": half})
     whole = [o.choice for o in options if o.case.model == "7B" and o.case.precision == "bfloat16" and o.choice]
     assert whole and all(choice.setup.streamed > 20 for choice in whole)
     assert any(option.fits and option.case.model == "7B" and option.case.precision == "nf4" for option in options)
@@ -138,7 +138,7 @@ def test_four_bits_are_offered_where_they_are_right() -> None:
     whole = a_setup("Qwen2.5-0.5B-Instruct").architecture
     odd = replace(whole, linears=tuple(replace(linear, inputs=linear.inputs + 16) for linear in whole.linears))
     offered = {
-        (name, device.kind): any(option.case.precision == "nf4" for option in what_would_fit(case, device, work(), {}))
+        (name, device.kind): any(option.case.precision == "nf4" for option in fitting_options(case, device, work(), {}))
         for name, architecture in (("whole", whole), ("odd", odd))
         for device in (small_gpu(24), device_of_card("zen4"))
         for case in (Case(name, architecture, 512, 8, "bfloat16"),)
@@ -151,7 +151,7 @@ def test_longer_rows_and_larger_models_take_longer() -> None:
     own = Case("1.5B", a_setup("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")
     hours = {
         o.case.length: o.hours
-        for o in what_would_fit(own, device, work(), {})
+        for o in fitting_options(own, device, work(), {})
         if o.case.rank == 16 and o.case.precision != "nf4"
     }
     assert hours[512] and hours[1024] and hours[8192]

@@ -11,13 +11,13 @@ from hivetune.models.architecture import parse_architecture
 from hivetune.train.plan.choose import Case, fastest_that_fits, try_case
 from hivetune.train.plan.device import device_of_card
 from hivetune.train.plan.memory import (
-    STREAM_PLACES,
+    STREAM_BUFFERS,
     TrainingSetup,
     can_stream,
     fewest_streamed,
     hiding_tokens,
     layer_bytes,
-    offload_words,
+    offload_advice,
     predict_peak,
     source_of,
     with_recompute,
@@ -57,8 +57,8 @@ def test_reading_hides_from_b_f_over_2_b_tokens_on(
 def test_streaming_saves_all_layers_but_three() -> None:
     setup = with_recompute(a_setup(SEVEN), 28)
     whole, streamed = (predict_peak(with_streamed(setup, layers), 1024).bytes for layers in (0, 28))
-    assert whole - streamed == (28 - STREAM_PLACES) * layer_bytes(setup)
-    assert predict_peak(with_streamed(setup, STREAM_PLACES), 1024).bytes == whole
+    assert whole - streamed == (28 - STREAM_BUFFERS) * layer_bytes(setup)
+    assert predict_peak(with_streamed(setup, STREAM_BUFFERS), 1024).bytes == whole
 
 
 @given(st.floats(4, 20), st.integers(64, 4096))
@@ -119,7 +119,7 @@ def test_a_slow_disk_streams_only_what_does_not_fit_otherwise() -> None:
     setup = replace(setup_on(device, SEVEN), kind="cpu")
     choice = fastest_that_fits(setup, device, work())
     assert choice.streaming is not None and choice.streaming.source == "disk"
-    assert choice.step_s > 2 * (choice.setup.streamed - STREAM_PLACES) * layer_bytes(setup) / 1e8
+    assert choice.step_s > 2 * (choice.setup.streamed - STREAM_BUFFERS) * layer_bytes(setup) / 1e8
     fits = replace(device, memory_bytes=40 * GB, free_bytes=40 * GB)
     assert fastest_that_fits(setup, fits, work()).setup.streamed == 0
 
@@ -147,7 +147,7 @@ def test_four_bits_are_streamed_to_a_card_when_they_do_not_fit() -> None:
     setup = TrainingSetup(architecture, architecture.adapter_parameters(16), "bfloat16", "cuda", quantized=True)
     whole = replace(setup, path="general")
     choice = fastest_that_fits(whole, card, work(mean=1024, longest=1024))
-    assert choice.setup.streamed > STREAM_PLACES and choice.setup.path == "fast"
+    assert choice.setup.streamed > STREAM_BUFFERS and choice.setup.path == "fast"
     plain = hiding_tokens(replace(setup, quantized=False), 1e14, 25e9)
     assert hiding_tokens(setup, 1e14, 25e9) == pytest.approx(plain * 4.5 / 16, rel=0.01)
     assert not can_stream(replace(setup, kind="cpu"))
@@ -176,5 +176,5 @@ def test_the_table_has_streaming_as_a_way_of_its_own() -> None:
 
 def test_why_an_optimizer_on_the_host_saves_nothing() -> None:
     setup = a_setup("Qwen2.5-0.5B-Instruct", rank=8)
-    words = offload_words(setup, 10 * GB)
+    words = offload_advice(setup, 10 * GB)
     assert setup.adapter_parameters == 4_399_104 and "save 53 MB of 10.0 GB" in words

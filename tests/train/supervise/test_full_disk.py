@@ -116,7 +116,7 @@ def test_what_ends_a_run_is_written_when_there_is_room(small_disk: Path, monkeyp
         taken.unlink(missing_ok=True)
 
     monkeypatch.setattr(room.time, "sleep", sleep)
-    room.write_when_there_is_room(small_disk / "run", lambda: write_large(target))
+    room.write_with_retries(small_disk / "run", lambda: write_large(target))
     assert target.stat().st_size == 100_000
     assert len(events(small_disk, "disk_wait")) == 1
 

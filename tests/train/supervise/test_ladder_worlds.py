@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from worlds import STEPS, World, draw, kinds, play
 
 from hivetune.machine.faults import catalogue
-from hivetune.train.supervise.ladder import SHARED_PLACE, Bounds, Culprit, Failure, Reply, after_isolation, next_action
+from hivetune.train.supervise.ladder import SHARED_STEP, Bounds, Culprit, Failure, Reply, after_isolation, next_action
 
 CARD, HOST = Bounds(on_device=True), Bounds()
 RESTARTS_OF_ONE, RESTARTS_OF_TWO = 3, 6
@@ -84,7 +84,7 @@ def test_whatever_happens_attempts_without_progress_are_bounded(
         failure = Failure(fault, step, durable, quarantined, action.rungs, action.tried)
         idle = 0 if not history or failure.progressed(history[-1]) else idle + 1
         history.append(failure)
-        assert idle <= SHARED_PLACE * bounds.attempts
+        assert idle <= SHARED_STEP * bounds.attempts
         alike = sum(earlier.alike(failure) for earlier in history[len(history) - 1 - idle : -1])
         now = replace(bounds, on_device=bounds.on_device and "cpu" not in action.rungs)
         action = next_action(history, now)

@@ -52,10 +52,10 @@ def test_a_new_run_takes_the_backends_that_were_proven(monkeypatch: pytest.Monke
 
 def test_a_run_keeps_the_kernels_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were no choice: resumed without a compiler, a run went on with other roundings, and said nothing."""
-    monkeypatch.setattr(device, "why_no_kernels", lambda: "")
+    monkeypatch.setattr(device, "missing_kernels_reason", lambda: "")
     begun = device.complete("cpu", "float32", NO_CHOICES)
     assert (begun.kernels, begun.kernels_why) == ("native", None)
-    monkeypatch.setattr(device, "why_no_kernels", lambda: "no C++ compiler")
+    monkeypatch.setattr(device, "missing_kernels_reason", lambda: "no C++ compiler")
     assert device.complete("cpu", "float32", begun) == begun
     plain = device.complete("cpu", "float32", NO_CHOICES)
     assert (plain.kernels, plain.kernels_why) == ("torch", "no C++ compiler")

@@ -14,7 +14,7 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Probe
 from hivetune.train.plan.choose import rounded_up, smallest_setup
 from hivetune.train.plan.device import Device
-from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup, predict_peak
+from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak
 from hivetune.train.worker.measure import probe, rates
 
 QUICK = {"threads": 1, "kernels": "torch"}
@@ -67,8 +67,8 @@ def test_a_run_follows_the_plan_that_streams(tmp_path: Path, model: Path, monkey
     limit = predict_peak(smallest_setup(setup), rounded_up(20)).bytes + 100
     monkeypatch.setattr(Device, "limit_bytes", lambda *_: limit)
     told = probe.main(Probe(model, snapshot, run), Heartbeat(None))["choices"]
-    assert STREAM_PLACES < told["streamed"] <= LAYERS and told["stream_from"] == "disk"
+    assert STREAM_BUFFERS < told["streamed"] <= LAYERS and told["stream_from"] == "disk"
     assert told["prediction"]["read_bytes_per_s"] > 0
-    assert told["agreement"]["first_layers"] == LAYERS - told["streamed"] + STREAM_PLACES
+    assert told["agreement"]["first_layers"] == LAYERS - told["streamed"] + STREAM_BUFFERS
     result = run_training(tmp_path, model)
     assert result["path"] == "fast" and result["prediction"]["buckets"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hivetune.base.disk import FULL_DISK_WORDS, home, lock, lock_holder, sha256_bytes, write_json
+from hivetune.base.disk import FULL_DISK_ERROR, home, lock, lock_holder, sha256_bytes, write_json
 from hivetune.base.paths import install_command, quoted, real_path
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import from_plain
@@ -259,7 +259,7 @@ def _write_problem(run: Path, destination: Destination, exporter: Exporter, erro
 def _unreachable(destination: Destination, error: Exception) -> HivetuneError:
     if isinstance(error, HivetuneError):
         return error
-    kind = DoesNotFit if FULL_DISK_WORDS.search(str(error)) else MachineNotFit
+    kind = DoesNotFit if FULL_DISK_ERROR.search(str(error)) else MachineNotFit
     return kind(
         f"{destination.target} at {destination.place}: {_words(error)}",
         hint="what it has is kept; the same command sends the rest",

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Protocol
 
-from hivetune.base.paths import install_command, spelled, what_to_do
+from hivetune.base.paths import install_command, path_hint, spelled
 from hivetune.data.files.csv_table import csv_rows, has_header
 from hivetune.data.files.encodings import (
     Transcoded,
@@ -174,7 +174,7 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
-        raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=what_to_do(error)) from None
+        raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=path_hint(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"PK\x03\x04") and is_eval_file(path):

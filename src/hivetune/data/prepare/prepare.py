@@ -19,7 +19,7 @@ import psutil
 from hivetune import __version__
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import (
-    FULL_DISK_WORDS,
+    FULL_DISK_ERROR,
     MANIFEST,
     home,
     lock,
@@ -155,7 +155,7 @@ def report_full_disk(folder: Path, hint: str) -> Iterator[None]:
         raise
     except (OSError, sqlite3.OperationalError, HivetuneError) as error:
         is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if is_full or (not isinstance(error, OSError) and FULL_DISK_WORDS.search(str(error))):
+        if is_full or (not isinstance(error, OSError) and FULL_DISK_ERROR.search(str(error))):
             raise DoesNotFit(f"the disk of {folder} is full: working on the rows needs more room", hint=hint) from None
         raise
 

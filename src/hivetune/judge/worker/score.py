@@ -26,7 +26,7 @@ from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import CONFIG
 from hivetune.train.worker.device import complete, start_with
 from hivetune.train.worker.model.adapter import fill, read_adapter
-from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
+from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
@@ -101,7 +101,7 @@ def choices_of(adapter: Path | None) -> Choices:
     if adapter is None or not (adapter / CONFIG).is_file():
         return Choices()
     choices = read_resolved(adapter)[1]
-    return replace(choices, kernels="torch") if choices.kernels == "native" and why_no_kernels() else choices
+    return replace(choices, kernels="torch") if choices.kernels == "native" and missing_kernels_reason() else choices
 
 
 def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dict[str, Any] | None]:

@@ -44,10 +44,10 @@ def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> Non
     """Raise UsageError when two tensors that config.json ties are both stored, with different values: transformers then
     keeps both, most other programs one of them."""
     tensors = open_weights(folder)
-    for one, other in pairs:
-        if one in tensors and other in tensors and not np.array_equal(tensors[one].raw(), tensors[other].raw()):
+    for name_a, name_b in pairs:
+        if name_a in tensors and name_b in tensors and not np.array_equal(tensors[name_a].raw(), tensors[name_b].raw()):
             raise UsageError(
-                f"model {name}: config.json ties {one} to {other}, and the weights hold two different ones",
+                f"model {name}: config.json ties {name_a} to {name_b}, and the weights hold two different ones",
                 hint="set tie_word_embeddings to false in a local copy, if its publisher says that they differ",
             )
 

@@ -124,19 +124,19 @@ def _explain(name: str, error: Exception) -> HivetuneError:
     return _no_network(name, str(error).splitlines()[0] if str(error) else type(error).__name__, constants.ENDPOINT)
 
 
-def _no_network(name: str, why: str, endpoint: str) -> MachineNotFit:
+def _no_network(name: str, reason: str, endpoint: str) -> MachineNotFit:
     return MachineNotFit(
-        f"model {name}: {endpoint} can't be reached: {why}",
+        f"model {name}: {endpoint} can't be reached: {reason}",
         hint="check the network or HF_ENDPOINT, or give a local folder, a GGUF file or smollm2-135m",
     )
 
 
 def _check_room(name: str, files: dict[str, int], cache: Path) -> None:
     size_bytes = sum(size for file, size in files.items() if file.endswith(".safetensors"))
-    place = next(path for path in (cache, *cache.parents) if path.exists())
-    free_bytes = shutil.disk_usage(place).free
+    folder = next(path for path in (cache, *cache.parents) if path.exists())
+    free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
         raise DoesNotFit(
-            f"model {name} takes {size_bytes / 1e9:.1f} GB, {place} has {free_bytes / 1e9:.1f} GB free",
+            f"model {name} takes {size_bytes / 1e9:.1f} GB, {folder} has {free_bytes / 1e9:.1f} GB free",
             hint="make room, or set HF_HOME to another disk",
         )

@@ -32,12 +32,12 @@ _HINT = "choose a causal language model, such as Qwen/Qwen2.5-0.5B-Instruct"
 def check_kind(config: Any, name: str) -> None:
     """Raise UsageError, in the words of its kind, for a transformers config that is not of a causal text model."""
     kind = config.model_type
-    what, hint = _other_kind(config, kind), _HINT
-    if what == "":
+    fault, hint = _other_kind(config, kind), _HINT
+    if fault == "":
         return
     if "text_config" in config.sub_configs and not config.is_encoder_decoder:
         hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
-    raise UsageError(f"model {name} ({kind}) {what}; only causal text models are trained", hint=hint)
+    raise UsageError(f"model {name} ({kind}) {fault}; only causal text models are trained", hint=hint)
 
 
 def _other_kind(config: Any, kind: str) -> str:

@@ -67,14 +67,14 @@ def expert_parameters(module: nn.Module) -> tuple[str, str]:
 def find_experts(module: nn.Module) -> dict[str, Linear]:
     """Return each tensor of each collection of fused experts as linear modules of one name, such as
     `model.layers.0.mlp.experts.gate_up_proj`."""
-    found = {}
+    linears = {}
     for name, child in module.named_modules():
         if is_fused(child):
             for part in expert_parameters(child):
                 shape = getattr(child, part).shape
                 inputs, outputs = (shape[1], shape[2]) if child.is_transposed else (shape[2], shape[1])
-                found[f"{name}.{part}"] = Linear(f"{name}.{part}", inputs, outputs, experts=shape[0])
-    return found
+                linears[f"{name}.{part}"] = Linear(f"{name}.{part}", inputs, outputs, experts=shape[0])
+    return linears
 
 
 def frozen_linears(module: nn.Module) -> set[str]:

@@ -142,8 +142,7 @@ def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:
     """Link the weights and copy the small files of a transformers folder."""
-    config = _read_object(folder / "config.json", name)
-    check_no_remote_code(folder, config, name)
+    check_no_remote_code(folder, _read_object(folder / "config.json", name), name)
     files = weight_files(folder, name)
     open_weights(folder)  # a file that is cut is named as its owner knows it, and before torch is imported
     for file in files:
@@ -194,8 +193,7 @@ def weight_files(folder: Path, name: str) -> list[str]:
 def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> None:
     """Raise UsageError for a model that needs its own Python code."""
     tokenizer = folder / "tokenizer_config.json"
-    settings = [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]
-    if any("auto_map" in some for some in settings):
+    if any("auto_map" in some for some in [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         if config.get("model_type") not in CONFIG_MAPPING_NAMES:

@@ -66,8 +66,8 @@ def check_against_config(folder: Path, name: str) -> Checked:
     except RuntimeError as error:
         if "conversion of the weights" not in str(error):
             raise _unbuildable(name, error) from None
-        what = "one of a group, such as an expert's, is missing or of another shape"
-        raise UsageError(f"model {name}: its tensors can't be put together: {what}", hint=_HINT) from None
+        fault = "one of a group, such as an expert's, is missing or of another shape"
+        raise UsageError(f"model {name}: its tensors can't be put together: {fault}", hint=_HINT) from None
     except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
         raise _unbuildable(name, error) from None
     refuse_invented(loading_info, name)
@@ -111,8 +111,8 @@ def _check_routing(module: nn.Module, name: str) -> None:
     setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
     for linear in find_experts(module).values() if setting else ():
         if not 1 <= settings[setting] <= linear.experts:
-            what = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
-            raise UsageError(f"model {name}: {what}", hint=_HINT)
+            fault = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
+            raise UsageError(f"model {name}: {fault}", hint=_HINT)
 
 
 def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
@@ -145,8 +145,8 @@ def _run_without_memory(module: nn.Module, name: str) -> None:
 
 
 def _unbuildable(name: str, error: Exception) -> UsageError:
-    words = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {words[0] if words else 'no words'}"
+    lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {lines[0] if lines else 'no words'}"
     return UsageError(
         f"model {name}: config.json describes no model that transformers can build ({reason[:300]})",
         hint="compare it with the config.json of the model's publisher, or update transformers if the model is newer",

@@ -134,15 +134,15 @@ def assumed_workload(
     return Workload(lengths, part, longest, rows, batch_size, epochs, max_steps, assumed=True)
 
 
-def choose_dtype(wanted: str, device: Device) -> str:
+def choose_dtype(setting: str, device: Device) -> str:
     """Return the config's dtype; for `auto`, bfloat16 where its GEMM is clearly faster, else float32.
 
     Raises UsageError for a precision that the device does not compute in.
     """
-    if wanted != "auto":
-        if wanted not in device.rates:
-            raise UsageError(f"{wanted} is unsupported on {device.name}. {device.note}", hint="set dtype: auto")
-        return wanted
+    if setting != "auto":
+        if setting not in device.rates:
+            raise UsageError(f"{setting} is unsupported on {device.name}. {device.note}", hint="set dtype: auto")
+        return setting
     return auto_dtype(device.rates, device.decided_dtype)
 
 
@@ -178,13 +178,13 @@ def fastest_that_fits(
     """
     limit = device.limit_bytes(memory_share)
     rate = rate or unprobed_rate(device.rates[setup.dtype], device.bandwidth, kind=device.kind, source=device.source)
-    ways = _Ways(setup, device, work, limit, correction, rate, only_streamed)
-    fitting = [choice for budget in _budgets(work, device, ways) for choice in ways.with_budget(budget)]
+    search = _Search(setup, device, work, limit, correction, rate, only_streamed)
+    fitting = [choice for budget in _budgets(work, device, search) for choice in search.with_budget(budget)]
     if not fitting:
         smallest = predict_peak(smallest_setup(setup), rounded_up(work.longest), correction)
         raise DoesNotFit(
-            f"at least {size_words(smallest.bytes)} are needed, {size_words(limit)} may be used on {device.name} "
-            f"({size_words(device.free_bytes)} free, {100 * MARGIN[device.kind]:.0f} % reserved)"
+            f"at least {size_text(smallest.bytes)} are needed, {size_text(limit)} may be used on {device.name} "
+            f"({size_text(device.free_bytes)} free, {100 * MARGIN[device.kind]:.0f} % reserved)"
         )
     whole = [choice for choice in fitting if not choice.setup.streamed]
     if whole and min(c.step_s for c in fitting) > (1 - WORTH_STREAMING) * min(c.step_s for c in whole):
@@ -202,7 +202,7 @@ def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Search:
     """What is tried, and on which device and workload."""
 
     setup: TrainingSetup
@@ -236,10 +236,10 @@ class _Ways:
             if streamed == 0 and beyond:
                 return
             if streamed is not None:
-                way = with_streamed(deeper, streamed)
-                if way.path not in steps:
-                    steps[way.path] = self.work.micro_batches(way, budget)
-                yield self._choice(way, budget, steps[way.path])
+                setup = with_streamed(deeper, streamed)
+                if setup.path not in steps:
+                    steps[setup.path] = self.work.micro_batches(setup, budget)
+                yield self._choice(setup, budget, steps[setup.path])
             if streamed == 0 or (streamed is not None and self.only_streamed):
                 return
 
@@ -269,11 +269,10 @@ def _largest(work: Workload, device: Device) -> int:
     return max(rounded_up(work.longest), LARGEST_BUDGET[device.kind])
 
 
-def _budgets(work: Workload, device: Device, ways: _Ways) -> Sequence[int]:
+def _budgets(work: Workload, device: Device, search: _Search) -> Sequence[int]:
     """Return the budgets that hold the longest row and are not larger than a whole step needs."""
     least, most = rounded_up(work.longest), rounded_up(max(sum(work.lengths), work.longest))
-    of_use = max(_largest(work, device), rounded_up(math.ceil(ways.hiding_tokens)))
-    cap = min(most, max(least, of_use))
+    cap = min(most, max(least, max(_largest(work, device), rounded_up(math.ceil(search.hiding_tokens)))))
     cuts = {cap, min(most, _largest(work, device))}
     return sorted({least, *cuts, *(budget for budget in BUDGETS if least <= budget <= cap)})
 
@@ -293,7 +292,7 @@ def power_loss_s(
     return max(step_s, interval_s)
 
 
-def size_words(size_bytes: float) -> str:
+def size_text(size_bytes: float) -> str:
     """Return bytes in words."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.0f} MB"
 
@@ -368,7 +367,6 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
         quantized=quantized,
         active_adapter_parameters=active,
     )
-    share = sum(work.trained) / max(1, sum(work.lengths))
     at_length = assumed_workload(
         longest=case.length,
         mean=case.length,
@@ -376,7 +374,7 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
         batch_size=work.batch_size,
         epochs=work.epochs,
         max_steps=work.max_steps,
-        trained=share,
+        trained=sum(work.trained) / max(1, sum(work.lengths)),
     )
     try:
         choice = fastest_that_fits(setup, device, at_length, memory_share=memory_share, only_streamed=case.streamed)
@@ -394,27 +392,27 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
 def precisions(device: Device) -> list[str]:
     """Return what the device computes in, fastest first, and 4-bit weights."""
     half = "bfloat16" if "bfloat16" in device.rates else "float16"
-    found = [dtype for dtype in (half, "float32") if dtype in device.rates]
-    return [*sorted(found, key=lambda dtype: -device.rates[dtype]), "nf4"]
+    computed = [dtype for dtype in (half, "float32") if dtype in device.rates]
+    return [*sorted(computed, key=lambda dtype: -device.rates[dtype]), "nf4"]
 
 
-def what_would_fit(
-    own: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
+def fitting_options(
+    base: Case, device: Device, work: Workload, others: Mapping[str, Architecture], *, memory_share: float = 0.9
 ) -> list[Option]:
     """Return options: the user's model over lengths, ranks and precisions, then other models."""
-    lengths = sorted({own.length, *(n for n in (512, 2048, 8192) if n != own.length)})
-    ranks = sorted({own.rank, 8, 64})
-    streamed = try_case(replace(own, streamed=True), device, work, memory_share=memory_share)
+    lengths = sorted({base.length, *(n for n in (512, 2048, 8192) if n != base.length)})
+    ranks = sorted({base.rank, 8, 64})
+    streamed = try_case(replace(base, streamed=True), device, work, memory_share=memory_share)
     cases = [
-        replace(own, length=length, rank=rank, precision=precision)
+        replace(base, length=length, rank=rank, precision=precision)
         for length in lengths
-        for rank in (ranks if length == own.length else [own.rank])
-        for precision in (precisions(device) if rank == own.rank else [own.precision])
+        for rank in (ranks if length == base.length else [base.rank])
+        for precision in (precisions(device) if rank == base.rank else [base.precision])
     ]
     cases += [
-        replace(own, model=name, architecture=architecture, precision=precision)
+        replace(base, model=name, architecture=architecture, precision=precision)
         for name, architecture in others.items()
-        for precision in dict.fromkeys((own.precision, "nf4"))
+        for precision in dict.fromkeys((base.precision, "nf4"))
     ]
     tried = [
         try_case(case, device, work, memory_share=memory_share)
@@ -425,31 +423,36 @@ def what_would_fit(
     return [streamed, *tried] if streamed.fits else tried
 
 
-def advice(options: Sequence[Option], own: Case, most: int = 4) -> list[str]:
+def advice(options: Sequence[Option], base: Case, most: int = 4) -> list[str]:
     """Return the nearest options that fit, in words: same model first, then precision, then rank."""
 
     def distance(option: Option) -> tuple[bool, bool, int, int]:
-        case = option.case
-        return case.model != own.model, case.precision != own.precision, abs(case.rank - own.rank), -option.peak_bytes
+        other = option.case
+        return (
+            other.model != base.model,
+            other.precision != base.precision,
+            abs(other.rank - base.rank),
+            -option.peak_bytes,
+        )
 
     near = sorted((option for option in options if option.fits), key=distance)[:most]
-    words = []
+    lines = []
     for option in near:
-        case, streamed = option.case, option.choice.setup.streamed if option.choice else 0
+        other, streamed = option.case, option.choice.setup.streamed if option.choice else 0
         layers = f", {streamed} layers streamed" if streamed else ""
-        named = f"{case.model}, length {case.length}, rank {case.rank}, {case.precision}"
-        words.append(f"{named}{layers}: {size_words(option.peak_bytes)}")
-    return words
+        named = f"{other.model}, length {other.length}, rank {other.rank}, {other.precision}"
+        lines.append(f"{named}{layers}: {size_text(option.peak_bytes)}")
+    return lines
 
 
-def compared(own: str, device: Device) -> dict[str, Architecture]:
+def compared(model: str, device: Device) -> dict[str, Architecture]:
     """Return other models to compare with on a device of this size, by name."""
     names = COMPARED + (COMPARED_LARGE if device.kind != "cpu" or device.memory_bytes > 24e9 else ())
-    found = {name: known_model(name) for name in names if name != own}
-    return {name: parse_architecture(config, name) for name, config in found.items() if config}
+    configs = {name: known_model(name) for name in names if name != model}
+    return {name: parse_architecture(config, name) for name, config in configs.items() if config}
 
 
-def with_advice(error: DoesNotFit, options: Sequence[Option], own: Case) -> DoesNotFit:
+def with_advice(error: DoesNotFit, options: Sequence[Option], case: Case) -> DoesNotFit:
     """Return the same error, with what would fit as its hint."""
-    near = "; ".join(advice(options, own))
+    near = "; ".join(advice(options, case))
     return DoesNotFit(error.message, hint=f"these would fit: {near}" if near else "choose a smaller model")

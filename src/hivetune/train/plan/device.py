@@ -59,36 +59,36 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
     card = known_card(name)
     device = _published(card, cores or card.get("cores", 0))
     memory = round((memory_gb or card["memory_gb"]) * GB)
-    words = f"{card['name']}, {device.cores} cores" if device.kind == "cpu" else card["name"]
-    return replace(device, name=words, memory_bytes=memory, free_bytes=memory)
+    title = f"{card['name']}, {device.cores} cores" if device.kind == "cpu" else card["name"]
+    return replace(device, name=title, memory_bytes=memory, free_bytes=memory)
 
 
-def device_of_machine(machine: Machine, profile: Profile, wanted: str = "auto") -> Device:
+def device_of_machine(machine: Machine, profile: Profile, setting: str = "auto") -> Device:
     """Return this machine's device of the config: `auto` is the first card if there is one, else the CPU.
 
     Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """
-    if wanted == "auto":
-        wanted = "cuda:0" if machine.cards else "cpu"
-    if wanted == "cpu":
+    if setting == "auto":
+        setting = "cuda:0" if machine.cards else "cpu"
+    if setting == "cpu":
         isa = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
-        known = replace(
+        processor = replace(
             _published(known_card(isa), machine.cores),
             name=f"{machine.cpu}, {machine.cores} cores",
             memory_bytes=machine.memory_bytes,
             free_bytes=machine.available_bytes,
         )
-        return _with_measured(known, profile)
-    kind, _, index_text = wanted.partition(":")
+        return _with_measured(processor, profile)
+    kind, _, index_text = setting.partition(":")
     index_text = index_text or "0"
     if kind != "cuda" or not index_text.isdigit():
         raise UsageError(
-            f"unknown device {wanted!r}; choose auto, cpu, cuda or cuda:N", hint="AMD cards are cuda too, as in torch"
+            f"unknown device {setting!r}; choose auto, cpu, cuda or cuda:N", hint="AMD cards are cuda too, as in torch"
         )
     index = int(index_text)
     if index >= len(machine.cards):
         raise MachineNotFit(
-            f"device {wanted} is not available: this machine has {len(machine.cards)} cards",
+            f"device {setting} is not available: this machine has {len(machine.cards)} cards",
             hint="set device: cpu, or plan for another machine with --card",
         )
     card = machine.cards[index]

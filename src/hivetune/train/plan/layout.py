@@ -148,8 +148,7 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Paddi
     builder = _Builder(documents)
     if share and order:
         pairs = itertools.pairwise(order)
-        common = [0] + [_common(documents[a].tokens, documents[b].tokens) for a, b in pairs]
-        builder.grow(order, common, 0, ())
+        builder.grow(order, [0] + [_common(documents[a].tokens, documents[b].tokens) for a, b in pairs], 0, ())
     else:
         for index in order:
             builder.leaf(index, 0, ())
@@ -200,11 +199,11 @@ def split_units(
 
     A unit that is larger than the budget is alone. Units without a token take no room and are left out.
     """
-    place = {index: number for number, index in enumerate(_by_content(documents))}
+    position = {index: number for number, index in enumerate(_by_content(documents))}
     firsts = [
-        (min(place[index] for index in unit if index in place), unit)
+        (min(position[index] for index in unit if index in position), unit)
         for unit in units
-        if not place.keys().isdisjoint(unit)
+        if not position.keys().isdisjoint(unit)
     ]
     batches: list[list[Sequence[int]]] = []
     for _, unit in sorted(firsts, key=lambda first: first[0]):
@@ -228,11 +227,11 @@ def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_token
     over neighbours is a few tokens short.
     """
     while batch:
-        taken = len(batch)
-        while taken > 1 and _num_computed([documents[index].tokens for index in batch[:taken]]) > budget_tokens:
-            taken -= 1
-        yield batch[:taken]
-        batch = batch[taken:]
+        count = len(batch)
+        while count > 1 and _num_computed([documents[index].tokens for index in batch[:count]]) > budget_tokens:
+            count -= 1
+        yield batch[:count]
+        batch = batch[count:]
 
 
 def _num_computed(sorted_tokens: Sequence[Sequence[int]]) -> int:
@@ -244,16 +243,16 @@ def _num_computed(sorted_tokens: Sequence[Sequence[int]]) -> int:
 def _num_grown(lengths: Sequence[int], common: Sequence[int], depth: int) -> int:
     if len(lengths) == 1:
         return lengths[0] - depth
-    shared, own = min(common[1:]), 0
+    shared, grown = min(common[1:]), 0
     if shared - depth >= MIN_SHARED_TOKENS:
-        own, depth = shared - depth, shared
+        grown, depth = shared - depth, shared
     parts = itertools.pairwise([0, *_branches(common, shared), len(lengths)])
-    return own + sum(_num_grown(lengths[start:stop], common[start:stop], depth) for start, stop in parts)
+    return grown + sum(_num_grown(lengths[start:stop], common[start:stop], depth) for start, stop in parts)
 
 
 def _branches(common: Sequence[int], shared: int) -> list[int]:
     """Return the places where another branch begins: a neighbour shares no more there than all do."""
-    return [place for place in range(1, len(common)) if common[place] == shared]
+    return [index for index in range(1, len(common)) if common[index] == shared]
 
 
 def _by_content(documents: Sequence[TrimmedDocument]) -> list[int]:
@@ -304,9 +303,9 @@ class _Builder:
             self.grow(order[start:stop], common[start:stop], depth, path)
 
     def leaf(self, index: int, depth: int, path: tuple[int, ...]) -> None:
-        own = self.documents[index].tokens[depth:]
-        if own:
-            path = (*path, self.segment(own, depth, path))
+        tokens = self.documents[index].tokens[depth:]
+        if tokens:
+            path = (*path, self.segment(tokens, depth, path))
         self.flat[index] = [
             token
             for number in path
@@ -330,18 +329,18 @@ class _Builder:
         for entry in itertools.chain.from_iterable(owned):
             counts[entry] = counts.get(entry, 0) + 1
         # Padding goes to rows without an entry first, so that no row has to be gathered twice.
-        taken, size = {row for row, _ in counts}, pad(len(counts))
-        free = (row for row in range(len(self.tokens)) if row not in taken)
+        counted, size = {row for row, _ in counts}, pad(len(counts))
+        free = (row for row in range(len(self.tokens)) if row not in counted)
         counts |= {(row, 0): 0 for row in itertools.islice(free, size - len(counts))}
         counts = dict(sorted(counts.items()))  # by row: where each predicts one token, nothing is gathered
-        number = {entry: place for place, entry in enumerate(counts)}
-        last, left = len(self.tokens) - 1, size - len(counts)
+        number = {entry: entry_number for entry_number, entry in enumerate(counts)}
+        last, num_padded = len(self.tokens) - 1, size - len(counts)
         return Layout(
             tokens=self.tokens,
             positions=self.positions,
             segments=self.segments,
-            rows=[*(row for row, _ in counts), *[last] * left],
-            targets=[*(token for _, token in counts), *[0] * left],
-            counts=[*counts.values(), *[0] * left],
+            rows=[*(row for row, _ in counts), *[last] * num_padded],
+            targets=[*(token for _, token in counts), *[0] * num_padded],
+            counts=[*counts.values(), *[0] * num_padded],
             owners=[[number[entry] for entry in entries] for entries in owned],
         )

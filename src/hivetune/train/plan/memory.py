@@ -48,7 +48,7 @@ PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
 
 # Places of streamed layers: one is computed with, one is there, one is on its way
 # (train/worker/model/fast/weights/stream.py).
-STREAM_PLACES = 3
+STREAM_BUFFERS = 3
 
 Path = Literal["fast", "general"]
 
@@ -85,8 +85,8 @@ def adapters_of(architecture: Architecture, rank: int, target_modules: str | Seq
     A guessed model, whose modules have other names, counts as if all had an adapter. Raises UsageError as
     `match_targets`.
     """
-    wanted = target_modules if architecture.exact else ALL_LINEAR
-    return architecture.adapter_parameters(rank, wanted), architecture.active_adapter_parameters(rank, wanted)
+    targets = target_modules if architecture.exact else ALL_LINEAR
+    return architecture.adapter_parameters(rank, targets), architecture.active_adapter_parameters(rank, targets)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
     if a.modules:  # what its products take in and give out
         return round(setup.value_bytes * COUNTED_FACTOR * a.widths_per_token / a.layers)
     widths = 2 * a.hidden + 2 * a.q + 2 * a.k + 2 * a.ffn
-    kept = setup.value_bytes * widths + 4 * a.heads
-    return round(kept * (GENERAL_FACTOR if setup.path == "general" else 1))
+    saved = setup.value_bytes * widths + 4 * a.heads
+    return round(saved * (GENERAL_FACTOR if setup.path == "general" else 1))
 
 
 def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
@@ -132,10 +132,10 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
     Kept layers count whole, recomputed ones by their input, besides the one whose values are being recomputed.
     """
-    a, kept = setup.architecture, saved_bytes_per_token(setup)
-    saved = (a.layers - setup.recompute) * kept
+    a, per_token = setup.architecture, saved_bytes_per_token(setup)
+    saved = (a.layers - setup.recompute) * per_token
     boundaries = setup.recompute * a.hidden * setup.value_bytes
-    working = kept if setup.recompute else 0
+    working = per_token if setup.recompute else 0
     transient = TRANSIENT_WIDTHS * a.hidden * setup.value_bytes
     return tokens * (saved + boundaries + working + transient)
 
@@ -153,7 +153,7 @@ def weight_bytes(setup: TrainingSetup) -> int:
     for its product; where layers are streamed, the layer at hand is.
     """
     a = setup.architecture
-    away = max(0, setup.streamed - STREAM_PLACES)
+    away = max(0, setup.streamed - STREAM_BUFFERS)
     if not setup.quantized:
         return a.parameters * setup.value_bytes - away * layer_bytes(setup)
     if setup.streamed:
@@ -193,8 +193,8 @@ def predict_peak(
     if correction is None:
         return Peak(parts, UNKNOWN_ERROR if is_unknown(setup.architecture) else FORMULA_ERROR)
     parts["measured beyond the formula"] = round(correction(tokens))
-    known = PROBED_PEAK_ERROR[setup.kind]
-    return Peak(parts, max(known, UNKNOWN_PROBED_ERROR) if is_unknown(setup.architecture) else known)
+    error = PROBED_PEAK_ERROR[setup.kind]
+    return Peak(parts, max(error, UNKNOWN_PROBED_ERROR) if is_unknown(setup.architecture) else error)
 
 
 def is_unknown(architecture: Architecture) -> bool:
@@ -238,7 +238,7 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
     a, n = setup.architecture, setup.adapter_parameters
     precision = "4-bit NF4" if setup.quantized else setup.dtype
     full = 12 * a.parameters
-    words = {
+    texts = {
         "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state"
         + (
             f"; {setup.streamed} of {a.layers} layers are streamed, 3 of them at a time are on the device"
@@ -257,7 +257,7 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
         "compiled products": "code that oneDNN keeps for each row count of bfloat16 products",
         "measured beyond the formula": "difference between two measured steps and the formula",
     }
-    return sorted(((name, size, words[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
+    return sorted(((name, size, texts[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
 
 
 def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
@@ -308,12 +308,12 @@ def fewest_streamed(setup: TrainingSetup, tokens: int, correction: Affine | None
         return 0
     if not can_stream(setup):
         return None
-    over = predict_peak(with_streamed(setup, STREAM_PLACES), tokens, correction).bytes - limit_bytes
-    layers = STREAM_PLACES + max(0, math.ceil(over / layer_bytes(setup)))
+    over = predict_peak(with_streamed(setup, STREAM_BUFFERS), tokens, correction).bytes - limit_bytes
+    layers = STREAM_BUFFERS + max(0, math.ceil(over / layer_bytes(setup)))
     return layers if layers <= setup.architecture.layers else None
 
 
-def offload_words(setup: TrainingSetup, peak_bytes: int) -> str:
+def offload_advice(setup: TrainingSetup, peak_bytes: int) -> str:
     """Explain why an optimizer on the host would save little memory."""
     size = 12 * setup.adapter_parameters
     return (

@@ -53,29 +53,29 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     `folder` is the prepared model's, None where it is not here and only its sizes may be known. Nothing is downloaded
     and nothing trained. Raises DataRefused when the rows can't be trained on.
     """
-    length_said = "max_length" in settings.model_fields_set
+    has_length = "max_length" in settings.model_fields_set
     # No row is too long here: the lengths of the rows decide the setting.
-    longest = settings.max_length if length_said or folder is None else MAX_TOKENS_A_ROW
-    found = check(settings.data, model_folder=folder, max_length=longest, learn=settings.learn, progress=progress)
-    found.refuse(settings.data.max_rejected)
-    report = found.document
-    if folder and not length_said:
+    longest = settings.max_length if has_length or folder is None else MAX_TOKENS_A_ROW
+    first = check(settings.data, model_folder=folder, max_length=longest, learn=settings.learn, progress=progress)
+    first.refuse(settings.data.max_rejected)
+    report = first.document
+    if folder and not has_length:
         settings = _with_length(settings, -(-report["lengths"]["keeps_99_percent"] // MULTIPLE) * MULTIPLE)
     planned = _plan(settings, report)
-    while not length_said and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
+    while not has_length and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
         settings = _with_length(settings, settings.max_length // 2)
         planned = _plan(settings, report)
     if report["lengths"]["unit"] == "tokens" and report["lengths"]["longest_seen"] > settings.max_length:
         # Counted as `train` counts: rows longer than the chosen length are rejected.
-        again = check(
+        second = check(
             settings.data,
             model_folder=folder,
             max_length=settings.max_length,
             learn=settings.learn,
             progress=progress,
         )
-        again.refuse(settings.data.max_rejected)
-        report = {**again.document, "lengths": report["lengths"]}
+        second.refuse(settings.data.max_rejected)
+        report = {**second.document, "lengths": report["lengths"]}
         planned = _plan(settings, report)
     return Proposal(settings, report, planned)
 

@@ -37,8 +37,8 @@ from hivetune.train.plan.choose import (
     choose_dtype,
     compared,
     fastest_that_fits,
+    fitting_options,
     power_loss_s,
-    what_would_fit,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
@@ -96,8 +96,8 @@ def refuse_missing(data: DataConfig) -> None:
     sources = _sources_of(data)
     if sources.piped or sources.size_bytes or (sources.stored and _stored().rows):
         return
-    what = f"{sources.files[0]} is empty" if sources.files else "the store is empty"
-    raise UsageError(what, hint="to plan without rows, state how many there will be: --rows N --tokens N")
+    fault = f"{sources.files[0]} is empty" if sources.files else "the store is empty"
+    raise UsageError(fault, hint="to plan without rows, state how many there will be: --rows N --tokens N")
 
 
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
@@ -112,17 +112,17 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
         sources = _sources_of(data)
         few = not sources.piped and sources.size_bytes <= CHECKED_BYTES
         if model_folder is not None and few and (not sources.stored or _stored().rows <= CHECKED_ROWS):
-            found = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
-            if found.document["splits"]["train"]:
-                return checked_rows(found.document)
+            checked = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
+            if checked.document["splits"]["train"]:
+                return checked_rows(checked.document)
     counted = count_rows(data)
     return replace(counted, rows=max(1, round(counted.rows * (1 - data.validation - data.test))))
 
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
     """Return the rows by the document of `data check` with a model."""
-    words = f"{report['rows_in']:,} rows checked"
-    return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], words)
+    basis = f"{report['rows_in']:,} rows checked"
+    return CountedRows(report["splits"]["train"], report["tokens"] / report["usable"], basis)
 
 
 def count_rows(data: DataConfig) -> CountedRows:
@@ -148,8 +148,8 @@ def count_rows(data: DataConfig) -> CountedRows:
     return CountedRows(rows, tokens, f"about {float(f'{rows:.2g}'):,.0f} rows, from the first {size(part.read_bytes)}")
 
 
-def _assumed(why: str) -> CountedRows:
-    return CountedRows(ASSUMED_ROWS, ASSUMED_TOKENS, f"{ASSUMED_ROWS:,} rows assumed: {why}")
+def _assumed(reason: str) -> CountedRows:
+    return CountedRows(ASSUMED_ROWS, ASSUMED_TOKENS, f"{ASSUMED_ROWS:,} rows assumed: {reason}")
 
 
 def _stored() -> _Part:
@@ -171,11 +171,11 @@ def _count(sources: Sequence[str], data: DataConfig) -> _Part:
     return _Part(rows, rows * mean, sum(map(os.path.getsize, sources)))
 
 
-def _mean_tokens(found: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[int, float]:
+def _mean_tokens(raws: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[int, float]:
     """Return how many rows there are, and about how many tokens one of them has."""
     rows = 0
     sampled: list[float] = []
-    for raw in found:
+    for raw in raws:
         if raw.problem is not None:
             continue
         rows += 1
@@ -192,17 +192,17 @@ def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
     rows, tokens, read_bytes = 0, 0.0, 0
     with scratch_folder() as folder:
         for number, name in enumerate(sources):
-            known = parquet_rows_and_bytes(name)
-            if known is not None:
-                found = _Part(known[0], known[1] / CHARS_PER_TOKEN, os.path.getsize(name))
+            size = parquet_rows_and_bytes(name)
+            if size is not None:
+                counted = _Part(size[0], size[1] / CHARS_PER_TOKEN, os.path.getsize(name))
             elif read_bytes < PART_BYTES:
                 part = folder / str(number) / os.path.basename(name)
                 part.parent.mkdir()
                 copied = _copy_beginning(name, part, PART_BYTES - read_bytes)
-                found = _count([str(part)], data)._replace(read_bytes=copied)
+                counted = _count([str(part)], data)._replace(read_bytes=copied)
             else:
                 continue
-            rows, tokens, read_bytes = rows + found.rows, tokens + found.tokens, read_bytes + found.read_bytes
+            rows, tokens, read_bytes = rows + counted.rows, tokens + counted.tokens, read_bytes + counted.read_bytes
     return _Part(rows, tokens, max(read_bytes, 1))
 
 
@@ -293,7 +293,7 @@ def plan_run(
     else:
         device = device_of_machine(machine, profile, config.device)
     prepared = find_prepared(config.model)
-    work, known = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
+    work, basis = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
     trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
     setup = TrainingSetup(
         architecture,
@@ -313,13 +313,13 @@ def plan_run(
         choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
     except DoesNotFit as error:
         why_not = error.message
-    own = own_case(config, architecture, setup)
-    options = what_would_fit(own, device, work, compared(config.model, device), memory_share=share)
+    case = own_case(config, architecture, setup)
+    options = fitting_options(case, device, work, compared(config.model, device), memory_share=share)
     disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
     cards = len(machine.cards)
     crew = _crew_of(config)
     return Planned(
-        config, architecture, device, work, setup, choice, why_not, options, known, disk_bytes_per_s, cards, crew
+        config, architecture, device, work, setup, choice, why_not, options, basis, disk_bytes_per_s, cards, crew
     )
 
 
@@ -327,10 +327,10 @@ def _crew_of(config: RunConfig) -> _Crew | None:
     address = cluster_of(config)
     if address is None:
         return None
-    view, here = ask_cluster(address), own_address(address)
+    view, own = ask_cluster(address), own_address(address)
     # The run's own worker has one of this machine's devices, where it offers some.
-    offers = any(node.address == here and node.devices for node in view.nodes)
-    link = link_of(here)
+    offers = any(node.address == own and node.devices for node in view.nodes)
+    link = link_of(own)
     workers = view.devices + (0 if offers else 1)
     return _Crew(workers, link.bytes_per_s if link else LOCAL_BYTES_PER_S, link.words if link else "")
 
@@ -340,13 +340,13 @@ def find_architecture(name: str) -> Architecture:
     if Path(name).is_dir():
         prepared = find_prepared(name)
         return read_architecture(prepared.folder if prepared else Path(name))
-    known = known_model(name)
-    prepared = None if known else find_prepared(name)
+    config = known_model(name)
+    prepared = None if config else find_prepared(name)
     if prepared:
         return read_architecture(prepared.folder)
-    if known is None:
+    if config is None:
         raise UsageError(f"the sizes of model {name} are not known yet", hint=f"get it first: hivetune fetch {name}")
-    return parse_architecture(known, name)
+    return parse_architecture(config, name)
 
 
 def guess_workload(
@@ -354,21 +354,21 @@ def guess_workload(
 ) -> tuple[Workload, str]:
     """Return the workload and, in words, its basis: the user's numbers, else the data's rows, else an assumption."""
     counted = None if rows and tokens else rows_to_train(config, model_folder)
-    found_rows = rows or (counted.rows if counted else 1)
-    known = "as given" if rows or counted is None else counted.words
+    num_rows = rows or (counted.rows if counted else 1)
+    basis = "as given" if rows or counted is None else counted.words
     batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
     if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
         batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or config.learn.steps
-        epochs = max(epochs, max_steps * batch_size / found_rows)
+        epochs = max(epochs, max_steps * batch_size / num_rows)
     work = assumed_workload(
         longest=config.max_length,
         mean=tokens or (counted.tokens if counted else 1),
-        rows=found_rows,
+        rows=num_rows,
         batch_size=batch_size,
         epochs=epochs,
         max_steps=max_steps,
     )
-    return work, known
+    return work, basis
 
 
 def precision_of(setup: TrainingSetup) -> str:

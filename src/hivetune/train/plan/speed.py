@@ -13,7 +13,7 @@ from typing import Any
 
 from hivetune.base.units import step_time
 from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
-from hivetune.train.plan.memory import STREAM_PLACES, Affine, TrainingSetup, fit_affine, fit_correction, layer_bytes
+from hivetune.train.plan.memory import STREAM_BUFFERS, Affine, TrainingSetup, fit_affine, fit_correction, layer_bytes
 
 # The share of the GEMM rate that a step reaches without a probe; measured ones lie between 0.35 and 0.6
 # (docs/performance.md).
@@ -41,8 +41,8 @@ class StepShape:
     squares: int
     trained: int
 
-    def __add__(self, other: "StepShape") -> "StepShape":
-        return StepShape(self.tokens + other.tokens, self.squares + other.squares, self.trained + other.trained)
+    def __add__(self, shape: "StepShape") -> "StepShape":
+        return StepShape(self.tokens + shape.tokens, self.squares + shape.squares, self.trained + shape.trained)
 
 
 def shape_of(length: int, trained: int) -> StepShape:
@@ -77,10 +77,10 @@ def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
     made in the forward pass. A recomputed layer adds another forward.
     """
     a = setup.architecture
-    again = setup.recompute / a.layers
+    recomputed = setup.recompute / a.layers
     trained = setup.active_adapter_parameters or setup.adapter_parameters
-    linear = (4 + 2 * again) * a.linear_parameters + (6 + 2 * again) * trained
-    attention = (3.5 + again) * 2 * a.layers * a.q
+    linear = (4 + 2 * recomputed) * a.linear_parameters + (6 + 2 * recomputed) * trained
+    attention = (3.5 + recomputed) * 2 * a.layers * a.q
     logits = 4 * a.vocabulary * a.hidden
     return linear * shape.tokens + attention * shape.squares + logits * shape.trained
 
@@ -91,9 +91,9 @@ def streamed_flops(setup: TrainingSetup, shape: StepShape) -> tuple[float, float
     trained = setup.active_adapter_parameters or setup.adapter_parameters
     forward = 2 * (a.linear_parameters + trained) * shape.tokens + 2 * a.layers * a.q * shape.squares
     whole = step_flops(replace(setup, recompute=0), replace(shape, trained=0))
-    again = min(setup.recompute, setup.streamed) / a.layers * forward
+    recomputed = min(setup.recompute, setup.streamed) / a.layers * forward
     share = setup.streamed / a.layers
-    return share * forward, share * (whole - forward) + again
+    return share * forward, share * (whole - forward) + recomputed
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Rate:
         Each pass reads all of them but the three that the pass before it left there, while it computes all but its
         first and its last.
         """
-        reads = setup.streamed - STREAM_PLACES
+        reads = setup.streamed - STREAM_BUFFERS
         if reads <= 0 or self.read_bytes_per_s is None:
             return 0.0
         read_s = reads * layer_bytes(setup) / self.read_bytes_per_s
@@ -173,8 +173,8 @@ def probe_document(
 ) -> dict[str, Any]:
     """Return plain values for the profile, from (shape, seconds of computing, peak bytes) of measured steps."""
     measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
-    done = {name: getattr(setup, name) for name in ("path", "recompute", "streamed")}
-    return {**done, "points": measured, "read_bytes_per_s": read_bytes_per_s}
+    setup_values = {name: getattr(setup, name) for name in ("path", "recompute", "streamed")}
+    return {**setup_values, "points": measured, "read_bytes_per_s": read_bytes_per_s}
 
 
 def probed_setup(setup: TrainingSetup, probe: Mapping[str, Any]) -> TrainingSetup:
@@ -281,14 +281,14 @@ class Worth:
     @property
     def words(self) -> str:
         packs = "1 pack" if self.packs == 1 else f"{self.packs} packs"
-        words = (
+        text = (
             f"{self.workers} workers: a step of {packs} takes {step_time(self.together_s)} instead of "
             f"{step_time(self.alone_s)}, {step_time(self.exchange_s)} of it for gradients and "
             f"weights{self.link and f' over {self.link}'}"
         )
         if self.gain >= WORTH_STARTING:
-            return words
-        return f"{words}: not worth it, use the other devices for other runs (hivetune sweep, hivetune experts)"
+            return text
+        return f"{text}: not worth it, use the other devices for other runs (hivetune sweep, hivetune experts)"
 
 
 def worth_of(
@@ -307,6 +307,5 @@ def worth_of(
     """
     packs = max(1, packs)
     longest = math.ceil(packs / workers)
-    helpers = min(workers - 1, packs - longest)
-    exchange_s = (WEIGHT_BYTES + GRADIENT_BYTES) * adapter_weights * helpers / bytes_per_s
+    exchange_s = (WEIGHT_BYTES + GRADIENT_BYTES) * adapter_weights * min(workers - 1, packs - longest) / bytes_per_s
     return Worth(workers, packs, step_s, step_s * longest / packs + exchange_s, exchange_s, link)

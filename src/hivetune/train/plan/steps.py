@@ -99,9 +99,9 @@ class Plan:
     def rows_reached(self, steps_done: int | None = None) -> tuple[set[int], set[int]]:
         """Return (rows trained in `steps_done` steps, rows quarantined); None: all steps."""
         steps = self.steps
-        done = len(steps) if steps_done is None else min(steps_done, len(steps))
+        count = len(steps) if steps_done is None else min(steps_done, len(steps))
         quarantined = {row for a in self.amendments if a.until_step is None for row in a.rows}
-        return {row for i in range(done) for row in steps[i].rows} - quarantined, quarantined
+        return {row for i in range(count) for row in steps[i].rows} - quarantined, quarantined
 
 
 class _Steps(Sequence[Step]):
@@ -127,8 +127,8 @@ class _Steps(Sequence[Step]):
             return [self[number] for number in numbers]
         plan = self._plan
         entries = range(plan.step_ends[numbers - 1] if numbers else 0, plan.step_ends[numbers])
-        left = [i for i in entries if not any(one.covers(numbers) for one in self._taken.get(plan.entry_rows[i], ()))]
-        return Step(tuple(plan.entry_rows[i] for i in left), sum(plan.entry_trained[i] for i in left))
+        remaining = [i for i in entries if not any(a.covers(numbers) for a in self._taken.get(plan.entry_rows[i], ()))]
+        return Step(tuple(plan.entry_rows[i] for i in remaining), sum(plan.entry_trained[i] for i in remaining))
 
 
 def make_plan(
@@ -358,24 +358,24 @@ def make_stage2_plan(
     as the steps need. A bad row counts nothing in a step's divisor, so the plan has the format of any other: its entry
     trains 0 tokens.
     """
-    known = {row.row: row for row in rows}
-    kept = [known[row] for row in good]
-    wrong = [PlanRow(one.row, one.content_id, one.length, one.trained) for one in bad]
-    better_of = {one.row: one.better for one in bad}
+    row_of = {row.row: row for row in rows}
+    good_rows = [row_of[row] for row in good]
+    wrong = [PlanRow(answer.row, answer.content_id, answer.length, answer.trained) for answer in bad]
+    better_of = {answer.row: answer.better for answer in bad}
 
     def in_turn(rows: Sequence[PlanRow], kind: str) -> Iterator[PlanRow]:
         """Yield all rows, then all of them again in another order, without an end."""
         return itertools.chain.from_iterable(epoch_order(rows, seed, f"{kind} {turn}") for turn in itertools.count())
 
-    next_bad, next_good = in_turn(wrong, "bad"), in_turn(kept, "good")
+    next_bad, next_good = in_turn(wrong, "bad"), in_turn(good_rows, "good")
     num_bad = min(len(wrong), max(1, int(BAD_SHARE * batch_size)))
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
-    for _ in range(steps if kept and wrong else 0):
-        taken = _some(next_bad, num_bad, {})
-        compared = {better: known[better] for row in taken if (better := better_of[row]) is not None}
-        chosen = _some(next_good, min(batch_size, len(kept)), compared)
-        entry_rows.extend([*chosen, *taken])
-        entry_trained.extend([row.trained for row in chosen.values()] + [0] * len(taken))
+    for _ in range(steps if good_rows and wrong else 0):
+        bad_rows = _some(next_bad, num_bad, {})
+        compared = {better: row_of[better] for row in bad_rows if (better := better_of[row]) is not None}
+        chosen = _some(next_good, min(batch_size, len(good_rows)), compared)
+        entry_rows.extend([*chosen, *bad_rows])
+        entry_trained.extend([row.trained for row in chosen.values()] + [0] * len(bad_rows))
         step_ends.append(len(entry_rows))
     return Plan(
         snapshot_hash=snapshot_hash,
@@ -394,15 +394,15 @@ def make_stage2_plan(
 def longest_unit(lengths: Mapping[int, int], bad: Sequence[BadAnswer]) -> int:
     """Return the tokens of the longest row, or of compared answers that one micro-batch must hold together."""
     sizes = dict(lengths)
-    for one in bad:
-        if one.better in sizes and one.row in lengths:
-            sizes[one.better] += lengths[one.row]
+    for answer in bad:
+        if answer.better in sizes and answer.row in lengths:
+            sizes[answer.better] += lengths[answer.row]
     return max(sizes.values())
 
 
-def _some(rows: Iterator[PlanRow], count: int, taken: dict[int, PlanRow]) -> dict[int, PlanRow]:
-    """Return `taken` and the next rows that are not among them, until they are `count`."""
-    chosen = dict(taken)
+def _some(rows: Iterator[PlanRow], count: int, first: dict[int, PlanRow]) -> dict[int, PlanRow]:
+    """Return `first` and the next rows that are not among them, until they are `count`."""
+    chosen = dict(first)
     while len(chosen) < count:
         row = next(rows)
         chosen.setdefault(row.row, row)

@@ -38,16 +38,16 @@ def thin_out(run: Path, snapshot: Path) -> str:
     """
     plan, data = read_plan(run), open_snapshot(snapshot)
     steps = plan.steps
-    done = checkpoints.newest_good(run).step
-    trained = {row for i in range(done) for row in steps[i].rows}
-    coming = sorted({row for i in range(done, len(steps)) for row in steps[i].rows} - trained)
-    seen: collections.Counter[tuple[str | None, str | None]] = collections.Counter()
+    step = checkpoints.newest_good(run).step
+    trained = {row for i in range(step) for row in steps[i].rows}
+    coming = sorted({row for i in range(step, len(steps)) for row in steps[i].rows} - trained)
+    counts: collections.Counter[tuple[str | None, str | None]] = collections.Counter()
     left_out = []
     for row in coming:
         info = data.info(row)
-        seen[info.agent, info.category] += 1
-        if seen[info.agent, info.category] % 2 == 0:
+        counts[info.agent, info.category] += 1
+        if counts[info.agent, info.category] % 2 == 0:
             left_out.append(row)
     reason = "sample: every second row is left out, as supervise.allow permits"
-    append_amendment(run, Amendment(done, tuple(left_out), reason, len(steps)))
-    return f"{len(left_out)} of {len(coming)} coming rows left out from step {done}"
+    append_amendment(run, Amendment(step, tuple(left_out), reason, len(steps)))
+    return f"{len(left_out)} of {len(coming)} coming rows left out from step {step}"

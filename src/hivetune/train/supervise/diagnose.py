@@ -85,26 +85,26 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first fault of the catalogue that fits: by the error's own words, then by log, kernel, all facts."""
-    own = _own_words(evidence)
+    own_lines = _error_lines(evidence)
     logs = (evidence.kernel, WARNING.sub("", evidence.log))
     # The log of a process that ended by itself, without an error of its own: any line may be the reason.
-    whole_log = "" if own or _was_ended(evidence) else evidence.log
+    whole_log = "" if own_lines or _was_ended(evidence) else evidence.log
     chosen = frozenset(fact for fact in evidence.facts if fact.startswith("type:") or fact in REFUSALS)
     strong = frozenset(fact for fact in evidence.facts if not fact.startswith(WEAK_FACTS))
     either: tuple[SignKind, ...] = ("patterns", "own")
-    found = (
-        _search(evidence, own[:1], either, chosen)
-        or next(filter(None, (_search(evidence, (cause,), either) for cause in own[1:])), None)
+    fault = (
+        _search(evidence, own_lines[:1], either, chosen)
+        or next(filter(None, (_search(evidence, (cause,), either) for cause in own_lines[1:])), None)
         or _search(evidence, logs, ("patterns",), strong)
-        or _search(evidence, (*own, *logs), ("symptoms",))
+        or _search(evidence, (*own_lines, *logs), ("symptoms",))
         or _search(evidence, (WARNING.sub("", whole_log),), either)
         or _search(evidence, (whole_log,), either)
-        or _search(evidence, (*own, whole_log), ("wrappers",))
+        or _search(evidence, (*own_lines, whole_log), ("wrappers",))
         or _search(evidence, (), (), evidence.facts)
         or _last_resort(evidence)
     )
     product = SHAPE.search(evidence.error) or SHAPE.search(evidence.log)
-    return Diagnosis(*found, (int(product[1]), int(product[2]), int(product[3])) if product else None)
+    return Diagnosis(*fault, (int(product[1]), int(product[2]), int(product[3])) if product else None)
 
 
 def _search(
@@ -140,7 +140,7 @@ def _was_ended(evidence: Evidence) -> bool:
     return any(fact == "hung" or fact.startswith("signal:") for fact in evidence.facts)
 
 
-def _own_words(evidence: Evidence) -> list[str]:
+def _error_lines(evidence: Evidence) -> list[str]:
     """Return the error and then its causes, the nearest first.
 
     Without an outcome, the last exception that a process printed stands for the error, if the process ended by itself.
@@ -166,5 +166,4 @@ def _matching_line(signs: Sequence[Sign], text: str) -> str:
     if not starts:
         return ""
     begin = text.rfind("\n", 0, min(starts)) + 1
-    line = text[begin:].partition("\n")[0].strip()
-    return line[:QUOTE_LIMIT] or text[min(starts) :][:QUOTE_LIMIT]
+    return text[begin:].partition("\n")[0].strip()[:QUOTE_LIMIT] or text[min(starts) :][:QUOTE_LIMIT]

@@ -21,13 +21,13 @@ KEY = "rungs"
 
 def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
     """Return by fault the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
-    seen = [{"gfx": card.architecture} for card in machine.cards if card.kind == "rocm"]
-    known: dict[str, dict[str, str]] = {}
+    cards = [{"gfx": card.architecture} for card in machine.cards if card.kind == "rocm"]
+    remedies: dict[str, dict[str, str]] = {}
     for fact in facts("remedy"):
-        if any(is_met(fact.when, one) for one in seen):
+        if any(is_met(fact.when, card_facts) for card_facts in cards):
             for fault in fact.more["faults"]:
-                known.setdefault(fault, {}).setdefault(fact.more["rung"], f"as in {fact.source[0]}")
-    return known
+                remedies.setdefault(fault, {}).setdefault(fact.more["rung"], f"as in {fact.source[0]}")
+    return remedies
 
 
 def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -> tuple[str, ...]:
@@ -43,9 +43,9 @@ def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -
 def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str]) -> None:
     """Remember that these rungs were in effect when a run of `model` was done here."""
     profile = read_profile(fingerprint)
-    kept = [name for name in rungs if name not in OF_THE_RUN]
-    known = {**profile.choices.get(KEY, {}), model: {KEY: kept, "time": round(time.time())}}
-    write_profile(replace(profile, choices={**profile.choices, KEY: known}))
+    exact = [name for name in rungs if name not in OF_THE_RUN]
+    remembered = {**profile.choices.get(KEY, {}), model: {KEY: exact, "time": round(time.time())}}
+    write_profile(replace(profile, choices={**profile.choices, KEY: remembered}))
 
 
 _WITH_RUNGS = ("attempt", "action", "supervisor_ended")

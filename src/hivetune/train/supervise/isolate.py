@@ -89,11 +89,11 @@ def isolate(rows: Sequence[int], replay: Replayer, *, control: int | None = None
             for item, finite in zip(pending, ending.finite, strict=False):
                 if not finite:
                     failed[item.rows[0]] = "the loss or gradient is not finite"
-            done = len(ending.finite)
-            if ending.words and done < len(pending):
-                failed[pending[done].rows[0]] = ending.words
-                done += 1
-            pending = pending[done:]
+            num_finite = len(ending.finite)
+            if ending.words and num_finite < len(pending):
+                failed[pending[num_finite].rows[0]] = ending.words
+                num_finite += 1
+            pending = pending[num_finite:]
             tested = len(items) - len(pending)
             if not other and control is None and tested == len(failed) >= NOTHING_FINE:
                 first = next(iter(failed.values()))
@@ -103,18 +103,18 @@ def isolate(rows: Sequence[int], replay: Replayer, *, control: int | None = None
     try:
         suspects = scan([Item((row,)) for row in rows], other=False)
         if suspects:
-            again = scan([Item((row,), padded=True) for row in suspects], other=True)
-            bad = {row: how for row, how in suspects.items() if row in again}
-            cured = ", ".join(str(row) for row in suspects if row not in again)
-            words = []
+            confirmed = scan([Item((row,), padded=True) for row in suspects], other=True)
+            bad = {row: how for row, how in suspects.items() if row in confirmed}
+            cured = ", ".join(str(row) for row in suspects if row not in confirmed)
+            causes = []
             if bad:
                 named = ", ".join(map(str, bad))
-                words.append(
+                causes.append(
                     f"bad row {named}: it fails alone, and again with other padding and another matrix library"
                 )
             if cured:
-                words.append(f"bad kernel: row {cured} fails as it is, and not when computed another way")
-            return Findings("row" if bad else "kernel", "; ".join(words), bad, children)
+                causes.append(f"bad kernel: row {cured} fails as it is, and not when computed another way")
+            return Findings("row" if bad else "kernel", "; ".join(causes), bad, children)
         # Each row is fine alone: the whole batch, then in another order, with other padding and library.
         whole = Ending((True,))
         if run([Item(tuple(rows))], other=False) == whole:
@@ -146,8 +146,7 @@ def replay_in_children(
         shutil.rmtree(folder, ignore_errors=True)
         environment, choices = worker_effects(run, (*rungs, *OTHER_RUNGS) if other else rungs)
         task = Replay(run, model, snapshot, folder / ITEMS, tuple(items), choices)
-        outcome = run_task(task, folder, module=module, limits=limits(), environment=environment)
-        ending = ending_of(outcome, folder)
+        ending = ending_of(run_task(task, folder, module=module, limits=limits(), environment=environment), folder)
         shutil.rmtree(folder, ignore_errors=True)
         return ending
 
@@ -160,14 +159,14 @@ def ending_of(outcome: Outcome, folder: Path) -> Ending:
     finite = tuple(event["finite"] for event in events if event["event"] == "item")
     if outcome.status == "done":
         return Ending(finite)
-    words = f"{outcome.error.type}: {outcome.error.message}" if outcome.error else outcome.ending()
-    return Ending(finite, words, started=bool(events))
+    text = f"{outcome.error.type}: {outcome.error.message}" if outcome.error else outcome.ending()
+    return Ending(finite, text, started=bool(events))
 
 
-def within(findings: Findings, taken: int, most: int) -> Findings:
-    """Return the findings, unless they bring the quarantined rows, `taken` so far, above `most`: then it is no row."""
-    count = taken + len(findings.rows)
+def within(findings: Findings, quarantined: int, most: int) -> Findings:
+    """Return the findings; if they bring the rows `quarantined` so far above `most`, then it is no row."""
+    count = quarantined + len(findings.rows)
     if count <= most:
         return findings
-    words = f"{count} rows have failed so far, more than the {most} that are tolerated: it is the machine"
-    return Findings("machine", words, children=findings.children)
+    reason = f"{count} rows have failed so far, more than the {most} that are tolerated: it is the machine"
+    return Findings("machine", reason, children=findings.children)

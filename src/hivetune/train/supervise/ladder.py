@@ -18,7 +18,7 @@ from hivetune.run.choices import NO_CHOICES, Choices
 # A card runs behind its host, so its faults are noticed up to a step late.
 LATE_STEPS = 1
 # Where different faults share a step, each has its own attempts, and all together this many times as many.
-SHARED_PLACE = 2
+SHARED_STEP = 2
 # After so many faults of one kind on a device, at different steps and with progress between them, a change is tried.
 SCATTERED_CHANGE = 5
 MAX_WAIT_S = 300.0
@@ -134,11 +134,11 @@ class Failure:
         """Return whether more is safe than at the failure before: a later state, or one harmful row less."""
         return self.durable > before.durable or self.quarantined > before.quarantined
 
-    def alike(self, other: "Failure") -> bool:
+    def alike(self, failure: "Failure") -> bool:
         """Return whether this is the same fault at the same place."""
         late = LATE_STEPS if self.kind == "device" else 0
-        near = abs(self.step - other.step) <= late
-        return self.kind == other.kind and near and self.quarantined == other.quarantined
+        near = abs(self.step - failure.step) <= late
+        return self.kind == failure.kind and near and self.quarantined == failure.quarantined
 
     @property
     def kind(self) -> str:
@@ -186,14 +186,14 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
         return Reply("stop", f"{fault.title}: another attempt would end the same way", last.rungs)
     if fault.waits_for:
         return Reply("wait", f"{fault.title}: the run waits, and continues by itself", last.rungs)
-    asks_rows = "isolate" in fault.rungs and last.step >= 0 and not _asked_rows(history)
-    left = attempts_left(history, bounds)
-    if left <= 0 and asks_rows:
-        why = "no attempt is left; the rows of the step are replayed, in case one of them is the cause"
-        return Reply("isolate", why, kept_rungs(history))
-    if left <= 0:
-        why = f"{idle_attempts(history)} attempts without progress, the last one ended by: {fault.title}"
-        return Reply("stop", why, last.rungs)
+    asks_rows = "isolate" in fault.rungs and last.step >= 0 and not _rows_replayed(history)
+    attempts = attempts_left(history, bounds)
+    if attempts <= 0 and asks_rows:
+        reason = "no attempt is left; the rows of the step are replayed, in case one of them is the cause"
+        return Reply("isolate", reason, remaining_rungs(history))
+    if attempts <= 0:
+        reason = f"{idle_attempts(history)} attempts without progress, the last one ended by: {fault.title}"
+        return Reply("stop", reason, last.rungs)
     alike = _alike(history)
     # Failures that ended in a quarantine were caused by the row, not by the machine.
     scattered = [
@@ -206,48 +206,48 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     helped_others = any(name not in tried and _is_open(name, bounds) for name in published)
     if fault.first == "again" and not alike and not worn_out and not helped_others:
         if asks_rows and _rows_did_it(history):
-            why = "a row caused this fault before; the rows of the step are replayed, in case one of them does"
-            return Reply("isolate", why, last.rungs)
+            reason = "a row caused this fault before; the rows of the step are replayed, in case one of them does"
+            return Reply("isolate", reason, last.rungs)
         patient = fault.backoff or (fault.domain == "device" and scattered)
         wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
-        why = "faults at different steps point to the machine, not to the data"
-        return Reply("again", why if scattered else "one fault may be chance", last.rungs, wait_s=wait_s)
+        reason = "faults at different steps point to the machine, not to the data"
+        return Reply("again", reason if scattered else "one fault may be chance", last.rungs, wait_s=wait_s)
     # Climb: the next change, the replay of the rows, or the end.
-    kept = kept_rungs(history)
+    rungs_kept = remaining_rungs(history)
     if last.step < 0:
         tried |= OF_A_STEP
-    elif (worn_out and not alike) or _asked_rows(history):
+    elif (worn_out and not alike) or _rows_replayed(history):
         tried.add("isolate")
     rungs = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
-    if left == 1:  # an isolation takes no attempt, and the processor is the safest device
+    if attempts == 1:  # an isolation takes no attempt, and the processor is the safest device
         rungs = [name for name in ("isolate", "cpu") if name in rungs] or rungs
     rungs = rungs or [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
-    if not rungs and left > 1:
+    if not rungs and attempts > 1:
         wait_s = _wait_s(idle_attempts(history), bounds)
-        return Reply("again", "no change is left to try; the same again after a pause", kept, wait_s=wait_s)
+        return Reply("again", "no change is left to try; the same again after a pause", rungs_kept, wait_s=wait_s)
     if not rungs:
-        return Reply("stop", f"no change is left to try against: {fault.title}", kept)
+        return Reply("stop", f"no change is left to try against: {fault.title}", rungs_kept)
     if rungs[0] == "isolate":
-        why = "the step failed again; its rows are replayed one by one, in case one of them is the cause"
-        return Reply("isolate", why, kept)
+        reason = "the step failed again; its rows are replayed one by one, in case one of them is the cause"
+        return Reply("isolate", reason, rungs_kept)
     rung = RUNGS[rungs[0]]
-    why = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
-    return Reply("change", why, (*kept, rung.name), rung.name)
+    reason = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
+    return Reply("change", reason, (*rungs_kept, rung.name), rung.name)
 
 
-def after_isolation(history: Sequence[Failure], culprit: Culprit, words: str, bounds: Bounds) -> tuple[Reply, Failure]:
+def after_isolation(history: Sequence[Failure], culprit: Culprit, reason: str, bounds: Bounds) -> tuple[Reply, Failure]:
     """Return what follows the replay of the last failure's rows, and that failure as the history keeps it.
 
     A guilty row is quarantined by then, and the step is made without it. Where the replay showed nothing about the
     rows, they may be replayed once more.
     """
     last = replace(history[-1], isolated=True)
-    asked = [*history[:-1], last]
+    with_replay = [*history[:-1], last]
     if culprit == "row":
-        return Reply("again", words, kept_rungs(asked)), last
-    if culprit == "chance" and fault_of(last.fault).domain == "host" and attempts_left(asked, bounds) > 0:
-        return Reply("again", words, last.rungs), last
-    return next_action(asked, bounds), history[-1] if culprit == "machine" else last
+        return Reply("again", reason, remaining_rungs(with_replay)), last
+    if culprit == "chance" and fault_of(last.fault).domain == "host" and attempts_left(with_replay, bounds) > 0:
+        return Reply("again", reason, last.rungs), last
+    return next_action(with_replay, bounds), history[-1] if culprit == "machine" else last
 
 
 def _alike(history: Sequence[Failure]) -> list[Failure]:
@@ -261,7 +261,7 @@ def _alike(history: Sequence[Failure]) -> list[Failure]:
     return alike
 
 
-def _asked_rows(history: Sequence[Failure]) -> bool:
+def _rows_replayed(history: Sequence[Failure]) -> bool:
     """Return whether the rows of this very step were replayed since one of them was taken out."""
     last = history[-1]
     return any(failure.isolated and failure.step == last.step for failure in (*_alike(history), last))
@@ -287,15 +287,15 @@ def attempts_left(history: Sequence[Failure], bounds: Bounds) -> int:
     """Return how many attempts are left against the last failure.
 
     Only attempts since the last progress count, and of those only what ended alike. Where another fault comes,
-    something was solved, and it has attempts of its own. All of them together may take SHARED_PLACE times as many, so
+    something was solved, and it has attempts of its own. All of them together may take SHARED_STEP times as many, so
     that faults which take turns come to an end too.
     """
     idle = idle_attempts(history)
     alike = sum(failure.alike(history[-1]) for failure in history[len(history) - 1 - idle : -1])
-    return min(bounds.attempts - alike, SHARED_PLACE * bounds.attempts - idle)
+    return min(bounds.attempts - alike, SHARED_STEP * bounds.attempts - idle)
 
 
-def kept_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
+def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
     """Return the rungs that stay after the last failure: all but a change that did not help, one at a time.
 
     Changes that save memory stay: each is a step on the way to what fits.
@@ -324,21 +324,21 @@ class ArithmeticChange:
     @property
     def words(self) -> str:
         began = f"from step {self.step} on" if self.step is not None else "from the first step on"
-        why = f"workers kept ending there: {self.fault}" if self.fault else "an earlier run here needed it"
-        return f"{began} it computed with {self.says} ({why})"
+        reason = f"workers kept ending there: {self.fault}" if self.fault else "an earlier run here needed it"
+        return f"{began} it computed with {self.says} ({reason})"
 
 
 def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[ArithmeticChange]:
     """Return those of `rungs` that are not exact, with the reason for each, by the run's events."""
     failure: Mapping[str, Any] = {}
-    taken: dict[str, ArithmeticChange] = {}
+    changes: dict[str, ArithmeticChange] = {}
     for event in events:
         if event["event"] == "failure":
             failure = event
         if event["event"] == "action" and event["tried"] in RUNGS:
             title, step = fault_of(failure["fault"]).title, failure["step"]
-            taken[event["tried"]] = ArithmeticChange(event["tried"], event["why"], title, max(0, step))
-    return [taken.get(name, ArithmeticChange(name, RUNGS[name].says)) for name in rungs if not RUNGS[name].exact]
+            changes[event["tried"]] = ArithmeticChange(event["tried"], event["why"], title, max(0, step))
+    return [changes.get(name, ArithmeticChange(name, RUNGS[name].says)) for name in rungs if not RUNGS[name].exact]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
@@ -356,11 +356,11 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
 
     What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream.
     """
-    made = choices.made() | ({"streamed": EVERY_LAYER, "graphs": False} if choices.path == "general" else {})
+    values = choices.made() | ({"streamed": EVERY_LAYER, "graphs": False} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]
-        same += [made.get(name, False) == value for name, value in rung.choices.made().items()]
+        same += [values.get(name, False) == value for name, value in rung.choices.made().items()]
         return bool(same) and all(same)
 
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))

@@ -54,7 +54,7 @@ def has_room(folder: Path, size_bytes: int) -> bool:
     return True
 
 
-def write_when_there_is_room(run: Path, write: Callable[[], None]) -> None:
+def write_with_retries(run: Path, write: Callable[[], None]) -> None:
     """Write what ends a run, however long the disk stays full; Ctrl-C ends the wait. Raises other errors."""
     if _written(write):
         return

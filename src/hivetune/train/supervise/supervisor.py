@@ -176,13 +176,13 @@ class _Supervisor:
             self.events.append("warning", text=warning)
         if self.rungs:
             self.events.append("remembered", rungs=list(self.rungs))
-        for folder, what, hint in (
+        for folder, kind, hint in (
             (self.model, "the model", f"hivetune fetch {quoted(self.config.model)}"),
             (self.snapshot, "the data", "train from the config again: hivetune train CONFIG"),
         ):
             problems = manifest_problems(folder)
             if problems:
-                raise UsageError(f"{what} of {self.run} changed since the run began: {folder}/{problems[0]}", hint=hint)
+                raise UsageError(f"{kind} of {self.run} changed since the run began: {folder}/{problems[0]}", hint=hint)
         cluster = cluster_of(self.config)
         if cluster is not None and not newest_step(self.run):
             ask_cluster(cluster)  # a run that has begun goes on without it
@@ -254,7 +254,7 @@ class _Supervisor:
 
     def watch(self, child: Child, workers: Workers) -> Outcome:
         """Wait until the worker ends, hangs, or was asked to stop and did so."""
-        asked = hot = False
+        stopping = hot = False
         next_sample = time.monotonic() + FIRST_SAMPLE_S
         while not child.ended:
             beats = child.wait_beats()
@@ -269,17 +269,17 @@ class _Supervisor:
             workers.tend(still=still)
             if child.hung:
                 return child.end_hung()
-            if self.stop.count and not asked:
-                asked = True
+            if self.stop.count and not stopping:
+                stopping = True
                 self.events.append("stop_requested", signal=self.stop.number)
                 child.ask_to_stop()
-            if self.stop.count > 1 or (asked and not child.worked):  # a worker that still loads has nothing to save
+            if self.stop.count > 1 or (stopping and not child.worked):  # a worker that still loads has nothing to save
                 child.kill()
             if time.monotonic() >= next_sample:
                 next_sample = time.monotonic() + SAMPLE_EVERY_S
-                taken, beside, was_hot = sample(child.process.pid, self.run), workers.sample(), hot
-                self.events.append("sample", **taken, **({"workers": beside} if beside else {}))
-                hot = any_hot(taken.get("cards", ()))
+                measured, beside, was_hot = sample(child.process.pid, self.run), workers.sample(), hot
+                self.events.append("sample", **measured, **({"workers": beside} if beside else {}))
+                hot = any_hot(measured.get("cards", ()))
                 if hot and not was_hot:  # steps then take longer, which is no hang
                     text = "a card throttles at its limit of heat or power: steps take longer"
                     self.events.append("warning", text=text)
@@ -407,8 +407,7 @@ class _Supervisor:
     def _wait_for_disk(self) -> None:
         """Free what the run can spare, then wait for room. Training stands still, and nothing is lost."""
         run = self.run
-        freed = checkpoints.reclaim(run)
-        self.events.append("disk_wait", reclaimed_bytes=freed, free_bytes=disk_free_bytes(run))
+        self.events.append("disk_wait", reclaimed_bytes=checkpoints.reclaim(run), free_bytes=disk_free_bytes(run))
         while not has_room(run, _reserve_bytes(run)) and not self.stop.count:
             self.stop.sleep(LOOK_S)
         self.events.append("disk_ready", free_bytes=disk_free_bytes(run))
@@ -427,12 +426,11 @@ class _Supervisor:
         )
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         # A run that begins with another run's adapter has that adapter's rank.
-        allowed = {name for name in settings.allow if name != "rank" or self.config.lora.start is None}
         return Bounds(
             attempts=settings.attempts,
             on_device=self._on_device() and "cpu" not in self.rungs,
             backoff_s=settings.backoff_s,
-            allow=frozenset(allowed),
+            allow=frozenset({name for name in settings.allow if name != "rank" or self.config.lora.start is None}),
             void=void_rungs(variables, changes.over(settled.over(as_started))),
             published=published_remedies(self.machine),
         )
@@ -464,10 +462,10 @@ class _Supervisor:
             except HivetuneError as refusal:
                 return self._outcome("failed", ended.durable, {}, refusal)
         fault, run = ended.diagnosis.fault, self.run
-        left = self._salvage() if ended.durable else "No step was saved, so there is no adapter."
+        result = self._salvage() if ended.durable else "No step was saved, so there is no adapter."
         where = f"in step {ended.step}" if ended.step >= 0 else "while it loaded the model"
         error = RecoveryExhausted(
-            f"the worker of {run} ended {where}: {ended.diagnosis.words}\nNo more attempts: {action.why}. {left}",
+            f"the worker of {run} ended {where}: {ended.diagnosis.words}\nNo more attempts: {action.why}. {result}",
             hint=f"{fault.advice} Then: hivetune resume {quoted(run)}",
         )
         return self._outcome("failed", ended.durable, {}, error)
@@ -498,9 +496,13 @@ class _Supervisor:
             useful_share=round(min(1.0, useful_s / seconds), 4) if seconds else 0.0,
             error=error,
         )
-        why = "" if error is None else error.message
         self.events.append(
-            "supervisor_ended", status=status, steps=steps, restarts=outcome.restarts, rungs=list(self.rungs), why=why
+            "supervisor_ended",
+            status=status,
+            steps=steps,
+            restarts=outcome.restarts,
+            rungs=list(self.rungs),
+            why="" if error is None else error.message,
         )
         return outcome
 
@@ -511,5 +513,4 @@ def _reserve_bytes(run: Path) -> int:
         sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
         for step in checkpoints.steps(run)
     ]
-    missing = max(1, CHECKPOINTS_ON_DISK - len(sizes))
-    return max(MIN_RESERVE_BYTES, missing * max(sizes, default=0))
+    return max(MIN_RESERVE_BYTES, max(1, CHECKPOINTS_ON_DISK - len(sizes)) * max(sizes, default=0))

@@ -68,7 +68,7 @@ class Verification:
 
     @property
     def identical(self) -> bool:
-        return all(each.identical for each in self.files)
+        return all(file.identical for file in self.files)
 
     @property
     def passed(self) -> bool:
@@ -78,7 +78,7 @@ class Verification:
         """
         if self.device == "cpu":
             return self.identical
-        return all(each.identical or each.difference is None or each.difference <= ROUNDING for each in self.files)
+        return all(file.identical or file.difference is None or file.difference <= ROUNDING for file in self.files)
 
 
 def verify_resume(
@@ -97,7 +97,7 @@ def verify_resume(
     started = time.monotonic()
     train, validation = snapshot.rows("train")[: BATCH * MAX_STEPS], snapshot.rows("validation")[:VALIDATION_ROWS]
     bad = snapshot.bad_rows()[: BATCH * BATCH] if config.learn.stage == 2 else []
-    judged = [row for one in bad for row in (one.better, one.row) if row is not None]
+    judged = [row for answer in bad for row in (answer.better, answer.row) if row is not None]
     excerpt = excerpt_of(snapshot, [*dict.fromkeys([*train, *validation, *judged])], folder / "snapshot")
     calm, killed = folder / "calm", folder / "killed"
 
@@ -113,21 +113,21 @@ def verify_resume(
             raise
 
     steps = STEPS
-    train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
+    train_to_end(calm, steps, lambda step: progress(step, 2 * steps))
     step_s = statistics.median(e["seconds"] for e in read_journal(calm / METRICS) if e["event"] == "step")
     if step_s * steps < MIN_TRAINING_S:
         steps = min(MAX_STEPS, math.ceil(MIN_TRAINING_S / max(step_s, 1e-3)))
         shutil.rmtree(calm)
-        train_to_end(calm, steps, lambda done: progress(done, 2 * steps))
+        train_to_end(calm, steps, lambda step: progress(step, 2 * steps))
     at = [max(1, steps * (number + 1) // (KILLS + 1)) for number in range(KILLS)]
     kills = 0
 
-    def kill_on_time(done: int) -> None:
+    def kill_on_time(step: int) -> None:
         """End the worker by SIGKILL, once at each of `at` finished steps, up to a step's time later."""
         nonlocal kills
-        progress(steps + done, 2 * steps)
+        progress(steps + step, 2 * steps)
         attempts = [entry for entry in read_journal(killed / EVENTS) if entry["event"] == "attempt"]
-        if kills < min(len(at), len(attempts)) and done >= at[kills]:
+        if kills < min(len(at), len(attempts)) and step >= at[kills]:
             time.sleep(random.random() * min(step_s, 2.0))
             os.kill(attempts[-1]["pid"], signal.SIGKILL)
             kills += 1
@@ -147,17 +147,17 @@ def verify_resume(
     )
 
 
-def compare_runs(one: Path, other: Path) -> list[Compared]:
+def compare_runs(run_a: Path, other_run: Path) -> list[Compared]:
     """Compare the newest checkpoints and the adapters of two runs."""
-    newest = [checkpoints.newest_good(run).folder for run in (one, other)]
+    newest = [checkpoints.newest_good(run).folder for run in (run_a, other_run)]
     if newest[0] is None or newest[1] is None or newest[0].name != newest[1].name:
         return [Compared("newest checkpoint", False, None)]
     pairs = [(name, newest[0] / name, newest[1] / name) for name in (TENSORS, STATE)]
-    pairs.append((ADAPTER, one / ADAPTER, other / ADAPTER))
+    pairs.append((ADAPTER, run_a / ADAPTER, other_run / ADAPTER))
     files = [(name, a.read_bytes(), b.read_bytes()) for name, a, b in pairs]
     return [
-        Compared(name, left == right, _difference(left, right) if name.endswith(".safetensors") else None)
-        for name, left, right in files
+        Compared(name, file_a == file_b, _difference(file_a, file_b) if name.endswith(".safetensors") else None)
+        for name, file_a, file_b in files
     ]
 
 
@@ -182,8 +182,8 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
             database.executemany("INSERT INTO places VALUES (?, ?)", enumerate(rows))
             database.execute("UPDATE rows SET better = (SELECT number FROM places WHERE places.row = rows.better)")
         database.commit()
-    about = {"num_rows": len(rows), "num_bad": snapshot.num_bad}
-    write_manifest(folder, {"kind": "snapshot", "hash": f"{snapshot.hash}-excerpt", **about})
+    counts = {"num_rows": len(rows), "num_bad": snapshot.num_bad}
+    write_manifest(folder, {"kind": "snapshot", "hash": f"{snapshot.hash}-excerpt", **counts})
     return open_snapshot(folder)
 
 
@@ -208,13 +208,13 @@ def _make_run(run: Path, config: RunConfig, snapshot: Snapshot, steps: int, choi
     return short
 
 
-def _difference(left: bytes, right: bytes) -> float | None:
+def _difference(a: bytes, b: bytes) -> float | None:
     """Return the largest difference of two files of fp32 tensors, relative to the largest value.
 
     None: they do not hold the same tensors.
     """
     heads, values = [], []
-    for data in (left, right):
+    for data in (a, b):
         start = 8 + int.from_bytes(data[:8], "little")
         heads.append(json.loads(data[8:start]))
         values.append(array("f", data[start:]))

@@ -46,14 +46,14 @@ def devices_beside(run: Path, model: Path, config: RunConfig, machine: Machine, 
         most = cpu_workers(machine.cores, read_resolved(run)[1].threads)
         most = min(most, int(machine.memory_bytes * config.supervise.memory_share // _memory_of_worker(model)))
         return ("cpu",) * (max(1, most) - 1 if isinstance(number, str) else number - 1)
-    own = int(device.partition(":")[2] or 0)
-    others = [f"cuda:{index}" for index in range(len(machine.cards)) if index != own]
-    wanted = len(others) if isinstance(number, str) else number - 1
-    if wanted > len(others):
+    own_index = int(device.partition(":")[2] or 0)
+    others = [f"cuda:{index}" for index in range(len(machine.cards)) if index != own_index]
+    count = len(others) if isinstance(number, str) else number - 1
+    if count > len(others):
         raise UsageError(
             f"workers: {number}, but this machine has {len(machine.cards)} cards", hint="set workers: auto"
         )
-    return tuple(others[:wanted])
+    return tuple(others[:count])
 
 
 def _memory_of_worker(model: Path) -> int:
@@ -62,7 +62,7 @@ def _memory_of_worker(model: Path) -> int:
 
 
 @dataclass
-class _Place:
+class _Worker:
     """One device and what happened there. `ends`: of its workers since the last finished pack."""
 
     number: int
@@ -95,91 +95,91 @@ class Workers:
     ):
         self._run, self._model, self._events = run, model, events
         self._environment, self._limits, self._module = environment, limits, module
-        self._places = [_Place(number, device) for number, device in enumerate(devices, 1)]
+        self._workers = [_Worker(number, device) for number, device in enumerate(devices, 1)]
         self.meeting = Meeting(str(_meeting_of(run)), secrets.token_hex(32)) if devices else None
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for place in self._places:
-            if place.child is not None:
-                place.child.kill()
-                place.child.outcome()
+        for worker in self._workers:
+            if worker.child is not None:
+                worker.child.kill()
+                worker.child.outcome()
         if self.meeting is not None:
             Path(self.meeting.address).unlink(missing_ok=True)
 
     def tend(self, *, still: bool = False) -> None:
         """Look at each worker once. One that ended is explained and started again after a pause. `still`: stop them."""
-        for place in self._places:
-            if place.child is None:
-                if not place.given_up and not still and time.monotonic() >= place.again_at:
-                    self._start(place)
+        for worker in self._workers:
+            if worker.child is None:
+                if not worker.given_up and not still and time.monotonic() >= worker.again_at:
+                    self._start(worker)
                 continue
-            outcome = _end_of(place.child)
-            if place.child.worked:
-                place.ends = 0
+            outcome = _end_of(worker.child)
+            if worker.child.worked:
+                worker.ends = 0
             if outcome is not None:
-                self._ended(place, outcome)
-            elif still != place.child.still and not place.child.ended:
-                place.child.stand_still(still)
+                self._ended(worker, outcome)
+            elif still != worker.child.still and not worker.child.ended:
+                worker.child.stand_still(still)
 
     def sample(self) -> list[dict[str, object]]:
         """Return memory and processor time of each worker that lives, for the run's telemetry."""
         return [
-            {"worker": place.number, "device": place.device, **process_tree(place.child.process.pid)}
-            for place in self._places
-            if place.child is not None
+            {"worker": worker.number, "device": worker.device, **process_tree(worker.child.process.pid)}
+            for worker in self._workers
+            if worker.child is not None
         ]
 
-    def _start(self, place: _Place) -> None:
+    def _start(self, worker: _Worker) -> None:
         assert self.meeting is not None
-        changed, choices = effects_of(place.rungs)
-        place.child = start_child(
-            ComputePacks(self._model, place.number, self.meeting, place.device, place.changes.over(choices)),
-            self._run / WORKERS / str(place.number),
+        changed, choices = effects_of(worker.rungs)
+        worker.child = start_child(
+            ComputePacks(self._model, worker.number, self.meeting, worker.device, worker.changes.over(choices)),
+            self._run / WORKERS / str(worker.number),
             module=self._module,
             limits=self._limits(),
             environment={**self._environment, **changed},
         )
-        pid, rungs = place.child.process.pid, list(place.rungs)
-        self._events.append("worker_started", worker=place.number, pid=pid, device=place.device, rungs=rungs)
+        pid, rungs = worker.child.process.pid, list(worker.rungs)
+        self._events.append("worker_started", worker=worker.number, pid=pid, device=worker.device, rungs=rungs)
 
-    def _ended(self, place: _Place, outcome: Outcome) -> None:
-        place.child = None
-        place.ends += 1
+    def _ended(self, worker: _Worker, outcome: Outcome) -> None:
+        worker.child = None
+        worker.ends += 1
         # What a worker lacks that refuses does not come by itself.
         refused = outcome.error is not None and f"exit:{outcome.error.exit_code}" in REFUSALS
         diagnosis = None if outcome.status == "done" else diagnose(evidence_of(outcome))
         if outcome.error is not None and refused:
-            words = outcome.error.message
+            reason = outcome.error.message
         else:
-            words = "the run's process closed the connection" if diagnosis is None else diagnosis.words
-        place.given_up = refused or place.ends >= MAX_ENDS
+            reason = "the run's process closed the connection" if diagnosis is None else diagnosis.words
+        worker.given_up = refused or worker.ends >= MAX_ENDS
         if diagnosis is not None and not refused:
-            self._climb(place, diagnosis)
+            self._climb(worker, diagnosis)
         # At once the first time; then a card that is reset, or a machine that is full, gets a moment.
-        at_once = place.ends == 1 and outcome.status != "done"
-        place.again_at = time.monotonic() + (0.0 if at_once else 2.0**place.ends)
+        at_once = worker.ends == 1 and outcome.status != "done"
+        worker.again_at = time.monotonic() + (0.0 if at_once else 2.0**worker.ends)
         self._events.append(
             "worker_ended",
-            worker=place.number,
-            device=place.device,
+            worker=worker.number,
+            device=worker.device,
             status=outcome.status,
             signal=outcome.signal,
             seconds=round(outcome.seconds, 3),
-            words=words,
-            given_up=place.given_up,
+            words=reason,
+            given_up=worker.given_up,
         )
 
-    def _climb(self, place: _Place, diagnosis: Diagnosis) -> None:
+    def _climb(self, worker: _Worker, diagnosis: Diagnosis) -> None:
         """Choose the next rung for this device alone, among those that leave its arithmetic as it is."""
         fault = diagnosis.fault
         if fault.domain == "memory" or fault.id == "device-out-of-memory":
-            place.changes = Choices(recompute=ALL_LAYERS)
-        exact = (name for name in fault.rungs if name in RUNGS and RUNGS[name].exact and name not in place.rungs)
-        if place.ends > 1 and (rung := next(exact, None)) is not None:
-            place.rungs = (*place.rungs, rung)
+            worker.changes = Choices(recompute=ALL_LAYERS)
+        exact = (name for name in fault.rungs if name in RUNGS and RUNGS[name].exact and name not in worker.rungs)
+        if worker.ends > 1 and (rung := next(exact, None)) is not None:
+            worker.rungs = (*worker.rungs, rung)
 
 
 def _end_of(child: Child) -> Outcome | None:

@@ -134,12 +134,12 @@ def load_parameters(folder: Path) -> dict[str, Tensor]:
     try:
         with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
             names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (it is no mapping)
-            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+            tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(f"{folder / TENSORS}: {error}") from error
-    if bad := [name for name, tensor in found.items() if tensor.dtype != torch.float32 or not is_finite(tensor)]:
+    if bad := [name for name, tensor in tensors.items() if tensor.dtype != torch.float32 or not is_finite(tensor)]:
         raise ValueError(f"{folder / TENSORS}: {bad[0]} is not finite, or not float32")
-    return found
+    return tensors
 
 
 def load_newest_good(
@@ -151,29 +151,29 @@ def load_newest_good(
     ValueError.
     """
     problems: list[str] = []
-    newest_seen, at_most, state = 0, None, None
+    newest_step, at_most, state = 0, None, None
     while state is None:
-        found = checkpoints.newest_good(run, at_most=at_most, disk=disk)
-        problems += [str(damage) for damage in found.damaged]
-        newest_seen = max([newest_seen, found.step, *(damage.step for damage in found.damaged)])
-        if found.folder is None:
+        newest = checkpoints.newest_good(run, at_most=at_most, disk=disk)
+        problems += [str(damage) for damage in newest.damaged]
+        newest_step = max([newest_step, newest.step, *(damage.step for damage in newest.damaged)])
+        if newest.folder is None:
             break
         try:
-            loaded = load(found.folder)
+            loaded = load(newest.folder)
             check(loaded)
             state = loaded
         except ValueError as error:  # the hashes are right and the content is not: written so, or of another format
-            problems.append(f"checkpoint {found.step} set aside: {error}")
-            checkpoints.set_aside_damaged(found.folder, disk=disk)
-            at_most = found.step - 1
+            problems.append(f"checkpoint {newest.step} set aside: {error}")
+            checkpoints.set_aside_damaged(newest.folder, disk=disk)
+            at_most = newest.step - 1
     step = 0 if state is None else state.step
     newest_saved = _newest_saved(run)
-    if newest_saved > newest_seen and not list((run / checkpoints.FOLDER).glob(f"{newest_saved:06d}*")):
+    if newest_saved > newest_step and not list((run / checkpoints.FOLDER).glob(f"{newest_saved:06d}*")):
         problems.append(f"checkpoint {newest_saved} was saved and is missing now")
-        newest_seen = newest_saved
-    if newest_seen > step:
+        newest_step = newest_saved
+    if newest_step > step:
         problems.append(
-            f"{newest_seen - step} steps are repeated: training continues from step {step} instead of {newest_seen}"
+            f"{newest_step - step} steps are repeated: training continues from step {step} instead of {newest_step}"
         )
     return state, problems
 
@@ -294,9 +294,9 @@ class Saver:
 
         Raises NotFinite. A disk that fails does not stop training: see `ended`.
         """
-        place = self.due
-        if place is not None:
-            self._begin(place, state())
+        target = self.due
+        if target is not None:
+            self._begin(target, state())
 
     @property
     def due(self) -> Place | None:
@@ -360,32 +360,32 @@ class Saver:
         cheap_s = max(self._blocking_s / MAX_BLOCKING, self._standby_cost_s / MAX_WRITING)
         return min(max(STANDBY_AT_SOONEST_S, cheap_s), STANDBY_AT_LATEST_S)
 
-    def _begin(self, place: Place, state: TrainState) -> None:
+    def _begin(self, target: Place, state: TrainState) -> None:
         started = self._clock()
         files = to_files(state, self._buffer)
         blocking_s = self._clock() - started
         self._blocking_s = blocking_s if not self._blocking_s else 0.5 * (self._blocking_s + blocking_s)
         self._standby_at = started
-        if place == "disk":
+        if target == "disk":
             self._disk_at = started
-        arguments = (place, state.step, files, blocking_s)
+        arguments = (target, state.step, files, blocking_s)
         self._thread = threading.Thread(target=self._write, args=arguments, name="saver")
         self._thread.start()
 
-    def _write(self, place: Place, step: int, files: Files, blocking_s: float) -> None:
+    def _write(self, target: Place, step: int, files: Files, blocking_s: float) -> None:
         started = self._clock()
         error = None
         try:
             if self._standby is not None:
                 self._standby.write(step, files)
                 self._standby_cost_s = self._clock() - started
-            if place == "disk":
+            if target == "disk":
                 checkpoints.commit_within(self._run, step, files, disk=self._disk)
         except OSError as problem:
             error = problem
         seconds = self._clock() - started
-        if place == "disk":
+        if target == "disk":
             self._retry_s = min(max(_RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S) if error else 0.0
             self._disk_cost_s = seconds
             self._saved_once = True
-        self._ended.append(Saved(place, step, seconds, blocking_s, error))
+        self._ended.append(Saved(target, step, seconds, blocking_s, error))

@@ -19,7 +19,7 @@ from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.worker.exchange.actor import ActorOrder
 from hivetune.train.worker.exchange.cluster import RayCrew
-from hivetune.train.worker.exchange.exchange import Alone, Exchange, Packs, Whole
+from hivetune.train.worker.exchange.exchange import Exchange, LocalCrew, Packs, Whole
 from hivetune.train.worker.exchange.group import GroupCrew, open_store
 from hivetune.train.worker.exchange.trust import OWN, class_of, hello
 from hivetune.train.worker.model.protocol import LoraModel
@@ -34,8 +34,7 @@ def with_packs(run: Path, config: RunConfig, settled: Choices, snapshot: Snapsho
         return settled
     lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
     device = torch.device(settled.device or "cpu").type
-    aim = pack_tokens(sum(lengths), len(lengths), config.batch_size, device)
-    settled = replace(settled, pack_tokens=aim)
+    settled = replace(settled, pack_tokens=pack_tokens(sum(lengths), len(lengths), config.batch_size, device))
     write_resolved(run, config, settled)
     return settled
 
@@ -74,7 +73,7 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
             ),
         )
     if ranks.size == 1 and task.meeting is None:
-        return Packs(model, config.seed, Alone(model))
+        return Packs(model, config.seed, LocalCrew(model))
     crew = GroupCrew(
         model,
         open_store(task.meeting),

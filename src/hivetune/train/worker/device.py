@@ -16,7 +16,7 @@ from hivetune.machine.profile import Profile, read_profile
 from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.plan.choose import auto_dtype
-from hivetune.train.worker.model.fast.kernels.build import why_no_kernels
+from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES
 from hivetune.train.worker.model.products import chosen_products, product_seconds
 
@@ -61,16 +61,16 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     Raises MachineNotFit for a device that is not there, or that was proven to compute wrong.
     """
     name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    place = check_device(name)
+    checked = check_device(name)
     if choices.dtype is None:  # a run that begins
         profile = read_profile(read_machine().fingerprint)
-        precision = chosen_dtype(place, profile) if dtype == "auto" else dtype
+        precision = chosen_dtype(checked, profile) if dtype == "auto" else dtype
         choices = replace(choices, dtype=precision)
-        choices = choices.over(proven_choices(place, precision, profile))
-        if precision in ("float32", "bfloat16") and place.type == "cpu" and choices.products is None:
+        choices = choices.over(proven_choices(checked, precision, profile))
+        if precision in ("float32", "bfloat16") and checked.type == "cpu" and choices.products is None:
             decided = profile.decided_products(name, precision)
             choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
-        if place.type == "cpu" and choices.kernels is None:
+        if checked.type == "cpu" and choices.kernels is None:
             choices = with_kernels(choices, DTYPES[precision])
     return replace(choices, device=name, threads=choices.threads or default_threads())
 
@@ -79,8 +79,8 @@ def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
     """Return the choices with the kernels of a run that begins on a CPU: it must not go on with others in silence."""
     if dtype not in KERNEL_SUFFIXES:
         return replace(choices, kernels="torch")
-    why = why_no_kernels()
-    return replace(choices, kernels="torch" if why else "native", kernels_why=why or None)
+    reason = missing_kernels_reason()
+    return replace(choices, kernels="torch" if reason else "native", kernels_why=reason or None)
 
 
 def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:
@@ -93,14 +93,14 @@ def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choice
         return Choices()
     if dtype in proof.best:
         return Choices(**proof.best[dtype].choices)
-    why = next((why for name, why in proof.rejected.items() if name.startswith(f"{dtype} ")), None)
-    if why is None:
+    reason = next((reason for name, reason in proof.rejected.items() if name.startswith(f"{dtype} ")), None)
+    if reason is None:
         return Choices()
-    other = "set device: cpu, " if device.type != "cpu" else ""
-    other = f"set dtype: {proof.dtype}, " if proof.dtype else other
+    remedy = "set device: cpu, " if device.type != "cpu" else ""
+    remedy = f"set dtype: {proof.dtype}, " if proof.dtype else remedy
     raise MachineNotFit(
-        f"{dtype} does not compute right on {device_name(device)}: {why}",
-        hint=f"{other}or prove the machine again after a change: hivetune doctor",
+        f"{dtype} does not compute right on {device_name(device)}: {reason}",
+        hint=f"{remedy}or prove the machine again after a change: hivetune doctor",
     )
 
 
@@ -155,9 +155,9 @@ def cap_memory(device: torch.device, share: float) -> None:
 
 def default_threads() -> int:
     """Return OMP_NUM_THREADS, else the cores that this process may use."""
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.isdigit() and int(setting) > 0:
+        return int(setting)
     return usable_cores()
 
 

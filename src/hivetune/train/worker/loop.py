@@ -118,8 +118,8 @@ class Loop:
         session, before, step = self.session, self.unread, self.give_step()
         stop = session.heartbeat.stop_requested
         read_now = stop or not session.runs_ahead or self.is_anything_due(step.number + 1)
-        for given in (before, step) if read_now else (before,):
-            if given is not None and not self.end_step(given):
+        for ended in (before, step) if read_now else (before,):
+            if ended is not None and not self.end_step(ended):
                 self.start_anew()  # a step that was given out after it changed nothing, or is taken back with it
                 return False
         self.unread = None if read_now else step
@@ -244,8 +244,7 @@ class Loop:
         session = self.session
         if is_measured(self.state.step):
             architecture = read_architecture(session.model_folder)
-            dtype = str(session.model.dtype).removeprefix("torch.")
-            rate = own_canary(architecture, dtype, session.model.device)
+            rate = own_canary(architecture, str(session.model.dtype).removeprefix("torch."), session.model.device)
             journal(session, "rate", step=self.state.step, flops_per_s=rate)
 
     def validate(self) -> None:
@@ -310,15 +309,15 @@ class Loop:
             journal(session, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
             return
         if bad.rows:
-            why = f"every row of the step fails, also alone: rows {named}"
+            reason = f"every row of the step fails, also alone: rows {named}"
         elif bad.kernel:
-            why = f"rows {named} fail, but not padded to another length: a kernel is wrong at this shape"
+            reason = f"rows {named} fail, but not padded to another length: a kernel is wrong at this shape"
         elif bad.flaky:
-            why = f"rows {named} failed once and not again: the machine computes unreliably"
+            reason = f"rows {named} failed once and not again: the machine computes unreliably"
         else:
             rows = ", ".join(str(document.row) for document in documents)
-            why = f"rows {rows} fail together, and none of them alone"
-        raise StepNotFinite(f"step {step}: {problem}; {why}", hint="the supervisor tries one safe change at a time")
+            reason = f"rows {rows} fail together, and none of them alone"
+        raise StepNotFinite(f"step {step}: {problem}; {reason}", hint="the supervisor tries one safe change at a time")
 
     def roll_back(self, spike: Spike) -> None:
         """Return to a checkpoint before the spike and leave its rows out of those steps. Raises LossDiverged."""
@@ -377,15 +376,15 @@ class StepAnswer:
 
     def __init__(self, reported: Tensor):
         on_card = reported.device.type == "cuda"
-        self._here = torch.empty(reported.shape, dtype=reported.dtype, pin_memory=on_card)
-        self._here.copy_(reported, non_blocking=True)
+        self._host_copy = torch.empty(reported.shape, dtype=reported.dtype, pin_memory=on_card)
+        self._host_copy.copy_(reported, non_blocking=True)
         self._arrived = torch.cuda.current_stream(reported.device).record_event() if on_card else None
 
     def read(self) -> list[float]:
         """Return loss, loss of bad answers and norm. Waits for the step, and for nothing given out after it."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return list(self._here.tolist())
+        return list(self._host_copy.tolist())
 
 
 class Updater:

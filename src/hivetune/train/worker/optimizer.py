@@ -32,8 +32,8 @@ class AdamW:
         scratch = 0 if self._native else len(master_N)
         self._scratch_N = unwritten(scratch, dtype=master_N.dtype, device=master_N.device)
         # Five terms: shares of the new gradient and of the old square, the square root's correction, decay, rate.
-        # `_own` are this update's, `_idle` those of an update that changes nothing, `_made` the ones that are used.
-        self._own, self._made = unwritten(2, 5, dtype=master_N.dtype, device=master_N.device)
+        # `_update` are this update's, `_idle` those of an update that changes nothing, `_used` the ones that are used.
+        self._update, self._used = unwritten(2, 5, dtype=master_N.dtype, device=master_N.device)
         self._idle = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=master_N.dtype, device=master_N.device)
         self._whole = torch.ones((), dtype=torch.float64, device=master_N.device)
         self._ok, self._bad = (torch.ones((), dtype=torch.bool, device=master_N.device) for _ in "12")
@@ -46,8 +46,7 @@ class AdamW:
     def begin(self, *, rate: float, number: int) -> None:
         """Copy what `apply` reads, without waiting for it: the update before this one may still be under way."""
         root, decay = math.sqrt(1 - self.beta2**number), 1 - rate * self.weight_decay
-        given = (1 - self.beta1, self.beta2, root, decay, -rate / (1 - self.beta1**number))
-        to_device(self._own, given)
+        to_device(self._update, (1 - self.beta1, self.beta2, root, decay, -rate / (1 - self.beta1**number)))
 
     @torch.no_grad()
     def norm(self, grad_N: Tensor, out: Tensor) -> None:
@@ -67,17 +66,17 @@ class AdamW:
             flat = (self.master_N, grad_N, self.exp_avg_N, self.exp_avg_sq_N)
             constants = (1 - self.beta2, self.epsilon)
             native_adamw(
-                flat, self._own, constants, self._whole if shrink is None else shrink, self._ok if ok is None else ok
+                flat, self._update, constants, self._whole if shrink is None else shrink, self._ok if ok is None else ok
             )
             return
         if shrink is not None:
             grad_N.mul_(shrink)
         if ok is not None:
             grad_N.masked_fill_(torch.logical_not(ok, out=self._bad), 0.0)
-        made = self._own if ok is None else torch.where(ok, self._own, self._idle, out=self._made)
-        share, kept, root, decay, rate = (made[at] for at in range(5))
+        used = self._update if ok is None else torch.where(ok, self._update, self._idle, out=self._used)
+        share, old_share, root, decay, rate = (used[at] for at in range(5))
         self.exp_avg_N.lerp_(grad_N, share)
-        self.exp_avg_sq_N.mul_(kept).addcmul_(grad_N, grad_N, value=1 - self.beta2)
+        self.exp_avg_sq_N.mul_(old_share).addcmul_(grad_N, grad_N, value=1 - self.beta2)
         torch.sqrt(self.exp_avg_sq_N, out=self._scratch_N)
         self._scratch_N.div_(root).add_(self.epsilon)
         torch.div(self.exp_avg_N, self._scratch_N, out=self._scratch_N)

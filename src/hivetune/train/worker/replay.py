@@ -56,8 +56,7 @@ def replay(task: Replay, heartbeat: Heartbeat, model: LoraModel) -> dict[str, An
     with Journal(task.journal) as journal:
         journal.append("ready")
         for item in task.items:
-            finite = is_finite_step(model, _documents(snapshot, item))
-            journal.append("item", finite=finite)
+            journal.append("item", finite=is_finite_step(model, _documents(snapshot, item)))
             finished += 1
             heartbeat.beat(Beat.ITEM)
     return {"items": finished}

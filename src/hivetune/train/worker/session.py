@@ -150,9 +150,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         choices=choices,
     )
     stage2 = config.learn.stage == 2
-    held_out = snapshot.good_rows("validation", MIN_GUARDS) if stage2 else snapshot.rows("validation")
+    validation_rows = snapshot.good_rows("validation", MIN_GUARDS) if stage2 else snapshot.rows("validation")
     metrics = Journal(folder / METRICS)
-    optimizer = AdamW(model.master_N, weight_decay=config.weight_decay, kernels=model.kernels)
     return Session(
         folder=folder,
         model_folder=task.model,
@@ -160,7 +159,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         plan=plan,
         snapshot=snapshot,
         model=model,
-        optimizer=optimizer,
+        optimizer=AdamW(model.master_N, weight_decay=config.weight_decay, kernels=model.kernels),
         runs_ahead=(device.type == "cuda" or choices.graphs is True) and choices.pack_tokens is None,
         saver=Saver(
             folder,
@@ -172,8 +171,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         row_losses=Journal(folder / ROW_LOSSES),
         exchange=open_exchange(task, config, choices, model, metrics),
         heartbeat=heartbeat,
-        validation_rows=held_out,
-        sample_rows=held_out if stage2 else choose_sample(snapshot, held_out, config.validate_rows),
+        validation_rows=validation_rows,
+        sample_rows=validation_rows if stage2 else choose_sample(snapshot, validation_rows, config.validate_rows),
     )
 
 
@@ -198,15 +197,15 @@ def restore(session: Session) -> LoopState:
             raise UsageError(f"{session.folder}: its checkpoints are of another plan", hint="train into another folder")
         for kind, flat_N in _flat_state(session).items():
             for name, view in same_views(flat_N, session.model.adapter).items():
-                found = getattr(state, kind).get(name)
-                if found is None or found.shape != view.shape:  # copy_ would broadcast [1, R] into [O, R] in silence
-                    shape = "missing" if found is None else list(found.shape)
+                tensor = getattr(state, kind).get(name)
+                if tensor is None or tensor.shape != view.shape:  # copy_ would broadcast [1, R] into [O, R] in silence
+                    shape = "missing" if tensor is None else list(tensor.shape)
                     where = checkpoints.folder_of(session.folder, state.step)
                     raise UsageError(
                         f"{where}: {kind}/{name} is {shape}, the model needs {list(view.shape)}",
                         hint="restore the checkpoint from a copy, or delete its folder to go on from the one before",
                     )
-                view.copy_(found)
+                view.copy_(tensor)
         progress = _progress_of(state)
     _take_back(session.metrics, session.folder / METRICS, progress.step)
     _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
@@ -232,8 +231,7 @@ def score_held_out(session: Session, step: int, rows: Sequence[int], event: str 
     """
     started, of = time.perf_counter(), len(session.validation_rows)
     beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
-    score = functools.partial(session.exchange.nll, step=step)
-    scored, nll = score_rows(score, session.snapshot, rows, of, beat)
+    scored, nll = score_rows(functools.partial(session.exchange.nll, step=step), session.snapshot, rows, of, beat)
     if scored is None:
         raise StepNotFinite(f"step {step}: the loss of every validation row is not finite")
     session.row_losses.append(event, step=step, rows=list(nll), nll=[round(value, 6) for value in nll.values()])
@@ -285,8 +283,8 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     compare_products(session, progress.step, every_s=0)
     save_now(session, progress)
     session.saver.release()  # makes room in memory for what is read and written below
-    done = progress.stopped_early or progress.step == session.num_steps
-    if done and not progress.updates:
+    is_done = progress.stopped_early or progress.step == session.num_steps
+    if is_done and not progress.updates:
         raise DataRefused(
             f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
         )
@@ -303,21 +301,21 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
                 journal(session, "problem", step=progress.step, text=text)
         base, revision = base_name(session.model_folder)
         write_adapter(session.folder, adapter, session.config.lora, base, revision)
-    held_out = None
-    if done and len(session.sample_rows) < len(session.validation_rows):
+    whole = None
+    if is_done and len(session.sample_rows) < len(session.validation_rows):
         fill(session.model.adapter, dict(adapter), "the adapter that is kept")
-        held_out = score_held_out(session, adapter_step, session.validation_rows, "held_out")
+        whole = score_held_out(session, adapter_step, session.validation_rows, "held_out")
     session.exchange.close()
     session.row_losses.close()
     session.metrics.close()
     metrics = list(read_journal(session.folder / METRICS))
     return {
-        "status": "done" if done else "stopped",
+        "status": "done" if is_done else "stopped",
         "steps": progress.step,
         "steps_planned": session.num_steps,
         "stopped_early": progress.stopped_early,
         "best": progress.best,
-        "held_out": None if held_out is None else {"loss": held_out.loss, "rows": held_out.rows},
+        "held_out": None if whole is None else {"loss": whole.loss, "rows": whole.rows},
         "adapter_step": adapter_step if progress.updates else None,
         "adapter_weights": session.model.master_N.numel(),
         **_totals(metrics),
@@ -385,9 +383,9 @@ def _journal_saves(session: Session) -> None:
 def _take_back(journal: Journal, path: Path, step: int) -> None:
     """Remove what was measured after `step`: those steps are made again. Others hold the same journal (crew.py)."""
     entries = list(read_journal(path))
-    kept = [entry for entry in entries if entry.get("step", 0) <= step]
-    if len(kept) < len(entries):
-        journal.replace(kept)
+    remaining = [entry for entry in entries if entry.get("step", 0) <= step]
+    if len(remaining) < len(entries):
+        journal.replace(remaining)
 
 
 def base_name(model_folder: Path) -> tuple[str, str | None]:

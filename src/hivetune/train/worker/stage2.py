@@ -76,24 +76,24 @@ def open_stage2(
 
     The reference is read where it was measured in this dtype, else measured.
     """
-    better = {one.row: one.better for one in snapshot.bad_rows()}
+    better = {bad_row.row: bad_row.better for bad_row in snapshot.bad_rows()}
     planned = set(plan.entry_rows)
-    rows = sorted({row for one in planned & better.keys() for row in (one, better[one]) if row is not None})
+    rows = sorted({row for bad_row in planned & better.keys() for row in (bad_row, better[bad_row]) if row is not None})
     dtype = str(model.dtype).removeprefix("torch.")
-    known = read_sealed(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
-    if known.get("dtype") != dtype or len(known["nll"]) != len(rows):
-        known = {"schema": 1, "dtype": dtype, "nll": _measure(model, snapshot, rows, heartbeat)}
-        write_sealed(folder / REFERENCE, known)
+    document = read_sealed(folder / REFERENCE) if (folder / REFERENCE).exists() else {}
+    if document.get("dtype") != dtype or len(document["nll"]) != len(rows):
+        document = {"schema": 1, "dtype": dtype, "nll": _measure(model, snapshot, rows, heartbeat)}
+        write_sealed(folder / REFERENCE, document)
     # A number that is not finite makes the step not finite, and the search for the cause then names the row.
-    reference = {int(row): math.nan if nll is None else float(nll) for row, nll in known["nll"].items()}
+    reference = {int(row): math.nan if nll is None else float(nll) for row, nll in document["nll"].items()}
     return Stage2(better, reference, config.learn.weight, config.learn.beta)
 
 
 def _measure(model: LoraModel, snapshot: Snapshot, rows: Sequence[int], heartbeat: _Beats) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    losses: dict[str, float | None] = {}
     for start in range(0, len(rows), VALIDATION_DOCUMENTS):
         heartbeat.beat(Beat.VALIDATING)
         part = rows[start:][:VALIDATION_DOCUMENTS]
         for row, nll in zip(part, model.nll(read_documents(snapshot, part)).tolist(), strict=True):
-            found[str(row)] = nll if math.isfinite(nll) else None
-    return found
+            losses[str(row)] = nll if math.isfinite(nll) else None
+    return losses

@@ -54,7 +54,7 @@ def score_rows(
     """
     sums = torch.zeros(6, dtype=torch.float64)
     left_out: list[int] = []
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     ordered = sorted(
         rows, key=lambda row: snapshot.tokens(row).tobytes()
     )  # rows that share a prefix are scored together
@@ -64,15 +64,14 @@ def score_rows(
         for document, nll in zip(documents, score(documents), strict=True):
             tokens = float(document.trained_L.sum())
             if math.isfinite(nll):
-                found[document.row] = nll
+                losses[document.row] = nll
                 sums += torch.tensor([1, nll, tokens, nll * nll, nll * tokens, tokens * tokens], dtype=torch.float64)
             else:
                 left_out.append(document.row)
     count, nll_sum, tokens_sum, squares, crossed, tokens_squares = sums.tolist()
     if tokens_sum == 0:
-        return None, found
+        return None, losses
     loss = nll_sum / tokens_sum
     spread = max(0.0, squares - 2 * loss * crossed + loss * loss * tokens_squares) / max(1.0, count - 1)
-    missing = max(0.0, 1 - count / max(of, 1))
-    error = math.sqrt(missing * spread / count) * count / tokens_sum
-    return Scored(loss, error, int(tokens_sum), int(count), of, tuple(left_out)), found
+    error = math.sqrt(max(0.0, 1 - count / max(of, 1)) * spread / count) * count / tokens_sum
+    return Scored(loss, error, int(tokens_sum), int(count), of, tuple(left_out)), losses

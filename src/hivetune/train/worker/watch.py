@@ -139,23 +139,22 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
     Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
     """
     states = read_rng(model.device)
-    found: dict[Cause, list[int]] = {"row": [], "kernel": [], "flaky": []}
+    by_cause: dict[Cause, list[int]] = {"row": [], "kernel": [], "flaky": []}
     for document in split_out(documents, lambda some: not is_finite_step(model, some)):
         if is_finite_step(model, [document]):
-            found["flaky"].append(document.row)
+            by_cause["flaky"].append(document.row)
         elif is_finite_step(model, [padded(document)]):
-            found["kernel"].append(document.row)
+            by_cause["kernel"].append(document.row)
         else:
-            found["row"].append(document.row)
+            by_cause["row"].append(document.row)
     set_rng(states, model.device)
-    return BadRows(tuple(found["row"]), tuple(found["kernel"]), tuple(found["flaky"]))
+    return BadRows(tuple(by_cause["row"]), tuple(by_cause["kernel"]), tuple(by_cause["flaky"]))
 
 
 def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
     """Return whether loss and gradient of these documents alone are finite. `grad_N` is zero afterwards."""
     model.grad_N.zero_()
-    nll = model.backward(documents, 1.0)
-    finite = bool(torch.isfinite(nll)) and bool(torch.isfinite(model.grad_N).all())
+    finite = bool(torch.isfinite(model.backward(documents, 1.0))) and bool(torch.isfinite(model.grad_N).all())
     model.grad_N.zero_()
     return finite
 

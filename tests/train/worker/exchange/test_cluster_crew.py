@@ -21,7 +21,7 @@ from hivetune.errors import MachineNotFit
 from hivetune.train.worker.exchange import cluster as module
 from hivetune.train.worker.exchange.actor import ActorOrder, PackActor
 from hivetune.train.worker.exchange.cluster import RayCrew
-from hivetune.train.worker.exchange.exchange import Alone, Packs
+from hivetune.train.worker.exchange.exchange import LocalCrew, Packs
 from hivetune.train.worker.exchange.trust import WorkerWrong, class_of, hello
 from hivetune.train.worker.exchange.work import WorkResult, compute
 from hivetune.train.worker.measure.canary import CanaryFailed
@@ -138,7 +138,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def alone(tiny_model_folder: Path) -> tuple[bytes, float, int]:
     model = model_of(tiny_model_folder)
-    summed = Packs(model, 0, Alone(model)).backward(documents_of(), 0, scale=SCALE, exponent=0)
+    summed = Packs(model, 0, LocalCrew(model)).backward(documents_of(), 0, scale=SCALE, exponent=0)
     return model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
 
 

@@ -23,7 +23,7 @@ from hivetune.process.protocol import Beat, Meeting
 from hivetune.run.choices import Choices
 from hivetune.train.worker.exchange import group as module
 from hivetune.train.worker.exchange import work
-from hivetune.train.worker.exchange.exchange import Alone, Packs
+from hivetune.train.worker.exchange.exchange import LocalCrew, Packs
 from hivetune.train.worker.exchange.group import GroupCrew, open_store, serve_group, shares_of
 from hivetune.train.worker.exchange.trust import WorkerWrong, class_of, hello
 from hivetune.train.worker.exchange.work import WorkResult, compute
@@ -152,7 +152,7 @@ def stage(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.fixture(scope="module")
 def alone(tiny_model_folder: Path) -> tuple[bytes, float, int]:
     model = model_of(tiny_model_folder)
-    packs = Packs(model, 0, Alone(model))
+    packs = Packs(model, 0, LocalCrew(model))
     summed = packs.backward(documents_of(), 0, scale=SCALE, exponent=0)
     return model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
 
@@ -171,7 +171,7 @@ def test_integer_sums_are_the_sums_of_one_process_up_to_rounding(tiny_model_fold
     model.backward(documents_of(), SCALE)
     whole = model.grad_N.clone()
     assert len(model.micro_batches(documents_of())) > 4
-    Packs(model, 0, Alone(model)).backward(documents_of(), 0, scale=SCALE, exponent=0)
+    Packs(model, 0, LocalCrew(model)).backward(documents_of(), 0, scale=SCALE, exponent=0)
     assert float((model.grad_N - whole).abs().max()) <= 1e-12 * float(whole.abs().max())  # the grid's 45 bits
 
 

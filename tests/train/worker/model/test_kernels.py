@@ -334,7 +334,7 @@ def test_a_disk_that_runs_no_programs_is_said(
     folder = write_model(tmp_path / "model")
     monkeypatch.setattr(build, "is_whole", lambda path: True)
     monkeypatch.setattr(build.ctypes, "CDLL", refuse)
-    assert "failed to map segment" in build.why_no_kernels()
+    assert "failed to map segment" in build.missing_kernels_reason()
     with pytest.raises(MachineNotFit, match="failed to map segment") as caught:
         load(folder, kernels="native")
     assert "HIVETUNE_KERNELS" in caught.value.hint

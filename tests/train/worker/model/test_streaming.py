@@ -62,7 +62,7 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
 def test_the_same_bits(folder: Path, streamed: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card's ways too, with the processor as the device that copies go to."""
     whole = step(load(folder, recompute=2, budget_tokens=60))
-    monkeypatch.setattr(read, "path_to", lambda *_: way)
+    monkeypatch.setattr(read, "source_for", lambda *_: way)
     model = load(folder, recompute=2, budget_tokens=60, streamed=streamed)
     assert model.num_streamed == streamed
     assert_same_bits(step(model), whole)
@@ -72,7 +72,7 @@ def test_the_same_bits(folder: Path, streamed: int, way: str, monkeypatch: pytes
 def test_the_same_bits_in_four_bits(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed layers travel; each is unpacked in one place that all share."""
     whole = step(load(folder, quantized=True, recompute=2))
-    monkeypatch.setattr(read, "path_to", lambda *_: way)
+    monkeypatch.setattr(read, "source_for", lambda *_: way)
     model = load(folder, quantized=True, recompute=2, streamed=5)
     assert_same_bits(step(model), whole)
     assert not torch.equal(whole[1], step(load(folder, recompute=2))[1])
@@ -143,7 +143,7 @@ def test_what_the_forward_pass_left_is_not_read_again(folder: Path, monkeypatch:
 def test_a_file_that_changes_is_refused(
     folder: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "path_to", lambda *_: way)
+    monkeypatch.setattr(read, "source_for", lambda *_: way)
     copy = shutil.copytree(folder, tmp_path / "model")
     model, weights = load(copy, streamed=6), copy / "model.safetensors"
     model.backward(documents(), 1.0)

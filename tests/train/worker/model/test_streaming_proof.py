@@ -17,7 +17,7 @@ from train.worker.models import random_adapter, write_model
 from hivetune.config import LoraConfig
 from hivetune.models.architecture import read_architecture
 from hivetune.run.choices import Choices
-from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup, fit_affine, hiding_tokens, layer_bytes
+from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, fit_affine, hiding_tokens, layer_bytes
 from hivetune.train.plan.speed import StepShape, probed_rate
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.weights import files
@@ -103,7 +103,7 @@ def test_few_tokens_wait_for_the_reader_and_many_do_not(tmp_path: Path, monkeypa
     rows = {tokens: rows_of(tokens) for tokens in (32, 2048)}
     expected = {tokens: timed_step(whole, rows[tokens]) for tokens in rows}
     computing_s = timed_step(whole, rows[2048])[0]
-    pass_bytes = (LAYERS - STREAM_PLACES) * streamed_layer_bytes(folder)
+    pass_bytes = (LAYERS - STREAM_BUFFERS) * streamed_layer_bytes(folder)
     timed_step(streamed, rows[32])
     # Reading both passes takes a quarter of what 2,048 tokens take to compute.
     bucket = TokenBucket(2 * pass_bytes / (computing_s / 4))
@@ -212,7 +212,7 @@ def test_the_peak_is_the_resident_part_and_three_layers(
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         peaks[streamed], held[streamed] = json.loads(told)
     for streamed in (6, LAYERS):
-        left = LAYERS - streamed + STREAM_PLACES
+        left = LAYERS - streamed + STREAM_BUFFERS
         assert held[streamed] * LAYERS == held[0] * left
         assert peaks[0] - peaks[streamed] == pytest.approx((LAYERS - left) * layer, abs=layer / 2)
     record_property("layer bytes", layer)

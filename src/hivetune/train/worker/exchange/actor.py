@@ -111,4 +111,4 @@ def _own_environment(device: str) -> dict[str, str]:
         return {}
     proven = proven_environment(read_profile(read_machine().fingerprint), device, "auto")
     advised = advised_variables(look(Surroundings(folder=home(), measure=False)), proven, keep_set=True)
-    return {one.name: one.value for one in advised if one.value is not None}
+    return {variable.name: variable.value for variable in advised if variable.value is not None}

@@ -116,19 +116,19 @@ class Placer:
                 self._closed.wait(RETRY_S)
         membership = read_membership()
         # The device of the run's own worker, where this machine offers it: its lock is held until this process ends.
-        own = membership is not None and claim_device(membership.devices, self._own_device) is not None
-        reserved = not own
+        own_device = membership is not None and claim_device(membership.devices, self._own_device) is not None
+        reserved = not own_device
         while not self._closed.wait(LOOK_EVERY_S):
             try:
                 if not reserved:
                     _reserve(self.ray)
                     reserved = True
-                while len(self._seats) < offered_by(self.ray.nodes()) - own:
+                while len(self._seats) < offered_by(self.ray.nodes()) - own_device:
                     self._seats.append(Seat(len(self._seats) + 1))
                 for seat in self._seats:
                     self._look(seat)
             except self.ray.exceptions.RayError as error:  # the head is away
-                self._note(f"no worker can be placed on the cluster at {self._address}: {_words(error)}")
+                self._note(f"no worker can be placed on the cluster at {self._address}: {_error_text(error)}")
 
     def _look(self, seat: Seat) -> None:
         if seat.loading is None:
@@ -138,7 +138,7 @@ class Placer:
             try:
                 seat.said = self.ray.get(seat.loading)
             except self.ray.exceptions.RayError as error:
-                self._note(f"worker {seat.number} could not load: {_words(error)}")
+                self._note(f"worker {seat.number} could not load: {_error_text(error)}")
                 return self.lose(seat)
             with self.lock:
                 seat.loading = None
@@ -149,10 +149,10 @@ class Placer:
 
     def _start(self, seat: Seat) -> None:
         # It takes no core and no memory of those that Ray counts: a device is a resource of our own.
-        made = self.ray.remote(num_cpus=0, resources={DEVICE: 1}, max_restarts=0)(PackActor)
+        actor_class = self.ray.remote(num_cpus=0, resources={DEVICE: 1}, max_restarts=0)(PackActor)
         order = replace(self._order, number=seat.number, recompute=seat.recompute)
         seat.asked, seat.waiting_told = time.monotonic(), False
-        actor = made.remote()
+        actor = actor_class.remote()
         loading = actor.load.remote(order)
         with self.lock:
             seat.actor, seat.loading = actor, loading
@@ -222,14 +222,16 @@ class RayCrew:
         for text in notes:
             self._tell("warning", {"step": self._step, "text": text})
         for seat in ready:
-            said = seat.said
-            why = said.get("refused") or objection(self._mine, said) or self._comparisons.dismissed.get(seat.number, "")
-            described = {"step": self._step, "worker": seat.number, "host": said.get("host"), "pid": said.get("pid")}
-            if why:
-                self._tell("worker_refused", {**described, "why": why})
+            hello = seat.said
+            refusal = (
+                hello.get("refused") or objection(self._mine, hello) or self._comparisons.dismissed.get(seat.number, "")
+            )
+            described = {"step": self._step, "worker": seat.number, "host": hello.get("host"), "pid": hello.get("pid")}
+            if refusal:
+                self._tell("worker_refused", {**described, "why": refusal})
                 placer.lose(seat, for_good=True)
                 continue
-            seat.differs = differences(self._kernels, said["class"])
+            seat.differs = differences(self._kernels, hello["class"])
             seat.joined, seat.proven = True, False
             self._seats.append(seat)
             self._comparisons.begin(seat.number, self._step)
@@ -242,8 +244,7 @@ class Round:
     def __init__(self, crew: RayCrew, works: Sequence[Work], sum_N: Tensor):
         self._crew, self._works, self._sum_N = crew, works, sum_N
         self._ray = crew._placer.ray
-        order = sorted(range(len(works)), key=lambda number: (-works[number].cost, number))
-        self._left: deque[int] = deque(order)
+        self._left: deque[int] = deque(sorted(range(len(works)), key=lambda number: (-works[number].cost, number)))
         self._handed: dict[Any, Handed] = {}
         self._results: dict[int, WorkResult] = {}
         self._of: dict[int, list[int]] = {}
@@ -268,7 +269,7 @@ class Round:
 
     def _hand_out(self) -> None:
         for seat in list(self._crew._seats):
-            while self._left and len(self._held(seat)) < (AHEAD if len(self._left) > 2 * len(self._crew._seats) else 1):
+            while self._left and len(self._sent(seat)) < (AHEAD if len(self._left) > 2 * len(self._crew._seats) else 1):
                 number = self._left.popleft()
                 work = self._works[number]
                 give = work.pack is not None and (not seat.proven or work.is_checked)
@@ -279,7 +280,7 @@ class Round:
     def _call(self, seat: Seat, work: Work, *, counts: bool, give: bool) -> Any:
         return seat.actor.compute.remote(self._crew._rounds, self._weights, work, counts=counts, give=give)
 
-    def _held(self, seat: Seat) -> list[Handed]:
+    def _sent(self, seat: Seat) -> list[Handed]:
         return [handed for handed in self._handed.values() if handed.seat is seat]
 
     def _collect(self, timeout_s: float) -> None:
@@ -307,8 +308,8 @@ class Round:
         before = seat.seconds_per_token
         seat.seconds_per_token = pace if before is None else (1 - NEWEST) * before + NEWEST * pace
         seat.ends = 0
-        for other in self._held(seat):
-            other.since = now
+        for queued in self._sent(seat):
+            queued.since = now
         self._results[number] = result
         if self._works[number].pack is not None:
             self._of.setdefault(seat.number, []).append(number)
@@ -335,17 +336,16 @@ class Round:
         """The actor is gone or late: everything that it has of this round is computed again."""
         if seat not in self._crew._seats:
             return
-        held = [handed.number for handed in self._held(seat)]
-        packs = sorted({*held, *self._of.pop(seat.number, [])})
+        packs = sorted({*[handed.number for handed in self._sent(seat)], *self._of.pop(seat.number, [])})
         self._handed = {call: handed for call, handed in self._handed.items() if handed.seat is not seat}
         self._compared = {number: pair for number, pair in self._compared.items() if pair[0] is not seat}
         self._left.extend(packs)
         self._crew._seats.remove(seat)
-        why = "it is late" if error is None else _words(error)
+        reason = "it is late" if error is None else _error_text(error)
         cause = getattr(error, "cause", None)
         self._crew._placer.lose(seat, out_of_memory=isinstance(cause, torch.OutOfMemoryError))
         step = self._crew._step
-        self._crew._tell("worker_lost", {"step": step, "worker": seat.number, "why": why, "packs": packs})
+        self._crew._tell("worker_lost", {"step": step, "worker": seat.number, "why": reason, "packs": packs})
         if packs:
             self._crew._tell("packs_again", {"step": step, "packs": len(packs)})
 
@@ -373,15 +373,15 @@ class Round:
         for number, (seat, digest) in sorted(self._compared.items()):
             if seat.differs and not crew._comparable:
                 continue
-            own = compute(model, self._works[number])
+            own_result = compute(model, self._works[number])
             if not seat.differs:
-                votes = [Vote(seat.number, digest), Vote(OWN, own.digest())]
+                votes = [Vote(seat.number, digest), Vote(OWN, own_result.digest())]
                 crew._comparisons.judge(crew._step, number, votes, partial(self._ask, self._works[number]))
-            elif off := more_than_rounding(self._results[number], own, model.dtype):
+            elif off := more_than_rounding(self._results[number], own_result, model.dtype):
                 products = canary.shapes_of(model.adapter, canary.TOKENS)
                 canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
-                why = f"its gradient of step {crew._step}, pack {number}: {off}"
-                crew._comparisons.accuse([seat.number], crew._step, why)
+                reason = f"its gradient of step {crew._step}, pack {number}: {off}"
+                crew._comparisons.accuse([seat.number], crew._step, reason)
             else:
                 crew._comparisons.passed(seat.number, crew._step)
 
@@ -399,5 +399,5 @@ class Round:
         return votes
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -67,7 +67,7 @@ class Crew(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
+class LocalCrew:
     """A crew of this process alone, which computes the works in order."""
 
     def __init__(self, model: LoraModel):

@@ -134,9 +134,9 @@ class Report:
         words = [int(digest[at : at + 8], 16) for at in range(0, len(digest), 8)]
         self.digests_RCH[rank, self.compared.index(number)] = torch.tensor(words, dtype=torch.float64)
 
-    def digest(self, rank: int, place: int) -> str:
-        """Return the hash that a rank wrote for the compared work at `place`."""
-        return "".join(f"{int(word):08x}" for word in self.digests_RCH[rank, place].tolist())
+    def digest(self, rank: int, index: int) -> str:
+        """Return the hash that a rank wrote for the compared work at `index`."""
+        return "".join(f"{int(word):08x}" for word in self.digests_RCH[rank, index].tolist())
 
     def results(self) -> list[WorkResult]:
         return [
@@ -235,14 +235,14 @@ class GroupCrew:
         self._members = trusted
         self._regroup("it ended", came)
 
-    def _regroup(self, why: str, came: Sequence[Member] = ()) -> None:
+    def _regroup(self, reason: str, came: Sequence[Member] = ()) -> None:
         """Form a group of the members that call again and of those that came; the other members are lost."""
         self._group, newcomers = None, list(came)
-        again: list[Member] = []
+        staying: list[Member] = []
         # A member that has a pack to finish first needs about as long for its share as this process did.
         deadline = time.monotonic() + self._own_s + CALL_AGAIN_S
         while time.monotonic() < deadline and any(
-            member not in again and not self._is_gone(member) for member in self._members
+            member not in staying and not self._has_ended(member) for member in self._members
         ):
             for caller in self._callers():
                 before = next((member for member in self._members if member.process == caller.process), None)
@@ -250,14 +250,14 @@ class GroupCrew:
                     newcomers.append(caller)
                 else:
                     before.call = caller.call
-                    again.append(before)
+                    staying.append(before)
             time.sleep(POLL_S)
         for member in self._members:
-            if member not in again:
-                self._tell("worker_lost", {"step": self._step, "worker": member.number, "why": why, "packs": []})
-        newest = {member.number: member for member in (*again, *newcomers)}  # a worker may have been started again
-        here = [member for member in newest.values() if not self._is_gone(member)]
-        self._members = sorted(here, key=lambda member: member.number)
+            if member not in staying:
+                self._tell("worker_lost", {"step": self._step, "worker": member.number, "why": reason, "packs": []})
+        newest = {member.number: member for member in (*staying, *newcomers)}  # a worker may have been started again
+        alive = [member for member in newest.values() if not self._has_ended(member)]
+        self._members = sorted(alive, key=lambda member: member.number)
         self._groups, self._rounds_of_group = self._groups + 1, 0
         if not self._members:
             return
@@ -269,11 +269,11 @@ class GroupCrew:
         except GroupBroken as error:
             return self._regroup(str(error))
         for member in self._members:
-            if member not in again:
-                said = {name: member.said.get(name) for name in ("worker", "host", "pid")}
-                self._tell("worker_joined", {"step": self._step, **said})
+            if member not in staying:
+                hello = {name: member.said.get(name) for name in ("worker", "host", "pid")}
+                self._tell("worker_joined", {"step": self._step, **hello})
 
-    def _is_gone(self, member: Member) -> bool:
+    def _has_ended(self, member: Member) -> bool:
         """Return whether the member's process has ended, as far as that shows: on this machine only."""
         try:
             return self._local and psutil.Process(member.said["pid"]).status() == psutil.STATUS_ZOMBIE
@@ -282,20 +282,20 @@ class GroupCrew:
 
     def _callers(self) -> list[Member]:
         """Return the workers that have called and may compute; the others are told why not."""
-        found = []
+        callers = []
         while self._store.check([f"call/{self._calls + 1}"]):
             self._calls += 1
-            said = json.loads(self._store.get(f"call/{self._calls}"))
-            why = objection(self._mine, said) or self._comparisons.dismissed.get(said["worker"], "")
-            if not why and (other := differences(self._kernels, said["class"])):
-                why = f"its kernels are of another class: {other}"
-            if why:
-                described = {name: said.get(name) for name in ("worker", "host", "pid")}
-                self._tell("worker_refused", {"step": self._step, **described, "why": why})
-                self._store.set(f"seat/{self._calls}", json.dumps({"refused": why}))
+            hello = json.loads(self._store.get(f"call/{self._calls}"))
+            refusal = objection(self._mine, hello) or self._comparisons.dismissed.get(hello["worker"], "")
+            if not refusal and (difference := differences(self._kernels, hello["class"])):
+                refusal = f"its kernels are of another class: {difference}"
+            if refusal:
+                described = {name: hello.get(name) for name in ("worker", "host", "pid")}
+                self._tell("worker_refused", {"step": self._step, **described, "why": refusal})
+                self._store.set(f"seat/{self._calls}", json.dumps({"refused": refusal}))
             else:
-                found.append(Member(said["worker"], self._calls, said))
-        return found
+                callers.append(Member(hello["worker"], self._calls, hello))
+        return callers
 
     def _round(self, works: Sequence[Work], sum_N: Tensor) -> list[WorkResult]:
         ranks = [self._own, *self._members]
@@ -307,8 +307,8 @@ class GroupCrew:
         ]
         report = self._compute(works, shares, list(compared), sum_N)
         self._learn(works, shares, report)
-        for place, (number, several) in enumerate(compared.items()):
-            votes = [Vote(ranks[rank].number, report.digest(rank, place)) for rank in several]
+        for index, (number, several) in enumerate(compared.items()):
+            votes = [Vote(ranks[rank].number, report.digest(rank, index)) for rank in several]
             self._comparisons.judge(self._step, number, votes, partial(self._ask, works[number]))
         for member in self._members:
             member.proven = member.proven or any(work.pack is not None for work in works)
@@ -337,8 +337,7 @@ class GroupCrew:
         shares = [Share([0]), *[Share([], [0])] * len(self._members)]
         votes = []
         for _ in range(2):
-            sum_N = torch.zeros_like(self._model.master_N, dtype=torch.int64)
-            report = self._compute([work], shares, [0], sum_N)
+            report = self._compute([work], shares, [0], torch.zeros_like(self._model.master_N, dtype=torch.int64))
             votes += [Vote(member.number, report.digest(rank, 0)) for rank, member in enumerate(ranks)]
         return votes
 
@@ -388,15 +387,15 @@ class GroupCrew:
 
 
 def serve_group(
-    model: LoraModel, store: dist.Store, said: Mapping[str, Any], heartbeat: Heartbeat, *, local: bool
+    model: LoraModel, store: dist.Store, hello: Mapping[str, Any], heartbeat: Heartbeat, *, local: bool
 ) -> int:
-    """Compute for the run until it ends; return how many works that was. `said`: `hello` and the class of this process.
+    """Compute for the run until it ends; return the number of works. `hello`: `hello()` and the class of this process.
 
     Raises MachineNotFit when this worker is refused, CanaryFailed when its test products are wrong.
     """
     rank = Rank(model, canary.shapes_of(model.adapter, canary.TOKENS), heartbeat)
     while True:
-        seat = _take_seat(store, said, heartbeat)
+        seat = _take_seat(store, hello, heartbeat)
         try:
             with _beating(heartbeat):
                 members = dist.PrefixStore(f"group/{seat['group']}", store)
@@ -409,10 +408,10 @@ def serve_group(
             continue
 
 
-def _take_seat(store: dist.Store, said: Mapping[str, Any], heartbeat: Heartbeat) -> dict[str, Any]:
+def _take_seat(store: dist.Store, hello: Mapping[str, Any], heartbeat: Heartbeat) -> dict[str, Any]:
     """Call at the store and wait until rank 0 answers. Raises MachineNotFit when this worker is refused."""
     call = store.add("calls", 1)
-    store.set(f"call/{call}", json.dumps(said))
+    store.set(f"call/{call}", json.dumps(hello))
     beaten = 0.0
     while not store.check([f"seat/{call}"]):
         if time.monotonic() - beaten > BEAT_S:
@@ -458,8 +457,7 @@ class Rank:
         failed = self._test_products()
         report.ranks_R2[group.rank, 1] = failed is not None
         sum_N = torch.zeros(self.model.master_N.numel(), dtype=torch.int64)
-        beat = partial(self.heartbeat.beat, Beat.ITEM)
-        _compute_share(self.model, works, share, group.rank, report, sum_N, beat)
+        _compute_share(self.model, works, share, group.rank, report, sum_N, partial(self.heartbeat.beat, Beat.ITEM))
         with _beating(self.heartbeat):
             _reduce_all(group, works, report, sum_N, IDLE_S)
         if failed is not None:
@@ -481,10 +479,10 @@ class Rank:
 @contextlib.contextmanager
 def _beating(heartbeat: Heartbeat) -> Iterator[None]:
     """Beat from a thread while this one waits for other ranks: a collective can't be looked at in between."""
-    done = threading.Event()
+    ended = threading.Event()
 
     def beat() -> None:
-        while not done.wait(BEAT_S):
+        while not ended.wait(BEAT_S):
             heartbeat.beat(Beat.WAITING)
 
     heartbeat.beat(Beat.WAITING)
@@ -493,7 +491,7 @@ def _beating(heartbeat: Heartbeat) -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        ended.set()
         thread.join()
         heartbeat.beat(Beat.WAITING)
 

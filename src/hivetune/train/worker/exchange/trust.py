@@ -31,8 +31,8 @@ Tell = Callable[[str, dict[str, Any]], None]
 class WorkerWrong(HivetuneError):
     """A worker computed wrong numbers. Everything that it did after step `good` is doubtful."""
 
-    def __init__(self, worker: int, good: int, why: str):
-        super().__init__(f"worker {worker} computes wrong numbers: {why}", hint="test its card: hivetune doctor")
+    def __init__(self, worker: int, good: int, reason: str):
+        super().__init__(f"worker {worker} computes wrong numbers: {reason}", hint="test its card: hivetune doctor")
         self.worker, self.good = worker, good
 
 
@@ -124,8 +124,8 @@ class Comparisons:
             truth = majority(votes)
             wrong = sorted({vote.worker for vote in votes if vote.digest != truth})
             if truth is None or OWN in wrong:
-                known = [] if truth is None else wrong
-                self._tell("packs_differ", {"step": step, "pack": pack, "wrong": known})
+                wrong_workers = [] if truth is None else wrong
+                self._tell("packs_differ", {"step": step, "pack": pack, "wrong": wrong_workers})
                 raise CanaryFailed(
                     f"step {step}, pack {pack}: two workers computed different numbers, "
                     + ("and each repeats its own" if truth is None else "this process is in the minority"),
@@ -135,17 +135,17 @@ class Comparisons:
                 self.accuse(wrong, step, f"its gradient of step {step}, pack {pack} differs from the others'")
         self._good |= dict.fromkeys({vote.worker for vote in votes}, step)
 
-    def accuse(self, workers: Sequence[int], step: int, why: str) -> None:
+    def accuse(self, workers: Sequence[int], step: int, reason: str) -> None:
         """Dismiss these workers and raise WorkerWrong for the first of them."""
-        self.dismissed |= dict.fromkeys(workers, why)
-        self._tell("worker_wrong", {"step": step, "worker": workers[0], "why": why})
-        raise WorkerWrong(workers[0], min(self._good.get(worker, 0) for worker in workers), why)
+        self.dismissed |= dict.fromkeys(workers, reason)
+        self._tell("worker_wrong", {"step": step, "worker": workers[0], "why": reason})
+        raise WorkerWrong(workers[0], min(self._good.get(worker, 0) for worker in workers), reason)
 
 
 def majority(votes: Sequence[Vote]) -> str | None:
     """Return the digest of most workers, None while two are level. A worker that contradicts itself does not count."""
-    digests = {vote.worker: {other.digest for other in votes if other.worker == vote.worker} for vote in votes}
-    steady = Counter(next(iter(each)) for each in digests.values() if len(each) == 1)
+    digests = {vote.worker: {own_vote.digest for own_vote in votes if own_vote.worker == vote.worker} for vote in votes}
+    steady = Counter(next(iter(w)) for w in digests.values() if len(w) == 1)
     ranked = steady.most_common(2)
     if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
         return None

@@ -56,8 +56,8 @@ def _serve(
     if card and welcome["choices"]["device"] == "cuda":
         changes = replace(changes, device=card)
     model = load_welcomed(folder, welcome, changes)
-    said = {**hello(number, folder), "class": class_of(model)}
-    return {"computed": serve_group(model, store, said, heartbeat, local=local)}
+    greeting = {**hello(number, folder), "class": class_of(model)}
+    return {"computed": serve_group(model, store, greeting, heartbeat, local=local)}
 
 
 def load_welcomed(folder: Path, welcome: Mapping[str, Any], changes: Choices) -> LoraModel:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hivetune.data.snapshot import Snapshot
 from hivetune.run.choices import Choices
-from hivetune.train.plan.memory import STREAM_PLACES, TrainingSetup
+from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup
 from hivetune.train.worker.model.adapter import initialise, same_views
 from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
@@ -72,27 +72,27 @@ def right_choices(
             return Choices(agreement=evidence)
         replayed = difference(replayed_answer(load(REPLAYED), documents), plain)
         return Choices(graphs=replayed.is_rounding, agreement={**evidence, "graphs": asdict(replayed)})
-    again = difference(answer(load(PLAIN_KERNELS), documents), plain)
-    words = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
-    if again.is_rounding:
-        instead_of = f"{words} with its own kernels"
-        return replace(PLAIN_KERNELS, agreement={**asdict(again), **evidence, "instead_of": instead_of})
-    return replace(GENERAL, path_why=words)
+    plain_off = difference(answer(load(PLAIN_KERNELS), documents), plain)
+    text = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
+    if plain_off.is_rounding:
+        instead_of = f"{text} with its own kernels"
+        return replace(PLAIN_KERNELS, agreement={**asdict(plain_off), **evidence, "instead_of": instead_of})
+    return replace(GENERAL, path_why=text)
 
 
 def layers_compared(setup: TrainingSetup) -> int | None:
     """Return how many layers are compared: as many as stay on the device; None for all."""
-    held = setup.architecture.layers - setup.streamed + STREAM_PLACES
-    return min(held, MAX_LAYERS_COMPARED) if setup.streamed else None
+    on_device = setup.architecture.layers - setup.streamed + STREAM_BUFFERS
+    return min(on_device, MAX_LAYERS_COMPARED) if setup.streamed else None
 
 
 def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
     """Return the shortest of `rows`: at least one, as many as are cheap."""
-    taken: list[int] = []
+    chosen: list[int] = []
     for row in sorted(rows, key=lambda row: (snapshot.length(row), row))[:ROWS]:
-        if not taken or sum(map(snapshot.length, [*taken, row])) <= TOKENS:
-            taken.append(row)
-    return read_documents(snapshot, taken)
+        if not chosen or sum(map(snapshot.length, [*chosen, row])) <= TOKENS:
+            chosen.append(row)
+    return read_documents(snapshot, chosen)
 
 
 def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:

@@ -77,7 +77,7 @@ def wrong_products(
     multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm,
 ) -> list[Wrong]:
     """Return the products that come out wrong. torch's own generators are not touched."""
-    return [Wrong(product, what) for product in products if (what := _test(product, dtype, device, multiply))]
+    return [Wrong(product, fault) for product in products if (fault := _test(product, dtype, device, multiply))]
 
 
 def must_pass(
@@ -91,9 +91,9 @@ def must_pass(
     started = time.perf_counter()
     wrong = wrong_products(products, dtype=dtype, device=device, multiply=multiply)
     if wrong:
-        (m, n, k), what = wrong[0].product, wrong[0].what
+        (m, n, k), fault = wrong[0].product, wrong[0].what
         raise CanaryFailed(
-            f"canary product m {m} n {n} k {k} in {str(dtype).removeprefix('torch.')} on {device}: {what}; "
+            f"canary product m {m} n {n} k {k} in {str(dtype).removeprefix('torch.')} on {device}: {fault}; "
             f"{len(wrong)} of {len(products)} products are wrong",
             hint="if it happens again, the card, its driver or a library is broken; device: cpu avoids it",
         )
@@ -125,8 +125,7 @@ def _factors(product: Product, exact: int) -> tuple[Tensor, Tensor, Tensor]:
         offset_M1 = torch.randint(0, stride, (m, 1), generator=generator)
         a_MK *= (torch.arange(k) + offset_M1) % stride == 0
     b_KN = torch.randint(-1, 2, (k, n), generator=generator, dtype=torch.int8)
-    v_N = torch.randint(1, 1 << 20, (n,), generator=generator, dtype=torch.int64).to(torch.float64)
-    return a_MK, b_KN, v_N
+    return a_MK, b_KN, torch.randint(1, 1 << 20, (n,), generator=generator, dtype=torch.int64).to(torch.float64)
 
 
 def cut_outputs(outputs: int, inputs: int) -> int:

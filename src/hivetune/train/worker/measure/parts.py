@@ -46,8 +46,7 @@ class _Inputs:
     def __call__(self, name: str, *shape: int, wide: bool = False) -> Tensor:
         """Return normal numbers that depend on name and shape. `wide`: as the residual stream is kept."""
         seed = hashlib.blake2b(f"{name}/{shape}".encode(), digest_size=7).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
-        numbers = torch.randn(shape, generator=generator)
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(int.from_bytes(seed, "big")))
         numbers = numbers if wide else numbers.to(self.rounded)
         return numbers.to(self.backend.device, self._dtype(wide))
 
@@ -208,12 +207,12 @@ def _optimizer(inputs: _Inputs, sizes: Sizes) -> Compute:
 
 def _copy(inputs: _Inputs, sizes: Sizes) -> Compute:
     """Return a copy from the host, on the device, and back."""
-    there_TD = inputs("copied", sizes.tokens, sizes.spec.hidden).cpu()
+    host_TD = inputs("copied", sizes.tokens, sizes.spec.hidden).cpu()
     device = inputs.backend.device
 
     def run() -> tuple[Tensor, ...]:
-        here_TD = there_TD.to(device)
-        return here_TD.clone(), here_TD.t().contiguous().cpu()
+        device_TD = host_TD.to(device)
+        return device_TD.clone(), device_TD.t().contiguous().cpu()
 
     return run
 
@@ -239,11 +238,11 @@ def _loss_rows(sizes: Sizes) -> int:
 def layout_of(tokens: int) -> Layout:
     """Return a layout of three rows behind a prefix of a quarter of the tokens, and one row of what is left."""
     prefix = tuple(range(1, 1 + tokens // 4))
-    own = tokens // 5
+    length = tokens // 5
 
     def row(*ids: int) -> TrimmedDocument:
         return TrimmedDocument(ids, ((len(ids) - 1, 1),))
 
-    shared = [row(*prefix, *range(start, start + own)) for start in (10_000, 20_000, 30_000)]
-    left = tokens - len(prefix) - 3 * own
-    return make_layout([*shared, *([row(*range(40_000, 40_000 + left))] if left else [])], share=True)
+    shared = [row(*prefix, *range(start, start + length)) for start in (10_000, 20_000, 30_000)]
+    remaining = tokens - len(prefix) - 3 * length
+    return make_layout([*shared, *([row(*range(40_000, 40_000 + remaining))] if remaining else [])], share=True)

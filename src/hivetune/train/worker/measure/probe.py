@@ -131,14 +131,14 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
     }
 
 
-def document_of(measured: Measured, held: Mapping[str, Any] | None) -> dict[str, Any]:
+def document_of(measured: Measured, measured_under: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the document for the profile: what the plan reads, and what a later probe needs to skip measuring."""
     return {
         **probe_document(measured.setup, measured.points, measured.read_bytes_per_s),
         "load_peak_bytes": measured.load_peak_bytes,
         "canary_flops_per_s": measured.canary_flops_per_s,
         "changes": measured.changes.made(),
-        "held": held,
+        "held": measured_under,
     }
 
 
@@ -180,10 +180,10 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     setup = _setup_of(config, architecture, settled, target.kind)
     first = _choose_before_loading(task.model, config, setup, target, work)
     rows = _probe_rows(plan, snapshot, first.budget_tokens)
-    held = conditions(task.model, config, settled)
+    measured_under = conditions(task.model, config, settled)
     tokens = micro_batch_shapes(setup, layout_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
-    known = known_probe(profile.probes.get(probe_key(setup)), setup, held, tokens) if run else None
-    measured = known or _measure_right(
+    earlier = known_probe(profile.probes.get(probe_key(setup)), setup, measured_under, tokens) if run else None
+    measured = earlier or _measure_right(
         task,
         config,
         settled,
@@ -209,11 +209,11 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
         profile = profile.with_dtype(name, setup.dtype)
     if settled.products is not None:
         profile = profile.with_products(name, setup.dtype, settled.products)
-    write_profile(profile.with_probe(probe_key(probed), document_of(measured, held)))
+    write_profile(profile.with_probe(probe_key(probed), document_of(measured, measured_under)))
     if run:
         write_resolved(run, config, settled)
-    about = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": known is not None}
-    return {"choices": settled.made(), **about, **probe_document(probed, [])}
+    document = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": earlier is not None}
+    return {"choices": settled.made(), **document, **probe_document(probed, [])}
 
 
 def is_measured(step: int) -> bool:
@@ -455,21 +455,20 @@ def _choose_before_loading(
         return chosen
     except DoesNotFit as error:
         precision = "nf4" if setup.quantized else setup.dtype
-        own = choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
+        case = choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
         others = choose.compared(config.model, target)
-        fitting = choose.what_would_fit(own, target, work, others, memory_share=share)
-        raise choose.with_advice(error, fitting, own) from None
+        fitting = choose.fitting_options(case, target, work, others, memory_share=share)
+        raise choose.with_advice(error, fitting, case) from None
 
 
 def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
     trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
-    quantized = config.method == "qlora"
     return TrainingSetup(
         architecture,
         trained,
         settled.dtype or "",
         kind,
-        quantized=quantized,
+        quantized=config.method == "qlora",
         active_adapter_parameters=active,
         products=settled.products,
     )

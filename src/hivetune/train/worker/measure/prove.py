@@ -148,8 +148,8 @@ def check_products(proving: Proving, tokens: int) -> None:
             proving.calls += len(products)
             if not wrong:
                 return ""
-            (m, n, k), what = wrong[0].product, wrong[0].what
-            return f"m {m} n {n} k {k}: {what}; {len(wrong)} of {len(products)} products are wrong"
+            (m, n, k), fault = wrong[0].product, wrong[0].what
+            return f"m {m} n {n} k {k}: {fault}; {len(wrong)} of {len(products)} products are wrong"
 
         proving.note(f"product ({layout}{', of a slice' if sliced else ''})", tokens, problem)
 
@@ -195,7 +195,7 @@ def repeat(proving: Proving) -> None:
         )
         runs[f"product of {inner} channels"] = lambda a=a_TK, b=b_KN: (backend.multiply(a, b),)  # type: ignore[misc]
     for name, run in runs.items():
-        proving.note(f"{name}, repeated", REPEATED_TOKENS, lambda run=run: _again(proving, run))  # type: ignore[misc]
+        proving.note(f"{name}, repeated", REPEATED_TOKENS, lambda run=run: _repeat(proving, run))  # type: ignore[misc]
 
 
 def soak(proving: Proving) -> None:
@@ -225,14 +225,13 @@ def time_step(proving: Proving) -> tuple[float, dict[str, float]]:
     linears = [(linear.inputs, linear.outputs, layers) for linear in architecture.linears]
     for inputs, outputs, count in [*linears, (architecture.hidden, architecture.vocabulary, 1)]:
         rows = tokens if count > 1 else max(1, tokens // 2)
-        both: tuple[tuple[Transposed, Product], ...] = (
+        pairs: tuple[tuple[Transposed, Product], ...] = (
             ("nt", Product(rows, outputs, inputs)),
             ("nn", Product(rows, inputs, outputs)),
         )
-        for layout, (m, n, k) in both:
+        for layout, (m, n, k) in pairs:
             a_MK = torch.ones(m, k, dtype=backend.dtype, device=backend.device)
-            b_KN = torch.ones(k, n, dtype=backend.dtype, device=backend.device)
-            laid_a, laid_b = _laid_out(a_MK, b_KN, layout)
+            laid_a, laid_b = _laid_out(a_MK, torch.ones(k, n, dtype=backend.dtype, device=backend.device), layout)
             seconds = best_s(lambda a=laid_a, b=laid_b: backend.multiply(a, b), backend.device, ROUNDS)  # type: ignore[misc]
             gemm[f"{m}x{n}x{k}"] = 2.0 * m * n * k / seconds
             total_s += seconds * count
@@ -247,7 +246,7 @@ def distance(result: Tensor, truth: Tensor) -> float:
     return float(((result - truth).abs() / scale).max())
 
 
-def _again(proving: Proving, run: Compute) -> str:
+def _repeat(proving: Proving, run: Compute) -> str:
     """Return what differed between calls: they give the same numbers each time, up to rounding of sums in any order.
 
     They are compared on the device.
@@ -258,16 +257,16 @@ def _again(proving: Proving, run: Compute) -> str:
     tolerance = TOLERANCE[proving.backend.dtype]
     allowed = [tolerance * (t.abs() + t.float().square().mean().sqrt().to(t.dtype)) for t in first]
     bad = torch.zeros((), dtype=torch.int64, device=first[0].device)
-    until, done = time.monotonic() + REPEAT_S, 0
-    while done < proving.task.calls and (time.monotonic() < until or done == 0):
+    until, calls = time.monotonic() + REPEAT_S, 0
+    while calls < proving.task.calls and (time.monotonic() < until or calls == 0):
         results = run()
         same = [((now - then).abs() <= most).all() for now, then, most in zip(results, first, allowed, strict=True)]
         bad += ~torch.stack(same).all()
         _spoil(results)
-        done += 1
-    proving.calls += done
+        calls += 1
+    proving.calls += calls
     count = int(bad)
-    return f"{count} of {done} calls gave another answer than the first" if count else ""
+    return f"{count} of {calls} calls gave another answer than the first" if count else ""
 
 
 def _spoil(results: Sequence[Tensor]) -> None:

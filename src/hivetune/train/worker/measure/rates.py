@@ -70,11 +70,11 @@ def other_rates(device: torch.device) -> dict[str, float]:
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     rates = {"bandwidth": 2 * source.numel() / best_s(lambda: target.copy_(source), device)}
-    one = torch.zeros(1, device=device)
+    scalar = torch.zeros(1, device=device)
 
     def launches() -> None:
         for _ in range(LAUNCHES):
-            one.add_(1.0)
+            scalar.add_(1.0)
 
     rates["launch_s"] = best_s(launches, device) / LAUNCHES
     if device.type == "cuda":

@@ -136,8 +136,8 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
         raise UsageError(f"no adapter in {folder}: {error}", hint="give a finished run or a PEFT folder") from None
     unsupported = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unsupported:
-        what = ", ".join(unsupported) or f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
-        raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {what}", hint="use plain LoRA or rsLoRA")
+        fault = ", ".join(unsupported) or f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
+        raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {fault}", hint="use plain LoRA or rsLoRA")
     modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
     named = config.get("target_parameters") or ALL_LINEAR
     experts = expert_tensors(tensor_shapes(tensors), config["r"], named)

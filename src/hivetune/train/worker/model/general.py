@@ -117,8 +117,8 @@ class LoraExperts(nn.Module):
     def _adapters(self, dtype: torch.dtype) -> dict[str, list[tuple[Tensor, Tensor]]]:
         """Return by parameter A [R, I] and scale * B [O, R] of each expert, at once: one gradient comes back."""
         adapters = {}
-        for place, name in enumerate(self.names):
-            a, b = self.halves[2 * place], self.halves[2 * place + 1]
+        for number, name in enumerate(self.names):
+            a, b = self.halves[2 * number], self.halves[2 * number + 1]
             experts = self.base.num_experts
             missing = -(len(a) // experts) % self.switch.rank_multiple
             a_ERI = F.pad(a.view(experts, -1, a.shape[1]), (0, 0, 0, missing)).to(dtype)
@@ -217,9 +217,9 @@ class GeneralModel:
                 some = [documents[number] for number in batch]
                 nll_M, owner_M = self._nll(some)
                 if nll_M.numel():
-                    about = judged_documents(some, self.device, total.dtype)
-                    nll_B = torch.zeros_like(about.good_B).index_add(0, owner_M, nll_M.to(total.dtype))
-                    weight_B, loss = preference_loss(about, nll_B.detach(), beta)
+                    judged = judged_documents(some, self.device, total.dtype)
+                    nll_B = torch.zeros_like(judged.good_B).index_add(0, owner_M, nll_M.to(total.dtype))
+                    weight_B, loss = preference_loss(judged, nll_B.detach(), beta)
                     (torch.dot(weight_B, nll_B) * scale).backward()
                     total += loss
         return total
@@ -275,8 +275,7 @@ class GeneralModel:
 
     def _padded(self, length: int) -> int:
         """Return the padded length of a micro-batch: its inputs are a multiple, within the model's positions."""
-        inputs = -(-(length - 1) // self.multiple) * self.multiple
-        return 1 + max(length - 1, min(inputs, self._most_positions))
+        return 1 + max(length - 1, min(-(-(length - 1) // self.multiple) * self.multiple, self._most_positions))
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
         return self._batches(documents, [[number] for number in range(len(documents))])
@@ -424,9 +423,9 @@ def _check_blocks(name: str, columns: int, device: torch.device) -> None:
 
 def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
     """Cut the model to fewer layers: their number, and what config.json lists for each of them."""
-    every = config.num_hidden_layers
+    num_layers = config.num_hidden_layers
     for name, value in config.to_dict().items():
-        if isinstance(value, list) and len(value) == every:
+        if isinstance(value, list) and len(value) == num_layers:
             setattr(config, name, value[:first_layers])
     config.num_hidden_layers = first_layers
 
@@ -458,8 +457,7 @@ def _check_causal(module: nn.Module) -> None:
 def _head_is_plain(module: nn.Module) -> bool:
     """Return whether logits are the output embedding of the last hidden state and nothing else (no cap, no scale)."""
     tokens_BL = torch.arange(4, device=next(module.parameters()).device)[None]
-    output = module.base_model(input_ids=tokens_BL, use_cache=False)
-    hidden_BLD = getattr(output, "last_hidden_state", None)
+    hidden_BLD = getattr(module.base_model(input_ids=tokens_BL, use_cache=False), "last_hidden_state", None)
     if hidden_BLD is None or module.get_output_embeddings() is None:
         return False
     logits_BLV = module(input_ids=tokens_BL, use_cache=False).logits
@@ -476,7 +474,6 @@ def _recompute_layers(module: nn.Module, count: int) -> None:
 
     Flags of single layers are set, because transformers' own method knows all layers or none.
     """
-    layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
-    for child in layers[:count]:
+    for child in [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)][:count]:
         child.gradient_checkpointing = child.training = True
         child._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)

@@ -38,12 +38,12 @@ def load_model(
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package,
     DoesNotFit for a model whose layers have to be streamed and that the fast path does not know.
     """
-    why = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
+    cause = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
     quantized = method == "qlora"
-    why = why or ("the base is quantized" if quantized and not choices.streamed else "")
+    cause = cause or ("the base is quantized" if quantized and not choices.streamed else "")
     if quantized:
         require_bitsandbytes()
-    if not why:
+    if not cause:
         try:
             return FastModel(
                 folder,
@@ -54,16 +54,17 @@ def load_model(
                 first_layers=first_layers,
                 quantized=quantized,
             )
-        except NotFast as reason:
-            why = str(reason)
+        except NotFast as error:
+            cause = str(error)
     if choices.streamed and first_layers is None:
         raise DoesNotFit(
-            f"{folder.name} fits only with its layers streamed, which the fast path alone does, and that can't: {why}",
+            f"{folder.name} fits only with its layers streamed, which the fast path alone does, and that can't: "
+            f"{cause}",
             hint="choose a smaller model" if quantized else "choose a smaller model, or method: qlora",
         )
     # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
     from hivetune.train.worker.model.general import load_general
 
     return load_general(
-        folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=why, first_layers=first_layers
+        folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=cause, first_layers=first_layers
     )

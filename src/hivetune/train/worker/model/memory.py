@@ -125,7 +125,7 @@ class Workspace:
         return sum(buffer.numel() for buffer in self._buffers.values())
 
 
-def to_device(there: Tensor, values: Sequence[float]) -> None:
+def to_device(target: Tensor, values: Sequence[float]) -> None:
     """Copy a few numbers to a buffer of the device; the host does not wait."""
-    here = torch.tensor(values, dtype=there.dtype)
-    there.copy_(here if there.device.type == "cpu" else here.pin_memory(), non_blocking=True)
+    host = torch.tensor(values, dtype=target.dtype)
+    target.copy_(host if target.device.type == "cpu" else host.pin_memory(), non_blocking=True)

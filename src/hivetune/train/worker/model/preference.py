@@ -42,19 +42,19 @@ class JudgedDocuments(NamedTuple):
 
 def judged_documents(documents: Sequence[Document], device: torch.device, dtype: torch.dtype) -> JudgedDocuments:
     """Return the tables of these documents. `dtype`: that of the nll."""
-    place = {document.row: number for number, document in enumerate(documents)}
+    position = {document.row: number for number, document in enumerate(documents)}
     tokens = [max(1, int(document.trained_L[1:].sum())) for document in documents]
-    alone, pairs = [], []
+    unpaired, pairs = [], []
     for number, document in enumerate(documents):
         if document.bad is not None and document.bad.better is None:
-            alone.append(number)
-        elif document.bad is not None and document.bad.better in place:
-            pairs.append((number, place[document.bad.better]))
+            unpaired.append(number)
+        elif document.bad is not None and document.bad.better in position:
+            pairs.append((number, position[document.bad.better]))
 
     def values(numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(device)
 
-    def places(numbers: Sequence[int]) -> Tensor:
+    def tensor_of(numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64).to(device)
 
     return JudgedDocuments(
@@ -62,31 +62,31 @@ def judged_documents(documents: Sequence[Document], device: torch.device, dtype:
         tokens_B=values(tokens),
         reference_B=values([document.reference for document in documents]),
         weight_B=values([0.0 if document.bad is None else document.bad.weight for document in documents]),
-        alone_K=places(alone),
-        worse_P=places([worse for worse, _ in pairs]),
-        better_P=places([better for _, better in pairs]),
+        alone_K=tensor_of(unpaired),
+        worse_P=tensor_of([worse for worse, _ in pairs]),
+        better_P=tensor_of([better for _, better in pairs]),
         least_P=values([min(tokens[worse], tokens[better]) for worse, better in pairs]),
     )
 
 
-def preference_loss(about: JudgedDocuments, nll_B: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def preference_loss(judged: JudgedDocuments, nll_B: Tensor, beta: float) -> tuple[Tensor, Tensor]:
     """Return (weight [B], loss [2]): the derivative of the loss by each nll; nll of good rows and loss of bad ones.
 
     Waits for no device.
     """
-    gained_B = (about.reference_B - nll_B) / about.tokens_B
-    weight_B = about.good_B.clone()
-    lambda_K = about.weight_B[about.alone_K]
-    share_K = torch.sigmoid(beta * gained_B[about.alone_K])
-    weight_B.index_add_(0, about.alone_K, -4 * lambda_K * share_K * (1 - share_K))
-    loss = (4 / beta) * torch.dot(lambda_K * about.tokens_B[about.alone_K], share_K)
-    margin_P = gained_B[about.better_P] - gained_B[about.worse_P]
-    pull_P = about.weight_B[about.worse_P] * about.least_P
+    gained_B = (judged.reference_B - nll_B) / judged.tokens_B
+    weight_B = judged.good_B.clone()
+    lambda_K = judged.weight_B[judged.alone_K]
+    share_K = torch.sigmoid(beta * gained_B[judged.alone_K])
+    weight_B.index_add_(0, judged.alone_K, -4 * lambda_K * share_K * (1 - share_K))
+    loss = (4 / beta) * torch.dot(lambda_K * judged.tokens_B[judged.alone_K], share_K)
+    margin_P = gained_B[judged.better_P] - gained_B[judged.worse_P]
+    pull_P = judged.weight_B[judged.worse_P] * judged.least_P
     push_P = 2 * pull_P * torch.sigmoid(-beta * margin_P)
-    weight_B.index_add_(0, about.worse_P, -push_P / about.tokens_B[about.worse_P])
-    weight_B.index_add_(0, about.better_P, push_P / about.tokens_B[about.better_P])
+    weight_B.index_add_(0, judged.worse_P, -push_P / judged.tokens_B[judged.worse_P])
+    weight_B.index_add_(0, judged.better_P, push_P / judged.tokens_B[judged.better_P])
     loss = loss + (2 / beta) * torch.dot(pull_P, F.softplus(-beta * margin_P))
-    return weight_B, torch.stack([torch.dot(about.good_B, nll_B), loss])
+    return weight_B, torch.stack([torch.dot(judged.good_B, nll_B), loss])
 
 
 def units(documents: Sequence[Document]) -> list[list[int]]:

@@ -87,8 +87,8 @@ class TorchAttention:
         key = (number, window)
         if key not in self._biases:
             ago_SQK = self._batches[number].ago_SQK
-            seen_SQK = ago_SQK >= 0 if window is None else (ago_SQK >= 0) & (ago_SQK < window)
-            self._biases[key] = torch.zeros_like(seen_SQK, dtype=dtype).masked_fill_(~seen_SQK, float("-inf"))[:, None]
+            mask_SQK = ago_SQK >= 0 if window is None else (ago_SQK >= 0) & (ago_SQK < window)
+            self._biases[key] = torch.zeros_like(mask_SQK, dtype=dtype).masked_fill_(~mask_SQK, float("-inf"))[:, None]
         return self._biases[key]
 
     def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,7 +139,7 @@ def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
     key_SK = torch.zeros(like.count, like.keys, dtype=torch.int64)
     ago_SQK = torch.full((like.count, queries, like.keys), -1, dtype=torch.int32)
     ago_SQK[len(numbers) :, :, 0] = 0
-    place, row = [], []
+    source, row = [], []
     for at, number in enumerate(numbers):
         segment = layout.segments[number]
         path = [layout.segments[parent] for parent in (*segment.parents, number)]
@@ -149,8 +149,8 @@ def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
         position_Q = torch.arange(segment.depth, length, dtype=torch.int32)
         ago_SQK[at, : segment.size, :length] = position_Q[:, None] - torch.arange(length, dtype=torch.int32)
         ago_SQK[at, segment.size :, 0] = 0  # padding looks at one key, so that no softmax is over nothing
-        place.append(torch.arange(segment.size) + at * queries)
+        source.append(torch.arange(segment.size) + at * queries)
         row.append(query_SQ[at, : segment.size])
-    missing = like.places - sum(map(len, place))
-    place, row = ([*parts, parts[-1][-1:].expand(missing)] for parts in (place, row))
-    return query_SQ, key_SK, ago_SQK, torch.cat(place), torch.cat(row)
+    missing = like.places - sum(map(len, source))
+    source, row = ([*parts, parts[-1][-1:].expand(missing)] for parts in (source, row))
+    return query_SQ, key_SK, ago_SQK, torch.cat(source), torch.cat(row)

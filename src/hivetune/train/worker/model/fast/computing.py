@@ -20,23 +20,23 @@ from hivetune.train.worker.model.products import libraries, step_product
 
 
 def choose_ops(
-    dtype: torch.dtype, device: torch.device, wanted: str | None, products: str | None = None
+    dtype: torch.dtype, device: torch.device, kernels: str | None, products: str | None = None
 ) -> tuple[TorchOps, str]:
     """Return the kernels to use, and their name or why they are the plain ones; `products` as in products.py.
 
     Kernels in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
-    with them. Raises MachineNotFit when the `wanted` kernels can't be had: a run that began with them must not go on
+    with them. Raises MachineNotFit when the `kernels` kernels can't be had: a run that began with them must not go on
     with other roundings in silence.
     """
-    if wanted == "triton":
+    if kernels == "triton":
         return _triton_ops(dtype, device), "triton"
     multiply = libraries(dtype, device).get(products or "torch", mm)
-    if device.type != "cpu" or wanted == "torch":
+    if device.type != "cpu" or kernels == "torch":
         return TorchOps(wide_products=has_wide_products(dtype, device), multiply=multiply), "torch"
     try:
         return NativeOps(dtype, None if products == "native" else multiply), "native"
     except NoKernels as reason:
-        if wanted == "native":
+        if kernels == "native":
             hint = "install g++, or set HIVETUNE_KERNELS to a folder on a disk that runs programs; or start a new run: "
             hint += "this one began with these kernels, and others round differently"
             raise MachineNotFit(f"cannot have the CPU kernels: {reason}", hint=hint) from None

@@ -62,8 +62,8 @@ def experts_backward(
     dgate_up_nW = walk.buffer("dgate_up", n, gate_up[0].width)
     dweighted_nF = walk.buffer("dh_weighted", n, down[0].inputs)
     torch.mul(dh_nF, route.weight_n[:, None], out=dweighted_nF)
-    both = slice(0, gate_up[0].outputs)
-    ops.glu_backward(dweighted_nF, saved.gate_up_SW[:, both], dgate_up_nW[:, both], h_nF, walk.spec.activation)
+    pair = slice(0, gate_up[0].outputs)
+    ops.glu_backward(dweighted_nF, saved.gate_up_SW[:, pair], dgate_up_nW[:, pair], h_nF, walk.spec.activation)
     dweight_n = (dh_nF.to(route.weight_n.dtype) * h_nF).sum(1)
     h_nF *= route.weight_n[:, None]
     dx_nD = walk.buffer("sent", n, ddown_SD.shape[1])

@@ -155,8 +155,8 @@ def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
     dh_SF = walk.buffer("dh", rows, mlp.down.inputs)
     input_gradient(ops, mlp.down, ddown_SW, dh_SF, drop)
     dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, mlp.gate_up.width), walk.buffer("h", rows, mlp.down.inputs)
-    both = slice(0, mlp.gate_up.outputs)
-    ops.glu_backward(dh_SF, saved.mlp.gate_up_SW[:, both], dgate_up_SW[:, both], h_SF, spec.activation)
+    pair = slice(0, mlp.gate_up.outputs)
+    ops.glu_backward(dh_SF, saved.mlp.gate_up_SW[:, pair], dgate_up_SW[:, pair], h_SF, spec.activation)
     down_gradient(ops, mlp.down, ddown_SW, h_SF, walk.scale, drop)
     ops.adapt_backward(dgate_up_SW, mlp.gate_up)
     ops.up_gradient(dgate_up_SW, saved.mlp.gate_up_SW[:, mlp.gate_up.outputs :], mlp.gate_up, walk.up_scale)
@@ -178,8 +178,7 @@ def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Te
     input_gradient(ops, layer.o, do_SW, dout_SN, drop)
     # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
     picked = walk.is_last(index) and walk.batch.rows_R is not None
-    out_SN = _rows_of(walk, saved.out_TN) if picked else saved.out_TN
-    down_gradient(ops, layer.o, do_SW, out_SN, walk.scale, drop)
+    down_gradient(ops, layer.o, do_SW, _rows_of(walk, saved.out_TN) if picked else saved.out_TN, walk.scale, drop)
     if not picked:
         return dout_SN, dx_SD
     tokens = len(saved.x_TD)
@@ -262,8 +261,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
             walk.ops.rowwise(Tensor.copy_, qkv_TW[:, columns], normed_TN)
     if rope is not None:
         cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
-        both = qkv_TW[:, : spec.q_width + spec.kv_width]
-        walk.ops.rope(both, cos_TH, sin_TH, spec.head_dim, inverse=False)
+        walk.ops.rope(qkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=False)
     return inner
 
 
@@ -272,8 +270,7 @@ def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None
     spec, rope = walk.spec, walk.spec.layers[index].rope
     if rope is not None:
         cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
-        both = dqkv_TW[:, : spec.q_width + spec.kv_width]
-        walk.ops.rope(both, cos_TH, sin_TH, spec.head_dim, inverse=True)
+        walk.ops.rope(dqkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=True)
     if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], saved)

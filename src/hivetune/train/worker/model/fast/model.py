@@ -199,14 +199,14 @@ class FastModel:
         for batch in halved(split_units(rows, parts, self.budget_tokens, share=self.share_prefixes), self.halvings):
             numbers = [number for unit in batch for number in unit]
             layout = self._layout([rows[number] for number in numbers])
-            about = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
+            judged = judged_documents([documents[number] for number in numbers], self.device, self.master_N.dtype)
             owner_M, entry_M = self._owners(layout, range(len(numbers)))
 
             def weigh(
-                nll_E: Tensor, about: JudgedDocuments = about, owner_M: Tensor = owner_M, entry_M: Tensor = entry_M
+                nll_E: Tensor, judged: JudgedDocuments = judged, owner_M: Tensor = owner_M, entry_M: Tensor = entry_M
             ) -> Tensor:
-                nll_B = torch.zeros_like(about.good_B).index_add_(0, owner_M, nll_E[entry_M])
-                weight_B, loss = preference_loss(about, nll_B, beta)
+                nll_B = torch.zeros_like(judged.good_B).index_add_(0, owner_M, nll_E[entry_M])
+                weight_B, loss = preference_loss(judged, nll_B, beta)
                 losses.append(loss)
                 return torch.zeros_like(nll_E).index_add_(0, entry_M, weight_B[owner_M])
 
@@ -260,7 +260,6 @@ class FastModel:
 
     def _walk(self, batch: BatchTables, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:
         """Return a micro-batch, whose tables are on the device, at its first layer."""
-        attention = self._backend.attention(batch.layout, batch.attention, self.spec, self._workspace)
         return Walk(
             self.spec,
             self.weights,
@@ -268,7 +267,7 @@ class FastModel:
             self._workspace,
             self.dtype,
             batch,
-            attention,
+            self._backend.attention(batch.layout, batch.attention, self.spec, self._workspace),
             adapter=adapter,
             drop=None if batch.key_T is None else Drop(batch.key_T, self._lora.dropout, self._workspace),
             scale=scale,

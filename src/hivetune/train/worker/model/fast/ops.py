@@ -180,10 +180,9 @@ class TorchOps:
         the column, the first with one half of the key and the salt, the second with the other.
         """
         key_T1 = (drop.key_T ^ salt)[:, None]
-        column_K = torch.arange(x_TK.shape[1], device=x_TK.device)
-        mixed_TK = _mix((column_K * 0x9E3779B9 + _mix(key_T1 & LOW)) & LOW)
-        kept_TK = _mix(mixed_TK ^ ((key_T1 >> 32) & LOW)) >= drop_below(drop.rate)
-        out_TK.copy_(x_TK.to(wide_of(x_TK.dtype)) * (1 / (1 - drop.rate)) * kept_TK)
+        mixed_TK = _mix((torch.arange(x_TK.shape[1], device=x_TK.device) * 0x9E3779B9 + _mix(key_T1 & LOW)) & LOW)
+        keep_TK = _mix(mixed_TK ^ ((key_T1 >> 32) & LOW)) >= drop_below(drop.rate)
+        out_TK.copy_(x_TK.to(wide_of(x_TK.dtype)) * (1 / (1 - drop.rate)) * keep_TK)
 
     def cross_entropy(
         self,
@@ -199,8 +198,7 @@ class TorchOps:
 
         d nll / d logits = softmax - one-hot, times 1 - (z / cap)^2 where logits are capped.
         """
-        wide = wide_of(logits_CV.dtype)
-        z_CV = logits_CV.to(wide)
+        z_CV = logits_CV.to(wide_of(logits_CV.dtype))
         if softcap is not None:
             z_CV = softcap * torch.tanh(z_CV / softcap)
         lse_C = torch.logsumexp(z_CV, 1)

@@ -58,7 +58,7 @@ def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor, weigh: Weigh |
     dy_RD = walk.buffer("dy", *x_RD.shape)
     if weigh is not None:
         each_ED = walk.buffer("each", len(batch.entry_row_E), walk.spec.hidden)
-        nll_E = entry_nll(walk, y_RD, each_ED, each=True)
+        nll_E = entry_nll(walk, y_RD, each_ED, per_entry=True)
         each_ED.mul_(weigh(nll_E)[:, None])
         dy_RD.zero_().index_add_(0, batch.entry_row_E, each_ED)
     else:
@@ -70,14 +70,14 @@ def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor, weigh: Weigh |
     return nll_E, dx_RD
 
 
-def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, each: bool = False) -> Tensor:
+def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, per_entry: bool = False) -> Tensor:
     """Return nll of all entries, valid until the next micro-batch.
 
-    The gradient of the normed rows is written to `dy_RD` if it is given. `each`: the gradient of each entry with the
-    weight 1 instead, [E, D]; padding has 0 as ever.
+    The gradient of the normed rows is written to `dy_RD` if it is given. `per_entry`: the gradient of each entry with
+    the weight 1 instead, [E, D]; padding has 0 as ever.
     """
     spec, batch, head_VD = walk.spec, walk.batch, walk.weights.head_VD
-    count_E = batch.count_E.clamp(max=1) if each else batch.count_E
+    count_E = batch.count_E.clamp(max=1) if per_entry else batch.count_E
     entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab)
     nll_E = walk.buffer("nll", entries, wide=True)
     for start in range(0, entries, size):
@@ -98,7 +98,7 @@ def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, each: bool = Fa
         )
         if dy_RD is None:
             continue
-        if each or batch.straight:
+        if per_entry or batch.straight:
             walk.ops.multiply(logits_CV, head_VD, dy_RD[part])
         else:
             dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
@@ -150,7 +150,7 @@ class Passes:
             self._enter(index, index + 1, index + 2)
             # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self.recompute else str(index)
-            saved = self._again("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
+            saved = self._replayed("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
             all_saved.append(saved)
             x_TD, delta_TD = saved.mid_SD, saved.delta_SD
         nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD, weigh)
@@ -159,9 +159,9 @@ class Passes:
             self._enter(index, index - 1, index - 2)
             saved = all_saved.pop()
             if index < self.recompute:
-                saved = self._again("recompute", forward_layer, walk, index, saved.x_TD, None, "again")
+                saved = self._replayed("recompute", forward_layer, walk, index, saved.x_TD, None, "again")
             if dx is not None:
-                dx = self._again("backward", backward_layer, walk, index, saved, dx)
+                dx = self._replayed("backward", backward_layer, walk, index, saved, dx)
         return nll_E
 
     def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
@@ -175,7 +175,7 @@ class Passes:
         assert delta_TD is not None
         return x_TD, delta_TD
 
-    def _again(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *arguments: Any) -> Result:
+    def _replayed(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *arguments: Any) -> Result:
         """Compute `layer` forward or backward, by kept calls if there are any.
 
         Not the last layer, whose rows are those that predict something. `arguments` may be what was kept for more

@@ -185,7 +185,7 @@ def _layers(
     layers = tuple(
         LayerSpec(kind, window if on else None, routed) for kind, on, routed in zip(kinds, slides, experts, strict=True)
     )
-    return layers, tuple(_rope(each, head_dim) for each in parameters)
+    return layers, tuple(_rope(parameters_of_layer, head_dim) for parameters_of_layer in parameters)
 
 
 def _sliding(config: Mapping[str, Any], family: Family, count: int) -> list[bool]:

@@ -55,8 +55,8 @@ class BatchTables:
 
     def read(self, other: "BatchTables") -> None:
         """Copy another layout of this shape into the same memory, without waiting for it."""
-        for here, there in zip(self.tensors(), other.tensors(), strict=True):
-            here.copy_(there, non_blocking=True)
+        for target, source in zip(self.tensors(), other.tensors(), strict=True):
+            target.copy_(source, non_blocking=True)
 
     def tensors(self) -> list[Tensor]:
         """Return all tables."""
@@ -86,11 +86,11 @@ def lay_tables(
     `keys`: of dropout, None without it.
     """
     # Padding entries may fall on rows that have one already; then rows without an entry are added.
-    taken = set(layout.rows)
-    idle = (row for row in range(layout.size) if row not in taken)
-    rows = sorted(taken.union(itertools.islice(idle, pad(len(taken)) - len(taken))))
-    place = {row: number for number, row in enumerate(rows)}
-    entry_rows = [place[row] for row in layout.rows]
+    computed = set(layout.rows)
+    idle = (row for row in range(layout.size) if row not in computed)
+    rows = sorted(computed.union(itertools.islice(idle, pad(len(computed)) - len(computed))))
+    position = {row: number for number, row in enumerate(rows)}
+    entry_rows = [position[row] for row in layout.rows]
     return BatchTables(
         layout=layout,
         tokens_T=_indices(layout.tokens),
@@ -113,16 +113,16 @@ def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
     """
     keys = [0] * layout.size
     for segment in layout.segments:
-        places = range(segment.start, segment.start + segment.size)
+        indices = range(segment.start, segment.start + segment.size)
         key = draw
         if segment.parents:
             last = layout.segments[segment.parents[-1]]
             key = keys[last.start + last.size - 1]
         if whole_rows:
-            for place in places:
-                key = _next_key(key, layout.tokens[place])
-        for place in places:
-            keys[place] = key = _next_key(key, layout.tokens[place])
+            for index in indices:
+                key = _next_key(key, layout.tokens[index])
+        for index in indices:
+            keys[index] = key = _next_key(key, layout.tokens[index])
     return [key - (key >> 63 << 64) for key in keys]
 
 
@@ -184,10 +184,10 @@ def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentCl
             numbers_by_size = {most: list(range(len(sizes)))}
     classes = []
     for (queries, keys), numbers in sorted(numbers_by_size.items()):
-        places = sum(sizes[number][0] for number in numbers)
+        num_rows = sum(sizes[number][0] for number in numbers)
         count = few_of(len(numbers)) if few else len(numbers)
-        places = min(bucketed(places), count * queries) if few else places
-        classes.append(SegmentClass(tuple(numbers), count, queries, keys, places))
+        num_rows = min(bucketed(num_rows), count * queries) if few else num_rows
+        classes.append(SegmentClass(tuple(numbers), count, queries, keys, num_rows))
     return classes
 
 

@@ -55,13 +55,13 @@ def _score(product, scale, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def _seen(query_at, key_at, query_in, key_in, window, WINDOW: tl.constexpr):
+def _visible(query_at, key_at, query_in, key_in, window, WINDOW: tl.constexpr):
     """Return which queries [Q, 1] see which keys [1, K] by their positions, or the other way round."""
     ago = query_at - key_at
-    seen = (ago >= 0) & query_in & key_in
+    visible = (ago >= 0) & query_in & key_in
     if WINDOW:
-        seen = seen & (ago < window)
-    return seen
+        visible = visible & (ago < window)
+    return visible
 
 
 @triton.jit
@@ -86,26 +86,26 @@ def forward(
         k_start, k_size, k_depth, begin, end = _range(ranges, number, depth + offset, window, QUERIES, KEYS, WINDOW)
         for at in range(begin, end, KEYS):
             j = at + tl.arange(0, KEYS)
-            other = (k_start + j).to(tl.int64)
+            key = (k_start + j).to(tl.int64)
             k_mask = (e < DIM)[:, None] & (j < k_size)[None, :]
-            k = tl.load(k_base + other[None, :] * row + e[:, None], mask=k_mask, other=0.0)
+            k = tl.load(k_base + key[None, :] * row + e[:, None], mask=k_mask, other=0.0)
             score, _ = _score(tl.dot(q, k, input_precision="ieee"), scale, cap, CAPPED)
-            seen = _seen((depth + i)[:, None], (k_depth + j)[None, :], (i < size)[:, None], (j < k_size)[None, :],
+            visible = _visible((depth + i)[:, None], (k_depth + j)[None, :], (i < size)[:, None], (j < k_size)[None, :],
                          window, WINDOW)  # fmt: skip
-            score = tl.where(seen, score, -float("inf"))
+            score = tl.where(visible, score, -float("inf"))
             now = tl.maximum(highest, tl.max(score, 1))
             safe = tl.where(now == -float("inf"), 0.0, now)  # nothing seen yet
             share = tl.exp(score - safe[:, None])
-            kept = tl.exp(highest - safe)
+            decay = tl.exp(highest - safe)
             v_mask = (j < k_size)[:, None] & (e < DIM)[None, :]
-            v = tl.load(v_base + other[:, None] * row + e[None, :], mask=v_mask, other=0.0)
-            total = total * kept + tl.sum(share, 1)
-            sums = sums * kept[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+            v = tl.load(v_base + key[:, None] * row + e[None, :], mask=v_mask, other=0.0)
+            total = total * decay + tl.sum(share, 1)
+            sums = sums * decay[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
             highest = now
     total = tl.where(i < size, total, 1.0)
     highest = tl.where(i < size, highest, 0.0)
-    there = out + token[:, None] * (heads * DIM) + head * DIM + e[None, :]
-    tl.store(there, (sums / total[:, None]).to(out.dtype.element_ty), mask=q_mask)
+    out_at = out + token[:, None] * (heads * DIM) + head * DIM + e[None, :]
+    tl.store(out_at, (sums / total[:, None]).to(out.dtype.element_ty), mask=q_mask)
     tl.store(lse + token * heads + head, highest + tl.log(total), mask=i < size)
 
 
@@ -143,18 +143,18 @@ def backward_queries(
         k_start, k_size, k_depth, begin, end = _range(ranges, number, depth + offset, window, QUERIES, KEYS, WINDOW)
         for at in range(begin, end, KEYS):
             j = at + tl.arange(0, KEYS)
-            other = (k_start + j).to(tl.int64)
+            key = (k_start + j).to(tl.int64)
             mask = (e < DIM)[:, None] & (j < k_size)[None, :]
-            k = tl.load(k_base + other[None, :] * row + e[:, None], mask=mask, other=0.0)
-            v = tl.load(v_base + other[None, :] * row + e[:, None], mask=mask, other=0.0)
+            k = tl.load(k_base + key[None, :] * row + e[:, None], mask=mask, other=0.0)
+            v = tl.load(v_base + key[None, :] * row + e[:, None], mask=mask, other=0.0)
             score, slope = _score(tl.dot(q, k, input_precision="ieee"), scale, cap, CAPPED)
-            seen = _seen((depth + i)[:, None], (k_depth + j)[None, :], (i < size)[:, None], (j < k_size)[None, :],
+            visible = _visible((depth + i)[:, None], (k_depth + j)[None, :], (i < size)[:, None], (j < k_size)[None, :],
                          window, WINDOW)  # fmt: skip
-            share = tl.where(seen, tl.exp(score - normaliser[:, None]), 0.0)
+            share = tl.where(visible, tl.exp(score - normaliser[:, None]), 0.0)
             dscore = share * (tl.dot(d, v, input_precision="ieee") - mean[:, None]) * slope
             dq += tl.dot(dscore.to(k.dtype), tl.trans(k), input_precision="ieee")
-    there = dqkv + token[:, None] * dqkv_row + head * DIM + e[None, :]
-    tl.store(there, dq.to(dqkv.dtype.element_ty), mask=q_mask)
+    dq_at = dqkv + token[:, None] * dqkv_row + head * DIM + e[None, :]
+    tl.store(dq_at, dq.to(dqkv.dtype.element_ty), mask=q_mask)
 
 
 @triton.jit
@@ -183,20 +183,20 @@ def backward_keys(
             end = tl.minimum(q_size, depth + offset + KEYS - 1 + window - q_depth)
         for at in range(begin, end, QUERIES):
             i = at + tl.arange(0, QUERIES)
-            other = (q_start + i).to(tl.int64)
-            seen = _seen((q_depth + i)[None, :], (depth + j)[:, None], (i < q_size)[None, :], (j < size)[:, None],
+            query = (q_start + i).to(tl.int64)
+            visible = _visible((q_depth + i)[None, :], (depth + j)[:, None], (i < q_size)[None, :], (j < size)[:, None],
                          window, WINDOW)  # fmt: skip
             mask = (i < q_size)[:, None] & (e < DIM)[None, :]
             for head in range(kv_head * SHARE, kv_head * SHARE + SHARE):
-                q = tl.load(qkv + other[:, None] * row + head * DIM + e[None, :], mask=mask, other=0.0)
-                d = tl.load(dout + other[:, None] * (heads * DIM) + head * DIM + e[None, :], mask=mask, other=0.0)
-                normaliser = tl.load(lse + other * heads + head, mask=i < q_size, other=0.0)
-                mean = tl.load(sums + other * heads + head, mask=i < q_size, other=0.0)
+                q = tl.load(qkv + query[:, None] * row + head * DIM + e[None, :], mask=mask, other=0.0)
+                d = tl.load(dout + query[:, None] * (heads * DIM) + head * DIM + e[None, :], mask=mask, other=0.0)
+                normaliser = tl.load(lse + query * heads + head, mask=i < q_size, other=0.0)
+                mean = tl.load(sums + query * heads + head, mask=i < q_size, other=0.0)
                 score, slope = _score(tl.dot(k, tl.trans(q), input_precision="ieee"), scale, cap, CAPPED)
-                share = tl.where(seen, tl.exp(score - normaliser[None, :]), 0.0)
+                share = tl.where(visible, tl.exp(score - normaliser[None, :]), 0.0)
                 dv += tl.dot(share.to(d.dtype), d, input_precision="ieee")
                 dscore = share * (tl.dot(v, tl.trans(d), input_precision="ieee") - mean[None, :]) * slope
                 dk += tl.dot(dscore.to(q.dtype), q, input_precision="ieee")
-    there = dqkv + token[:, None] * dqkv_row + kv_head * DIM + e[None, :]
-    tl.store(there + k_at, dk.to(dqkv.dtype.element_ty), mask=k_mask)
-    tl.store(there + v_at, dv.to(dqkv.dtype.element_ty), mask=k_mask)
+    dkv_at = dqkv + token[:, None] * dqkv_row + kv_head * DIM + e[None, :]
+    tl.store(dkv_at + k_at, dk.to(dqkv.dtype.element_ty), mask=k_mask)
+    tl.store(dkv_at + v_at, dv.to(dqkv.dtype.element_ty), mask=k_mask)

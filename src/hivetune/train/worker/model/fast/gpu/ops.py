@@ -231,7 +231,7 @@ def block_tables(layout: Layout, spec: ModelSpec, dtype: torch.dtype, *, few: bo
     readers: list[tuple[int, ...]] = []
     for number, segment in enumerate(layout.segments):
         path = [layout.segments[parent] for parent in (*segment.parents, number)]
-        later = [layout.segments[one] for one in seeing[number]]
+        later = [layout.segments[segment_number] for segment_number in seeing[number]]
         blocks += [(number, offset) for offset in range(0, segment.size, block)]
         segments.append((segment.start, segment.size, segment.depth, len(ranges), len(path), len(readers), len(later)))
         ranges += [(part.start, part.size, part.depth) for part in path]

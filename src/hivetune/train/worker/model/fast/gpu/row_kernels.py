@@ -95,9 +95,9 @@ def glu_backward(dh, gate_up, gate_up_row, dgate_up, dgate_up_row, h, width, GEL
     up = tl.load(gate_up + row * gate_up_row + width + at, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(dh + row * width + at, mask=inside, other=0.0).to(tl.float32)
     act, derivative = _activate(gate, GELU)
-    there = dgate_up + row * dgate_up_row + at
-    tl.store(there, (grad * up * derivative).to(dgate_up.dtype.element_ty), mask=inside)
-    tl.store(there + width, (grad * act).to(dgate_up.dtype.element_ty), mask=inside)
+    target = dgate_up + row * dgate_up_row + at
+    tl.store(target, (grad * up * derivative).to(dgate_up.dtype.element_ty), mask=inside)
+    tl.store(target + width, (grad * act).to(dgate_up.dtype.element_ty), mask=inside)
     tl.store(h + row * width + at, (act * up).to(h.dtype.element_ty), mask=inside)
 
 
@@ -114,11 +114,11 @@ def drop(x, key, salt, below, scale, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
-    own = tl.load(key + row) ^ salt
-    mixed = _mix((at.to(tl.uint32) * 0x9E3779B9 + _mix(own.to(tl.uint32))).to(tl.uint32))
-    kept = _mix(mixed ^ (own >> 32).to(tl.uint32)).to(tl.int64) >= below
+    row_key = tl.load(key + row) ^ salt
+    mixed = _mix((at.to(tl.uint32) * 0x9E3779B9 + _mix(row_key.to(tl.uint32))).to(tl.uint32))
+    keep = _mix(mixed ^ (row_key >> 32).to(tl.uint32)).to(tl.int64) >= below
     value = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, tl.where(kept, value * scale, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + at, tl.where(keep, value * scale, 0.0).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -139,8 +139,8 @@ def cross_entropy(
         total = total * tl.exp(highest - now) + tl.sum(tl.exp(z - now), 0)
         highest = now
     normaliser = highest + tl.log(total)
-    wanted = tl.load(target + row)
-    chosen = tl.load(logits + wanted).to(tl.float32)
+    token = tl.load(target + row)
+    chosen = tl.load(logits + token).to(tl.float32)
     if CAPPED:
         chosen = cap * _tanh(chosen / cap)
     tl.store(nll + row, normaliser - chosen)
@@ -151,7 +151,7 @@ def cross_entropy(
             z = tl.load(logits + at, mask=at < vocabulary, other=0.0).to(tl.float32)
             if CAPPED:
                 z = cap * _tanh(z / cap)
-            dz = tl.exp(z - normaliser) - tl.where(at == wanted, 1.0, 0.0)
+            dz = tl.exp(z - normaliser) - tl.where(at == token, 1.0, 0.0)
             if CAPPED:
                 dz *= 1 - (z / cap) * (z / cap)
             tl.store(logits + at, (dz * times).to(logits.dtype.element_ty), mask=at < vocabulary)
@@ -172,15 +172,15 @@ def adapt(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     r = tl.arange(0, RANKS)
-    here = y + row[:, None] * y_row
+    y_at = y + row[:, None] * y_row
     inside = (row < tokens)[:, None] & (column < size)[None, :]
-    s = tl.load(here + s_at + r[None, :], mask=(row < tokens)[:, None] & (r < rank)[None, :], other=0.0)
+    s = tl.load(y_at + s_at + r[None, :], mask=(row < tokens)[:, None] & (r < rank)[None, :], other=0.0)
     u = tl.load(
         up + r[:, None] * size + column[None, :], mask=(r < rank)[:, None] & (column < size)[None, :], other=0.0
     )
-    there = here + start + column[None, :]
-    added = tl.dot(s, u, input_precision="ieee") + tl.load(there, mask=inside, other=0.0).to(tl.float32)
-    tl.store(there, added.to(y.dtype.element_ty), mask=inside)
+    target = y_at + start + column[None, :]
+    added = tl.dot(s, u, input_precision="ieee") + tl.load(target, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target, added.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -190,17 +190,17 @@ def adapt_backward(
     """Write dS = dy[:, start : start + size] up^T to the columns of dy from `s_at`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     r = tl.arange(0, RANKS)
-    here = dy + row[:, None] * dy_row
+    dy_at = dy + row[:, None] * dy_row
     total = tl.zeros((ROWS, RANKS), dtype=tl.float32)
     for begin in range(0, size, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         inside = (row < tokens)[:, None] & (column < size)[None, :]
-        d = tl.load(here + start + column[None, :], mask=inside, other=0.0)
-        known = (column < size)[:, None] & (r < rank)[None, :]
-        u = tl.load(up + r[None, :] * size + column[:, None], mask=known, other=0.0)
+        d = tl.load(dy_at + start + column[None, :], mask=inside, other=0.0)
+        inside_up = (column < size)[:, None] & (r < rank)[None, :]
+        u = tl.load(up + r[None, :] * size + column[:, None], mask=inside_up, other=0.0)
         total += tl.dot(d, u, input_precision="ieee")
     mask = (row < tokens)[:, None] & (r < rank)[None, :]
-    tl.store(here + s_at + r[None, :], total.to(dy.dtype.element_ty), mask=mask)
+    tl.store(dy_at + s_at + r[None, :], total.to(dy.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -219,9 +219,9 @@ def sum_up(
         s_mask = (row < tokens)[:, None] & (r < rank)[None, :]
         read = tl.load(s + row[:, None] * s_row + r[None, :], mask=s_mask, other=0.0)
         total += tl.dot(d, read, input_precision="ieee")
-    there = d_up + column[:, None] * rank + r[None, :]
+    target = d_up + column[:, None] * rank + r[None, :]
     mask = (column < size)[:, None] & (r < rank)[None, :]
-    tl.store(there, tl.load(there, mask=mask, other=0.0) + scale * total, mask=mask)
+    tl.store(target, tl.load(target, mask=mask, other=0.0) + scale * total, mask=mask)
 
 
 @triton.jit
@@ -241,6 +241,6 @@ def sum_down(
         x_mask = (row < tokens)[:, None] & (k < inputs)[None, :]
         value = tl.load(x + row[:, None] * x_row + k[None, :], mask=x_mask, other=0.0)
         total += tl.dot(read, value, input_precision="ieee")
-    there = d_downs + (member * rank + r[:, None]).to(tl.int64) * inputs + k[None, :]
+    target = d_downs + (member * rank + r[:, None]).to(tl.int64) * inputs + k[None, :]
     mask = (r < rank)[:, None] & (k < inputs)[None, :]
-    tl.store(there, tl.load(there, mask=mask, other=0.0) + scale * total, mask=mask)
+    tl.store(target, tl.load(target, mask=mask, other=0.0) + scale * total, mask=mask)

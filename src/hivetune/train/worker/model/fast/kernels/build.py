@@ -55,8 +55,7 @@ def library() -> ctypes.CDLL:
         raise NoKernels(f"unsupported on {sys.platform}")
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
     try:
-        folder = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels")
-        path = folder / f"{_fingerprint()}.so"
+        path = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels") / f"{_fingerprint()}.so"
         if not is_whole(path):
             if compiler is None:
                 raise NoKernels("no C++ compiler (apt-get install g++)")
@@ -68,7 +67,7 @@ def library() -> ctypes.CDLL:
         raise NoKernels(str(error)) from error
 
 
-def why_no_kernels() -> str:
+def missing_kernels_reason() -> str:
     """Return why there is no library here; empty where there is one."""
     try:
         library()
@@ -109,8 +108,8 @@ def _compile(compiler: str, path: Path) -> None:
             for source in sorted(SOURCES.glob("*.cpp"))
         }
         with ThreadPoolExecutor() as pool:
-            for done in [pool.submit(_run, command) for command in commands.values()]:
-                done.result()
+            for compiled in [pool.submit(_run, command) for command in commands.values()]:
+                compiled.result()
         linked = Path(folder) / "kernels.so"
         _run([compiler, "-shared", *map(str, commands), *_openmp(), "-o", str(linked)])
         with open(linked, "ab") as file:
@@ -130,4 +129,4 @@ def _openmp() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(why_no_kernels())
+    sys.exit(missing_kernels_reason())

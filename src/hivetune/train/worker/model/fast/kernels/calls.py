@@ -103,13 +103,13 @@ class Calls:
         self._open = []
         try:
             result = work()
-            made = self._open  # none where a buffer moved meanwhile
+            piece_calls = self._open  # none where a buffer moved meanwhile
         finally:
             self._open = None
-        if made is not None:
+        if piece_calls is not None:
             before = self._pieces.get(key)
-            self.kept += len(made) - (len(before.calls) if before else 0)
-            self._pieces[key] = _Piece(self._rows, made, result)
+            self.kept += len(piece_calls) - (len(before.calls) if before else 0)
+            self._pieces[key] = _Piece(self._rows, piece_calls, result)
         return result
 
     def _convert(self, kind: Any, value: Any) -> Any:

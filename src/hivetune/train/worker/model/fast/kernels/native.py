@@ -208,11 +208,11 @@ class NativeOps(TorchOps):
         if id(group) in self._members:
             return self._members[id(group)][1]
         arguments = (MemberArguments * len(group.adapted))()
-        for place, member in zip(arguments, group.adapted, strict=True):
+        for entry, member in zip(arguments, group.adapted, strict=True):
             assert member.scaled_up_RN is not None and member.d_down_RK is not None and member.d_up_NR is not None
-            place.start, place.size, place.rank_at = member.start, member.size, member.rank_at
-            place.rank, place.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
-            place.d_down, place.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
+            entry.start, entry.size, entry.rank_at = member.start, member.size, member.rank_at
+            entry.rank, entry.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
+            entry.d_down, entry.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()
         self._members[id(group)] = (group, arguments)
         return arguments
 
@@ -249,8 +249,8 @@ class NativeAttention:
         self._tables = tuple(torch.tensor(table, dtype=torch.int64) for table in (segments, paths, trees))
         self._layout = LayoutArguments(*(table.data_ptr() for table in self._tables), len(segments), len(trees))
         longest = max(segment.depth + segment.size for segment in layout.segments)
-        wanted = max(-(-TASKS // (len(trees) * spec.kv_heads)), longest // LONG_KEYS)
-        self.parts = min(wanted, -(-longest // PIECE_KEYS), MAX_PARTS)
+        parts = max(-(-TASKS // (len(trees) * spec.kv_heads)), longest // LONG_KEYS)
+        self.parts = min(parts, -(-longest // PIECE_KEYS), MAX_PARTS)
 
     def lay(self) -> None:
         """Make this the layout of the kept calls that follow."""

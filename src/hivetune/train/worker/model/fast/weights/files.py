@@ -101,15 +101,15 @@ class Checkpoint:
 
 
 def _read_whole(path: Path, number: int, values_n: Tensor, at: int) -> None:
-    left = memoryview(values_n.view(torch.uint8).numpy())
-    while left:
+    unread = memoryview(values_n.view(torch.uint8).numpy())
+    while unread:
         try:
-            count = read_at(number, left, at)
+            count = read_at(number, unread, at)
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror}, while weights were read", str(path)) from None
         if not count:
             raise _changed(path)
-        left, at = left[count:], at + count
+        unread, at = unread[count:], at + count
 
 
 def read_at(number: int, into: memoryview, at: int) -> int:

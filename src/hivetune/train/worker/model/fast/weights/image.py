@@ -41,24 +41,23 @@ class LayerImage:
     def __init__(self, dtype: torch.dtype):
         self.dtype, self.size_bytes = dtype, 0
         self.parts: list[ImagePart] = []
-        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     def add_matrix(self, name: str, *shape: int) -> None:
         """Place a merged matrix after the last one."""
-        self._places[name] = self.size_bytes, shape
+        self._offsets[name] = self.size_bytes, shape
         self.size_bytes += _aligned(math.prod(shape) * self.dtype.itemsize)
 
     def add_part(self, tensor: str, start: int, count: int, *, matrix: str, value: int) -> None:
         """Read `count` values of `tensor` from `start` on to value number `value` of the matrix."""
-        at = self._places[matrix][0] + value * self.dtype.itemsize
-        self.parts.append(ImagePart(tensor, start, count, at))
+        self.parts.append(ImagePart(tensor, start, count, self._offsets[matrix][0] + value * self.dtype.itemsize))
 
     def matrices(self, image_n: Tensor) -> dict[str, Tensor]:
         """Return the matrices by name as views of the image."""
         size = self.dtype.itemsize
         return {
             name: image_n[at : at + math.prod(shape) * size].view(self.dtype).view(shape)
-            for name, (at, shape) in self._places.items()
+            for name, (at, shape) in self._offsets.items()
         }
 
     def values_of(self, part: ImagePart, image_n: Tensor) -> Tensor:

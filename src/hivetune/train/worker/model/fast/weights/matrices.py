@@ -218,8 +218,7 @@ def bind_adapter(
     matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
     groups = [group for matrix in matrices for group in (matrix.groups if isinstance(matrix, Stack) else [matrix])]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
-    wide = torch.float64 if weights.embedding_VD.dtype == torch.float64 else torch.float32
-    flat = _Flat(total, wide, device)
+    flat = _Flat(total, torch.float64 if weights.embedding_VD.dtype == torch.float64 else torch.float32, device)
     adapter: dict[str, Tensor] = {}
     # Layers share one buffer for dB of their experts' first tensors, and one for the second.
     shared: dict[tuple[int, ...], Tensor] = {}

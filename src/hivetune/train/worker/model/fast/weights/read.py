@@ -16,12 +16,12 @@ from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
 from hivetune.models.families import Width
 from hivetune.models.targets import match_targets
 from hivetune.run.choices import Choices
-from hivetune.train.plan.memory import STREAM_PLACES
+from hivetune.train.plan.memory import STREAM_BUFFERS
 from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
 from hivetune.train.worker.model.fast.weights.image import LayerImage, PackedImage
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
-from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, path_to
+from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, source_for
 from hivetune.train.worker.model.memory import memory_for, slack_values
 
 # The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
@@ -92,23 +92,23 @@ def read_weights(
     streamed, stream_device = images[: choices.streamed or 0], device_of(device)
     turns = [
         stream_device.empty(max(image.size_bytes for image in streamed) + reader.slack_bytes())
-        for _ in range(min(STREAM_PLACES, len(streamed)))
+        for _ in range(min(STREAM_BUFFERS, len(streamed)))
     ]
-    places = [
-        turns[index % STREAM_PLACES] if index < len(streamed) else reader.resident(image)
+    buffers = [
+        turns[index % STREAM_BUFFERS] if index < len(streamed) else reader.resident(image)
         for index, image in enumerate(images)
     ]
     weights.num_replaced = len(streamed)
     if in_four_bits:
         one_n = stream_device.empty(max(image.size_bytes for image in plain) + reader.slack_bytes())
         weights.unpack = [
-            functools.partial(image.unpack, place_n, one_n) for image, place_n in zip(in_four_bits, places, strict=True)
+            functools.partial(image.unpack, n, one_n) for image, n in zip(in_four_bits, buffers, strict=True)
         ]
-        weights.num_replaced, places = len(plain), [one_n] * len(plain)
-    weights.layers += [reader.layer(index, image, places[index]) for index, image in enumerate(plain)]
+        weights.num_replaced, buffers = len(plain), [one_n] * len(plain)
+    weights.layers += [reader.layer(index, image, buffers[index]) for index, image in enumerate(plain)]
     if streamed:
-        way = path_to(device, choices.stream_from)
-        weights.stream = LayerStream(way, stream_device, streamed, turns, reader.checkpoint)
+        source = source_for(device, choices.stream_from)
+        weights.stream = LayerStream(source, stream_device, streamed, turns, reader.checkpoint)
     return weights
 
 
@@ -173,9 +173,9 @@ class _Reader:
                 name = f"{layer}.{part.format(expert)}.weight"
                 image.add_part(name, 0, of_part, matrix=group, value=value + number * of_part)
 
-    def layer(self, index: int, image: LayerImage, place_n: Tensor) -> Layer:
-        """Return the layer whose matrices are in `place_n`, or will be."""
-        layer, merged, views = f"layers.{index}", merged_linears(self.spec, index), image.matrices(place_n)
+    def layer(self, index: int, image: LayerImage, buffer_n: Tensor) -> Layer:
+        """Return the layer whose matrices are in `buffer_n`, or will be."""
+        layer, merged, views = f"layers.{index}", merged_linears(self.spec, index), image.matrices(buffer_n)
         norms_D = {purpose: self.norm(f"{layer}.{name}") for purpose, name in self.spec.family.norms.items()}
         qkv, o = (self._group(layer, views[name], merged[name]) for name in ("qkv", "o"))
         if not self.spec.layers[index].experts:
@@ -199,8 +199,8 @@ class _Reader:
                     bias_N = torch.zeros(outputs, dtype=self.dtype, device=self.device)
                 bias_N[member.start : member.stop] = self.checkpoint.read(name).to(self.device)
         adapted = tuple(member for member in members if member.name in self.targets)
-        for place, member in enumerate(adapted):
-            member.rank_at = place * self.columns
+        for position, member in enumerate(adapted):
+            member.rank_at = position * self.columns
         return Group(weight_NRK, bias_N, outputs, adapted)
 
     def _stack(self, layer: str, weight_EWK: Tensor, linear: Linear) -> Stack:

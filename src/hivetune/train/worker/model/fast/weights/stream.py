@@ -23,9 +23,9 @@ from hivetune.train.worker.model.memory import memory_for
 from hivetune.train.worker.model.protocol import Streamed
 
 # Stamps of the newest copies only, because a run may never ask what streaming took.
-STAMPS_KEPT = 4096
+MAX_STAMPS = 4096
 
-Way = Literal["files", "memory", "disk"]
+StreamSource = Literal["files", "memory", "disk"]
 """Where layers come from: read to their place itself, as a processor does; copied from pinned host memory that holds
 all of them; or read to one of two pinned buffers, and copied while the other is filled."""
 
@@ -33,7 +33,7 @@ all of them; or read to one of two pinned buffers, and copied while the other is
 Stamp = Any
 
 
-def path_to(device: torch.device, stream_from: Literal["memory", "disk"] | None) -> Way:
+def source_for(device: torch.device, stream_from: Literal["memory", "disk"] | None) -> StreamSource:
     """Return the way to a device. A processor reads files, whatever a card did before it took over."""
     return "files" if device.type == "cpu" else stream_from or "memory"
 
@@ -141,24 +141,24 @@ class LayerStream:
 
     def __init__(
         self,
-        way: Way,
+        source: StreamSource,
         device: StreamDevice,
         images: Sequence[LayerImage | PackedImage],
-        places: Sequence[Tensor],
+        slots: Sequence[Tensor],
         checkpoint: Checkpoint,
     ):
-        self._way, self._device, self._images = way, device, images
-        self._places, self._checkpoint = places, checkpoint
+        self._source, self._device, self._images = source, device, images
+        self._slots, self._checkpoint = slots, checkpoint
         self._coming: dict[int, tuple[int, Future[Stamp]]] = {}
         """Place -> the layer that is there or on its way."""
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._waits: deque[tuple[Stamp, Stamp]] = deque(maxlen=STAMPS_KEPT)
-        self._copies: deque[tuple[Stamp, Stamp]] = deque(maxlen=STAMPS_KEPT)
-        self._asked_bytes, self._read_s = 0, 0.0
-        if way == "files":
+        self._waits: deque[tuple[Stamp, Stamp]] = deque(maxlen=MAX_STAMPS)
+        self._copies: deque[tuple[Stamp, Stamp]] = deque(maxlen=MAX_STAMPS)
+        self._requested_bytes, self._read_s = 0, 0.0
+        if source == "files":
             return
         self._scratch_n = torch.zeros(max(image.size_bytes for image in images), dtype=torch.uint8)
-        if way == "memory":
+        if source == "memory":
             self._pinned = [device.pinned(image.size_bytes) for image in images]
             for image, pieces in zip(images, self._pinned, strict=True):
                 image.read(checkpoint, self._scratch_n)
@@ -176,19 +176,19 @@ class LayerStream:
 
         Layers that stay on the device may be named too. Raises what reading them raised.
         """
-        taken = set()
+        used = set()
         for number in (layer, *following):
-            place = number % len(self._places) if 0 <= number < self.layers else -1
-            if place < 0 or place in taken:
+            slot = number % len(self._slots) if 0 <= number < self.layers else -1
+            if slot < 0 or slot in used:
                 continue
-            taken.add(place)
-            if place not in self._coming or self._coming[place][0] != number:
+            used.add(slot)
+            if slot not in self._coming or self._coming[slot][0] != number:
                 # All that read this place was given to the device before: `need` is called in the order of computing.
-                self._coming[place] = number, self._reader.submit(self._bring, number, place, self._device.now())
-                self._asked_bytes += self._images[number].size_bytes
+                self._coming[slot] = number, self._reader.submit(self._bring, number, slot, self._device.now())
+                self._requested_bytes += self._images[number].size_bytes
             if number == layer:
                 begin = self._device.now()
-                self._device.wait(self._coming[place][1].result())
+                self._device.wait(self._coming[slot][1].result())
                 self._waits.append((begin, self._device.now()))
 
     def report(self) -> Streamed:
@@ -197,30 +197,30 @@ class LayerStream:
         waited_s, copied_s = (
             sum(self._device.seconds(*stamps) for stamps in list(pairs)) for pairs in (self._waits, self._copies)
         )
-        streamed = Streamed(waited_s, self._read_s + copied_s, self._asked_bytes)
+        streamed = Streamed(waited_s, self._read_s + copied_s, self._requested_bytes)
         self._waits.clear()
         self._copies.clear()
-        self._asked_bytes, self._read_s = 0, 0.0
+        self._requested_bytes, self._read_s = 0, 0.0
         return streamed
 
-    def _bring(self, layer: int, place: int, after: Stamp) -> Stamp:
+    def _bring(self, layer: int, slot: int, after: Stamp) -> Stamp:
         """Bring the layer's bytes to the place, which is free after `after`. Return the stamp of their arrival.
 
         It runs on a thread of its own, for one layer after the other.
         """
-        place_n = self._places[place][: self._images[layer].size_bytes]
-        if self._way == "files":
+        buffer_n = self._slots[slot][: self._images[layer].size_bytes]
+        if self._source == "files":
             self._device.finish(after)
-            self._read(layer, place_n)
+            self._read(layer, buffer_n)
             return self._device.now()
-        if self._way == "memory":
-            self._copies.append(self._device.copy(place_n, self._pinned[layer], after))
+        if self._source == "memory":
+            self._copies.append(self._device.copy(buffer_n, self._pinned[layer], after))
             return self._copies[-1][1]
         self._read(layer, self._scratch_n)
         pieces, copied = self._buffers.popleft()
         self._device.finish(copied)
-        self._fill(pieces, len(place_n))
-        end = self._device.copy(place_n, pieces, after)[1]
+        self._fill(pieces, len(buffer_n))
+        end = self._device.copy(buffer_n, pieces, after)[1]
         self._buffers.append((pieces, end))
         return end
 
