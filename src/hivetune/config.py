@@ -412,7 +412,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise UsageError(f"cannot read {spelled(path)}: {error.strerror}", hint=hint) from None
     if not isinstance(tree, dict):
         hint = "it needs at least two lines: 'model: ...' and 'data: {path: ...}'"
-        raise UsageError(f"{spelled(path)} has no settings", hint=hint)
+        raise UsageError(f"{spelled(path)} contains no settings", hint=hint)
     if path.is_file():  # not a pipe: `train <(...)` has no folder
         _place_beside(tree, path.parent)
     return _overridden(tree, overrides, spelled(path))

@@ -44,7 +44,7 @@ def test_a_log_without_its_database_is_said(path: Path) -> None:
     with closing(open_database(path)) as database:
         database.execute("INSERT INTO runs VALUES ('/b', 'b', 5.0, 'h')")
         path.unlink()
-        with pytest.raises(UsageError, match=r"is gone, and hive\.db-wal with its newest rows"):
+        with pytest.raises(UsageError, match=r"is missing, but hive\.db-wal with its newest rows"):
             open_database(path)
 
 

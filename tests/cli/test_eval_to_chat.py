@@ -170,7 +170,7 @@ def test_an_export_without_its_adapter_is_refused_and_not_registered(
         code, refused = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16")
         assert code == 1 and "times the adapter's effect arrived" in refused["error"]["message"], refused
         code, refused = place.document("register", str(place.run), "--as", "other")
-        assert code == 1 and "is not what was trained" in refused["error"]["message"]
+        assert code == 1 and "differs from the trained model" in refused["error"]["message"]
     finally:
         shutil.rmtree(folder)
 

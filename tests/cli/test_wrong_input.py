@@ -80,7 +80,7 @@ WRONG = [
     ("train tab.yaml", 2, "tab.yaml:3: the line is indented with a tab\nhint: indent with spaces"),
     ("train colon.yaml", 2, "colon.yaml:2 is not YAML: mapping values are not allowed in this context"),
     ("train latin.yaml", 2, "latin.yaml is not UTF-8 text"),
-    ("init circle", 2, "circle is a link that leads nowhere"),
+    ("init circle", 2, "circle is a broken link"),
     ("plan rows.jsonl", 2, "hint: add --model smollm2-135m, or write a config: hivetune init rows.jsonl"),
     ("fetch nosuch", 2, "model nosuch not found: it is not a folder, a file or a Hub id"),
     # plans
@@ -95,12 +95,12 @@ WRONG = [
     ("data check model.gguf", 2, "hint: give it as the model: --model model.gguf"),
     ("data check app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),
     ("collect app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),
-    ("data check empty.jsonl", 3, "there are no rows"),
+    ("data check empty.jsonl", 3, "the files contain no rows"),
     ("data check odd.csv --columns prompt=color,completion=weight", 3, "no column 'color'; did you mean 'colour'?"),
     ("data check odd.csv --columns prompt=x,completion=weight", 3, "no column 'x'; it has colour, weight"),
     ("collect rowz.jsonl", 2, "rowz.jsonl does not exist"),
     # what would be overwritten, or cannot be written
-    ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is read here: it would be overwritten"),
+    ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is also an input and would be overwritten"),
     ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is read here"),
     ("data check rows.jsonl --clean here", 2, "here is a folder"),
     ("data check rows.jsonl --clean /sys/clean.jsonl", 2, "hivetune: /sys/clean.quarantine.jsonl: "),
@@ -115,7 +115,7 @@ WRONG = [
     ("serve --card foo", 2, "--card foo: not a card\nhint: give cuda:0"),
     ("frozen nosuch", 2, "no release is called 'nosuch'"),
     # runs
-    ("show last", 2, "there is no run 'last'\nhint: there are none yet; begin: hivetune train CONFIG"),
+    ("show last", 2, "there is no run 'last'\nhint: train the first one: hivetune train CONFIG"),
     (
         "chat none.gguf --prompt hi",
         2,
@@ -194,7 +194,7 @@ def test_input_that_was_closed_is_empty() -> None:
     ended = subprocess.run(
         ["sh", "-c", command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, check=False
     )
-    assert (ended.returncode, "there are no rows" in ended.stderr) == (3, True), ended.stderr
+    assert (ended.returncode, "the files contain no rows" in ended.stderr) == (3, True), ended.stderr
 
 
 def test_a_home_that_is_a_file_is_said(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

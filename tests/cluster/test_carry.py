@@ -171,7 +171,7 @@ def test_a_run_goes_there_and_comes_back_whole(run: Run, ray: Ray) -> None:
     assert record["status"] == "done" and record["snapshot"] == str(run.snapshot.folder)
     assert not manifest_problems(run.folder) and newest_good(run.folder).step == 20
     assert (run.folder / "supervisor.log").read_text() == "before\n"
-    assert any("goes on at" in text and "cpu" in text for text in told)
+    assert any("continues on" in text and "cpu" in text for text in told)
     assert lock_holder(run.folder) is None and nothing_is_left(ray, run)
     assert carry_run(run, "10.0.0.5:6479", told.append)["already_done"]
 

@@ -108,7 +108,7 @@ def _carry_a_run(address: str, folder: Path) -> None:
     (home() / "finish").touch()
     carried = hivetune("resume", str(run), "--on", address, "--json")
     assert carried.returncode == 0, carried.stderr
-    assert json.loads(carried.stdout)["run"] == str(run) and "goes on at" in carried.stderr
+    assert json.loads(carried.stdout)["run"] == str(run) and "continues on" in carried.stderr
     record = read_record(run)
     assert (record["status"], record["model"]) == ("done", about["model"]) and not manifest_problems(run)
     assert not list((home() / "cluster/runs").iterdir())

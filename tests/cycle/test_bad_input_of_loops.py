@@ -143,7 +143,7 @@ def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path
         assert loop.step().kind == "restore"
         assert loop.step().kind == "wait"  # a minute; then it is tried again
     (said,) = (tmp_path / "told").read_text().splitlines()
-    assert said.startswith(f"the cycle of {NAME} can't go on: {label} can't be served")
+    assert said.startswith(f"the cycle of {NAME} can't continue: {label} can't be served")
 
 
 class Enough(Exception):

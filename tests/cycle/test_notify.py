@@ -192,6 +192,6 @@ def test_one_way_that_fails_does_not_stop_the_others(hook: str, tmp_path: Path) 
 
 def test_a_sentence_is_one_printable_line() -> None:
     sentence = Notice("stuck", "helpdesk", "first\r\nBcc: x@example.org\x1b[2J" + "a" * 900).sentence
-    assert sentence.startswith("the cycle of helpdesk can't go on: first Bcc: x@example.org")
+    assert sentence.startswith("the cycle of helpdesk can't continue: first Bcc: x@example.org")
     assert sentence.isprintable()
     assert len(sentence) == MAX_SENTENCE_CHARS

@@ -65,7 +65,7 @@ def test_a_run_that_holds_another_model_now_restores_nothing(
         name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run")
     )
     assert restore_champion(context) == "demo@1 is the champion again: demo@2 is damaged"
-    assert rolled_back == ["it is damaged: its run holds another adapter now: /run"]
+    assert rolled_back == ["it is damaged: its run now has another adapter: /run"]
 
 
 def test_a_champion_that_is_whole_and_can_t_be_served_is_not_restored(
@@ -88,4 +88,4 @@ def test_what_the_gateway_has_rolled_back_already_is_left_alone(
     observed = SimpleNamespace(desired="demo@2")
     context: Any = SimpleNamespace(name="demo", reason="it is slow", observed=observed, champion=lambda: now)
     said = return_to_previous(context)
-    assert rolled_back == reasons and said.startswith("demo@1 is" if reasons else "demo@2 is not the champion any more")
+    assert rolled_back == reasons and said.startswith("demo@1 is" if reasons else "demo@2 is no longer the champion")

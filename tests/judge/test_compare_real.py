@@ -83,7 +83,7 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: st
     adapter = next((home() / "releases" / "helper" / "1").rglob("*.gguf"))
     alone = tmp_path / "alone.gguf"
     shutil.copyfile(adapter, alone)
-    assert "is an adapter: its base of which model?" in said(str(alone), label)
+    assert "is an adapter: its base: the model is not named" in said(str(alone), label)
     with fake_server(lambda body: stream("x", finish=None, tokens=None)) as server:
         code, document = compare(f"{server.url}#m", label, "--rows", rows)
     assert code == 1 and "failed 3 times" in document["error"]["message"]

@@ -75,8 +75,8 @@ def test_figures_as_a_team_wrote_them() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({}, "holds no figures"),
-        ([1], "holds no figures"),
+        ({}, "contains no figures"),
+        ([1], "contains no figures"),
         ({"latenzy_s": 1}, "did you mean 'latency_s'"),
         ({"success": 98.7}, "98 % is 0.98"),
         ({"success": True}, "not a number"),

@@ -176,10 +176,10 @@ def test_two_who_roll_the_same_release_back_roll_one_back(
         promote(database, add(database, tmp_path, number).label, by="ann")
     other = [lambda: rollback(database, "helpdesk@3", by="gateway", reason="it is slow")]
     monkeypatch.setattr(Release, "check", lambda release: other.pop()() if other else None)
-    with pytest.raises(UsageError, match="helpdesk@3 is not the champion any more"):
+    with pytest.raises(UsageError, match="helpdesk@3 is no longer the champion"):
         rollback(database, "helpdesk", by="cycle", reason="it is slow")
     assert aliases(database) == {"champion": 2, "previous": 1}
-    with pytest.raises(UsageError, match="helpdesk@3 is not the champion any more"):
+    with pytest.raises(UsageError, match="helpdesk@3 is no longer the champion"):
         rollback(database, "helpdesk@3", by="ann", reason="it is slow")
     assert aliases(database) == {"champion": 2, "previous": 1}
 
@@ -441,7 +441,7 @@ def test_an_export_that_was_found_not_to_be_what_was_trained_is_not_registered(
     manifest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     proof = {"manifest_sha256": manifest, "holds": False, "problems": ["the loss is 9 instead of 2"]}
     write_sealed(folder / "proof.json", proof)
-    with pytest.raises(HivetuneError, match="is not what was trained: the loss is 9"):
+    with pytest.raises(HivetuneError, match="differs from the trained model: the loss is 9"):
         register(database, run, "helpdesk", about(run), by="test")
     assert releases(database) == []
     write_sealed(folder / "proof.json", {**proof, "manifest_sha256": "0" * 64})

@@ -36,7 +36,7 @@ def test_commas_in_lists_and_quotes_belong_to_a_value() -> None:
         (["lora.r=8,16", "lora.r=32"], "given twice"),
         (["learning_rat=1,2"], "did you mean 'learning_rate'"),
         (["learning_rate=1e-4,fast"], "learning_rate"),
-        (["output=a,b"], "changes nothing that is learnt"),
+        (["output=a,b"], "does not change the training"),
         (["lora.r=" + ",".join(map(str, range(1, 100)))], "99 combinations, at most 64"),
     ],
 )

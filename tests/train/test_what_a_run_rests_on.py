@@ -83,7 +83,7 @@ def test_a_flipped_bit_in_the_adapter_of_a_finished_run_ships_nowhere(name: str,
         hashed = load_run(run)
         (run / "eval.json").write_text(json.dumps({"adapter_sha256": "0" * 64, "model": hashed.config.model}))
     flip(run / name)
-    with pytest.raises(HivetuneError, match=f"is not what was trained: {name}: its hash"):
+    with pytest.raises(HivetuneError, match=f"was changed after training: {name}: its hash"):
         USES[use](run)
 
 

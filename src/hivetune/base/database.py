@@ -78,7 +78,7 @@ def _open(path: Path) -> sqlite3.Connection:
     log = path.with_name(f"{path.name}-wal")
     if not path.exists():
         if log.exists() and log.stat().st_size:
-            raise UsageError(f"{path} is gone, and {log.name} with its newest rows is left", hint=RESTORE)
+            raise UsageError(f"{path} is missing, but {log.name} with its newest rows exists", hint=RESTORE)
         _create(path)
     elif not path.is_file():  # SQLite would wait for the other end of a pipe
         raise UsageError(f"{path} is not an ordinary file", hint="move it away, or set HIVETUNE_HOME")
@@ -242,5 +242,5 @@ def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.Operati
             hint="free space in the home folder (hivetune prune), then run the same command again",
         )
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-        return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run this again")
+        return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run the command again")
     return error

@@ -37,7 +37,7 @@ def temporary_folder(name: str, below: Path | None = None) -> Path:
     make_folder(folder)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & PRIVATE_UMASK:
-        raise UsageError(f"{folder} is not a folder of this user alone", hint="remove it, or set TMPDIR")
+        raise UsageError(f"{folder} is accessible to other users", hint="remove it, or set TMPDIR")
     return folder
 
 
@@ -51,7 +51,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> 
         handle = os.open(path, flags | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a symbolic link, which is not followed here", str(path)) from None
+            raise OSError(errno.ELOOP, "is a symbolic link; links are not followed here", str(path)) from None
         if error.errno == errno.ENXIO:  # a pipe without a reader
             raise OSError(errno.ENXIO, "is not an ordinary file", str(path)) from None
         raise
@@ -93,7 +93,7 @@ def check_own(folder: Path) -> None:
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 raise UsageError(
-                    f"{path} is a symbolic link, which is not followed here",
+                    f"{path} is a symbolic link; links are not followed here",
                     hint="replace it with the file that it points to",
                 )
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

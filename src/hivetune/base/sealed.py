@@ -16,7 +16,7 @@ from hivetune.errors import UsageError
 SEAL = "seal"
 TEXT_SEAL = "# seal: "
 MAX_TEXT_BYTES = 16 << 20  # settings with lists of files and long system prompts: less than 1 MiB
-HINT = "restore it from a copy; or begin anew, in another folder: hivetune train CONFIG"
+HINT = "restore it from a copy, or train again into another folder: hivetune train CONFIG"
 
 
 def write_sealed(path: Path, document: Mapping[str, Any], *, disk: Disk = DISK) -> None:

@@ -133,7 +133,7 @@ def function(answer: str, arguments: Arguments) -> bool:
     except TooSlow:
         raise UsageError(f"{where} took longer than {timeout_s:g} s on one answer", hint="raise timeout_s") from None
     if len(done.stderr) >= OUTPUT_BYTES:
-        raise UsageError(f"{where} printed more than {OUTPUT_BYTES >> 20} MiB on one answer", hint="print less in it")
+        raise UsageError(f"{where} printed more than {OUTPUT_BYTES >> 20} MiB on one answer", hint="print less")
     if done.returncode or done.stdout not in ("True", "False"):
         last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
         hint = f"raise memory_mb (now {memory_bytes >> 20})" if "MemoryError" in last or done.returncode < 0 else ""

@@ -56,7 +56,7 @@ class Checking:
         if checker.get("name") != "function":
             return answer_succeeds(answer, checker, ended=ended)
         if self.failures >= FUNCTION_FAILURES:
-            raise UsageError(f"not checked: the function failed on {self.failures} answers before")
+            raise UsageError(f"not checked: the function failed on {self.failures} earlier answers")
         try:
             return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in TOLD_OF_ROW})
         except UsageError:
@@ -106,7 +106,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, 1)
             raise UsageError(
-                f"{where}: '{name}' takes no '{key}'",
+                f"{where}: '{name}' has no argument '{key}'",
                 hint=f"did you mean '{near[0]}'?" if near else f"it takes: {', '.join(sorted(allowed))}",
             )
     for key, (kind, required) in allowed.items():

@@ -151,7 +151,7 @@ def json_schema(answer: str, arguments: Arguments) -> bool:
         raise UsageError(f"checker: the schema took longer than {SCHEMA_TIMEOUT_S:g} s on one answer") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it failed"]
-        raise UsageError(f"checker: the schema can't be used: {lines[-1]}")
+        raise UsageError(f"checker: the schema is invalid: {lines[-1]}")
     return done.stdout == "True"
 
 

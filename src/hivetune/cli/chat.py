@@ -47,7 +47,7 @@ def chat(
     if MODE.json and prompt is None:
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if blind and (beside is None or prompt is not None):
-        raise UsageError("--blind needs --beside and no --prompt", hint="hivetune chat NAME --beside base --blind")
+        raise UsageError("--blind needs --beside and no --prompt", hint="use: hivetune chat NAME --beside base --blind")
     with progress("exporting", "tensors") as report:
         if beside is None:
             voice, run = find_voice(name, quant, report)

@@ -67,5 +67,5 @@ def status(address: Annotated[str | None, typer.Argument(metavar="HOST:PORT")] =
 def down() -> None:
     """Leave the cluster and end its processes on this machine. On the head this ends the cluster, not its runs."""
     ended = end_node()
-    show(f"{ended} processes ended" if ended else "this machine is in no cluster")
+    show(f"{ended} processes ended" if ended else "this machine is not in a cluster")
     emit({"ended": ended})

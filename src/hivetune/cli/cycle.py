@@ -67,7 +67,8 @@ def cycle(
     if name is not None:
         known = ", ".join(SPOKEN)
         raise UsageError(
-            f"cycle {what} {name}: a config names its loop itself, in cycle.name", hint=f"NAME follows one of: {known}"
+            f"cycle {what} {name}: a config takes no NAME; it has cycle.name",
+            hint=f"give NAME only after one of: {known}",
         )
     config = load_config(Path(what), overrides or ())
     if unit:
@@ -129,7 +130,7 @@ def seen_lines(seen: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
         yield "training", f"at most {duration(seen.predicted_hours * 3600)}{energy}"
     if seen.disk_needed_bytes:
         yield "disk", f"{size(seen.disk_needed_bytes)} needed, {size(seen.disk_free_bytes)} free"
-    yield "long work", f"{'may go on' if allowed.now else 'waits'}: {allowed.reason}"
+    yield "long work", f"{'may continue' if allowed.now else 'waits'}: {allowed.reason}"
     yield from _more_seen(seen)
 
 

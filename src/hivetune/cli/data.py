@@ -98,7 +98,7 @@ def prepare(
     """Turn rows into an immutable snapshot of tokens. The same rows and settings give the same snapshot."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     if settings.model == NO_MODEL:
-        raise UsageError("no model given to make tokens for", hint="give --model M or --config CONFIG")
+        raise UsageError("no model given", hint="give --model M or --config CONFIG")
     with progress("preparing", "rows", AFTER_ROWS) as report:
         snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
     document = read_report(snapshot.folder)
@@ -273,7 +273,7 @@ def forget(
     options: dict[ForgetKind, str | None] = {"user": user, "session": session, "source": source, "row": row}
     chosen = [(kind, value) for kind, value in options.items() if value]
     if len(chosen) != 1:
-        raise UsageError("nothing to forget is named", hint="give one of --user, --session, --source, --row")
+        raise UsageError("no row to forget is named", hint="give one of --user, --session, --source, --row")
     database = open_database()
     try:
         forgotten = run_forget(database, *chosen[0])

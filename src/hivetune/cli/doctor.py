@@ -56,7 +56,7 @@ def doctor(
     """
     if text is not None:
         if config is not None or env or quick or soak:
-            raise UsageError("explaining an error takes no options", hint="leave them out")
+            raise UsageError("the explanation of an error takes no options", hint="leave them out")
         explain_text(text)
         return
     settings = None if config is None else load_config(config, [])
@@ -117,7 +117,7 @@ def _read(given: str) -> str:
         return sys.stdin.read()
     path = Path(given)
     if path.suffix in (".yaml", ".yml") and " " not in given:
-        raise UsageError(f"{given} is a config, not a log", hint=f"hivetune doctor --config {given}")
+        raise UsageError(f"{given} is a config, not a log", hint=f"check it: hivetune doctor --config {given}")
     try:
         if path.is_dir():
             path = path / WORKER_LOG

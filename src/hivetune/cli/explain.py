@@ -52,7 +52,7 @@ def _is_ours(error: OSError) -> bool:
 def _database(error: sqlite3.DatabaseError) -> HivetuneError:
     text = str(error)
     if "locked" in text:
-        return Busy(f"the store is in use: {text}", hint="try again after the other command has ended")
+        return Busy(f"the store is in use: {text}", hint="try again when the other command has ended")
     if "full" in text:
         return DoesNotFit(f"the disk is full: {text}", hint="free some space, then run the same command again")
     if "readonly" in text or "unable to open" in text:

@@ -61,7 +61,7 @@ def report(
 
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     if run != ALL or place is None:
-        raise UsageError(f"--to {to} covers all runs, not one", hint=f"hivetune report all FILE --to {to}")
+        raise UsageError(f"--to {to} covers all runs, not one", hint=f"use: hivetune report all FILE --to {to}")
     path = real_path(place)
     if to == "grafana":
         write_atomic(path, dashboard().encode())

@@ -67,10 +67,10 @@ def check_carried(run: Run) -> None:
     config, hint = run.config, "train it on this machine: leave out --on"
     if config.workers is not None:
         raise UsageError(
-            "--on places whole runs, and `workers` divides the steps of one: choose one of them", hint=hint
+            "--on and `workers` exclude each other: --on sends a whole run, `workers` divides its steps", hint=hint
         )
     if config.lora.start is not None:
-        raise UsageError(f"lora.start is on this machine alone: {config.lora.start}", hint=hint)
+        raise UsageError(f"the adapter in lora.start exists on this machine only: {config.lora.start}", hint=hint)
     if config.device.startswith("cuda:"):
         raise UsageError(f"device {config.device} names one card of this machine", hint="choose auto, cpu or cuda")
 
@@ -118,7 +118,7 @@ class _Carrier:
                 actor, node = self._place()
                 host, device = self._ask(actor.admit.remote(self._guest()))
                 self._deliver(actor)
-                self._tell(f"{self._run.folder.name} goes on at {host}, {device}")
+                self._tell(f"{self._run.folder.name} continues on {host}, {device}")
                 code = self._accompany(actor, host)
                 if code not in _OF_THE_MACHINE and code >= 0:
                     return code
@@ -126,7 +126,7 @@ class _Carrier:
                 self._give_up(node, f"{host}: {_why(self._run.folder, code)}")
             except _Lost as error:
                 self._losses[node] += 1
-                self._tell(f"{host or 'a machine'} is lost: {error}; {self._run.folder.name} goes on from what is here")
+                self._tell(f"{host or 'a machine'} is lost: {error}; {self._run.folder.name} continues here")
                 if self._losses[node] >= LOSSES:
                     self._give_up(node, f"{host or 'a machine'} was lost {LOSSES} times")
             except _Refused as error:
@@ -169,7 +169,7 @@ class _Carrier:
             nonlocal waits
             self._left()
             if self._stop.count:
-                raise Stopped("stopped while it waited for a device", signal_number=self._stop.number)
+                raise Stopped("stopped while waiting for a device", signal_number=self._stop.number)
             if time.monotonic() > waits:
                 waits = float("inf")
                 self._tell(f"{self._run.folder.name} waits for a device of the cluster: none is free")
@@ -190,8 +190,8 @@ class _Carrier:
             why = "; ".join(self._given_up.values()) or "none of its machines offers one"
             kind = DoesNotFit if self._too_small else MachineNotFit
             raise kind(
-                f"no device of the cluster at {self._address} can go on with {self._run.folder.name}: {why}",
-                hint=f"mend that, or go on here: hivetune resume {quoted(self._run.folder)}",
+                f"no device of the cluster at {self._address} can continue {self._run.folder.name}: {why}",
+                hint=f"fix that, or continue here: hivetune resume {quoted(self._run.folder)}",
             )
 
     def _deliver(self, actor: Any) -> None:
@@ -280,7 +280,7 @@ class _Carrier:
         while not self._ray.wait([call], timeout=FOLLOW_EVERY_S)[0]:
             look()
             if self._stop.count > 1:
-                raise Stopped("ended at once; the run here is as it last came home", signal_number=self._stop.number)
+                raise Stopped("ended at once; the run here has its last copied state", signal_number=self._stop.number)
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
@@ -297,7 +297,7 @@ def bring_home(came: Path, run: Run) -> None:
     """
     there = read_record(came)
     if there.get("identity") != run.record.get("identity"):
-        raise HivetuneError(f"what came back as {run.folder} is another run", hint="hivetune cluster status")
+        raise HivetuneError(f"the cluster returned another run for {run.folder}", hint="see: hivetune cluster status")
     changes: dict[str, Any] = {"model": str(run.model), "snapshot": str(run.snapshot.folder)}
     if "result" in there:
         changes["result"] = {**there["result"], "run": str(run.folder)}
@@ -338,7 +338,7 @@ def _why(run: Path, code: int) -> str:
 def _error(run: Path, code: int, signal_number: int | None) -> HivetuneError:
     """Return the error that `hivetune resume` would have raised here."""
     if code > 128:
-        hint = f"go on with: hivetune resume {quoted(run)}"
+        hint = f"to continue: hivetune resume {quoted(run)}"
         return Stopped("stopped; everything up to its last step is saved", signal_number=signal_number, hint=hint)
     kind = _ERRORS.get(code, HivetuneError)
-    return kind(_why(run, code), hint=f"hivetune logs {quoted(run)} says more; then: hivetune resume {quoted(run)}")
+    return kind(_why(run, code), hint=f"see the log: hivetune logs {quoted(run)}; then: hivetune resume {quoted(run)}")

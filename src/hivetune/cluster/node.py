@@ -99,7 +99,7 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
             warnings = check_redis(joining.redis)
     else:
         if joining.redis is not None:
-            raise UsageError("--redis is the head's: it keeps the cluster's state", hint="leave it out with --join")
+            raise UsageError("--redis is an option of the head only", hint="leave it out with --join")
         need_token()
         address, here, words = joining.join, own_address(joining.join), ["--address", joining.join]
     end_node()
@@ -132,7 +132,7 @@ def view_own(address: str | None) -> ClusterView:
     """Return the cluster at `address`, or the one of this machine for None. Raises UsageError, MachineNotFit."""
     membership = read_membership()
     if address is None and membership is None:
-        raise UsageError("this machine is in no cluster", hint="begin one: hivetune cluster up")
+        raise UsageError("this machine is not in a cluster", hint="start one: hivetune cluster up")
     return view_cluster(address or (membership.address if membership else ""))
 
 
@@ -145,7 +145,7 @@ def _refuse_living() -> None:
     except MachineNotFit:  # its head died: what is left here is of no use
         return
     raise Busy(
-        f"this machine is in the cluster at {membership.address} already",
+        f"this machine is already in the cluster at {membership.address}",
         hint="see hivetune cluster status; leave it with: hivetune cluster down",
     )
 
@@ -261,7 +261,7 @@ def check_redis(url: str) -> tuple[str, ...]:
         explained = explain_redis(error, server, "")
         if isinstance(explained, HivetuneError):
             raise explained from None
-        raise UsageError(f"{server.shown} does not answer: {error}", hint="--redis redis://HOST:PORT") from None
+        raise UsageError(f"{server.shown} does not answer: {error}", hint="check --redis redis://HOST:PORT") from None
     return judge_redis(server.shown, told, shards)
 
 
@@ -285,7 +285,7 @@ def judge_redis(shown: str, told: Mapping[str, Any], shards: int) -> tuple[str, 
             hint="redis-cli CONFIG SET maxmemory-policy noeviction, or a Redis of its own",
         )
     if not int(told.get("aof_enabled", 0)):
-        return (f"{shown} writes no append-only file: after its own restart the cluster has to be started anew",)
+        return (f"{shown} writes no append-only file: after its own restart the cluster has to be started again",)
     return ()
 
 

@@ -52,10 +52,10 @@ def unpack(parcel: Path, target: Path) -> None:
     with open(open_plain(parcel), "rb") as file:
         size_bytes = file.seek(0, os.SEEK_END) - _HASH_BYTES
         if size_bytes < 0:
-            raise ValueError("the parcel is cut, or is none")
+            raise ValueError("the parcel is truncated, or is not a parcel")
         file.seek(0)
         if _digest(file, size_bytes) != file.read():
-            raise ValueError("the parcel was changed on its way, or is none")
+            raise ValueError("the parcel was changed in transit, or is not a parcel")
         file.seek(0)
         try:
             with tarfile.open(fileobj=file, mode="r:") as archive:

@@ -193,7 +193,7 @@ def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -
 
 def tell_act(act: Act, *, running: bool) -> str:
     """Describe an act and its outcome. `running`: a process holds the loop; otherwise nothing goes on."""
-    outcome = act.outcome or ("goes on" if running else "interrupted")
+    outcome = act.outcome or ("running" if running else "interrupted")
     return f"{act.kind.replace('_', ' ')} {outcome}{f': {act.words}' if act.words else ''}"
 
 

@@ -137,7 +137,7 @@ class Loop:
         try:
             words, outcome = act(action, context), "done"
             if action.kind in (*STATIONS, "replay") and self._done == (cycle, action.kind):
-                raise HivetuneError(f"{words}, twice: after the first time its result was missing")
+                raise HivetuneError(f"{words}, twice: its result was missing after the first time")
             self._done = (cycle, action.kind)
             self._sent.clear()
         except Stopped:

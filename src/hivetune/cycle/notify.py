@@ -28,7 +28,7 @@ _BEGINNINGS: dict[NoticeKind, str] = {
     "promote": "{release} is the new champion",
     "rollback": "{release} was rolled back",
     "ask": "{release} waits for a person to promote it",
-    "stuck": "the cycle of {release} can't go on",
+    "stuck": "the cycle of {release} can't continue",
     "suspect": "rows of {release} are set aside",
     "disk": "the cycle of {release} waits for room on the disk",
 }

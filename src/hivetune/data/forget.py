@@ -76,7 +76,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
         if kind == "row" and not (rows or raws or contents or tombstone(_REQUEST, value) in load_forgotten(database)):
             raise UsageError(
                 f"no row has the id or place {value}",
-                hint="an id or source as in the table interactions, or a place as data check prints it: FILE:LINE",
+                hint="give an id or a source of the table interactions, or FILE:LINE as data check prints it",
             )
         for table, column in (("interactions", "id"), ("feedback", "answer")):
             database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in rows])
@@ -85,7 +85,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
     wins = _remove_wins(kind, value, rows)
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
-            "the rows are removed, but another process still reads the pages they were on",
+            "the rows are removed, but another process still reads their database pages",
             hint="run this again when no other Hivetune command reads the store",
         )
     return Forgotten(kind, value, len(rows), refused, _read_taints(database, kind, value), unchecked, wins)

@@ -94,7 +94,7 @@ def drop_win(name: str, key: str) -> None:
     paths = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
     if len(paths) != 1:
         many = f"{len(paths)} questions of {name} begin" if paths else f"no question of {name} begins"
-        raise UsageError(f"{many} with {key!r}", hint=f"see their keys: hivetune frozen {name}")
+        raise UsageError(f"{many} with {key!r}", hint=f"see their keys: hivetune registry frozen {name}")
     paths[0].unlink()
 
 
@@ -210,7 +210,7 @@ def _win(path: Path) -> FrozenQuestion:
     try:
         document = read_sealed(path)
     except UsageError as error:
-        raise UsageError(error.message, hint="restore it from a copy; deleted, it is no longer asked") from None
+        raise UsageError(error.message, hint="restore it from a copy, or delete it") from None
     try:
         if document.pop("schema") != 1:
             raise UsageError(f"{path} was written by a newer Hivetune", hint="upgrade Hivetune")

@@ -48,7 +48,7 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
         return
     raise UsageError(
         f"{folder} holds a run with other settings or data: {'; '.join(differences)}",
-        hint="choose another output folder, or go on with the old config",
+        hint="choose another output folder, or continue with the old config",
     )
 
 
@@ -61,7 +61,7 @@ def refuse_changed(folder: Path, recorded: Mapping[str, Any], present: Mapping[s
     if differences:
         raise UsageError(
             f"{folder} was changed after it began: {'; '.join(differences)}",
-            hint="undo the change, or train anew into another folder: hivetune train CONFIG",
+            hint="undo the change, or train again into another folder: hivetune train CONFIG",
         )
 
 

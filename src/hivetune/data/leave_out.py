@@ -35,7 +35,7 @@ def read_leave_out(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"data.leave_out: {path} can't be read: {error}", hint="leave the setting out") from None
+        raise UsageError(f"data.leave_out: {path} can't be read: {error}", hint="correct the setting") from None
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)

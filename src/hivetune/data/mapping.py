@@ -175,7 +175,7 @@ def _compiled(column: str) -> Any:
         try:
             return jmespath.compile(".".join(steps))
         except JMESPathError as error:
-            raise UsageError(f"data.columns: {column!r} is no path: {str(error).splitlines()[0]}") from None
+            raise UsageError(f"data.columns: {column!r} is not a path: {str(error).splitlines()[0]}") from None
 
 
 def rows_at(record: Any, path: str) -> list[Any]:
@@ -222,7 +222,7 @@ def parse_columns(text: str) -> dict[str, str]:
     pieces = re.findall(r"((?:[^,'\[\"]|'[^']*'|\"[^\"]*\"|\[[^\]]*\])+)", text)
     pairs = [piece.partition("=") for piece in pieces]
     if not pairs or not all(ours.strip() and yours.strip() for ours, _, yours in pairs):
-        raise UsageError(f"--columns {text}: not of the form OURS=YOURS,...", hint="prompt=question")
+        raise UsageError(f"--columns {text}: not of the form OURS=YOURS,...", hint="for example prompt=question")
     return {ours.strip(): yours.strip() for ours, _, yours in pairs}
 
 
@@ -237,7 +237,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
             )
             raise UsageError(f"data.columns: there is no field {name!r}", hint=hint)
         if name == WHERE and "=" not in column:
-            raise UsageError(f"data.columns: where: {column!r} compares nothing", hint="for example outcome=resolved")
+            raise UsageError(f"data.columns: where: {column!r} lacks a value", hint="for example outcome=resolved")
         if name == ROWS:
             _compiled(column)
 

@@ -176,7 +176,7 @@ def _text(content: bytes) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode

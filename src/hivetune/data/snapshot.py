@@ -225,13 +225,13 @@ def open_snapshot(folder: Path) -> Snapshot:
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
-        raise UsageError(f"{folder} holds no snapshot", hint="hivetune data prepare SRC --out DIR") from None
+        raise UsageError(f"{folder} is not a snapshot", hint="make one: hivetune data prepare SRC --out DIR") from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
-        raise UsageError(f"{folder} holds no snapshot that this version reads", hint="prepare it again")
+        raise UsageError(f"{folder} is a snapshot of another version", hint="prepare it again")
     try:
         for name, entry in manifest["files"].items():
             if (folder / name).stat().st_size != entry["size_bytes"]:
-                raise ValueError(f"{name} has another size than was written")
+                raise ValueError(f"{name} has the wrong size")
         return Snapshot(folder, manifest)
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"the snapshot {folder} is damaged: {error}", hint="prepare it again") from None

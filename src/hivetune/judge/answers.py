@@ -300,7 +300,7 @@ def _unfinished(kept: KeptAnswers, prompts: Iterable[Prompt], error: HivetuneErr
     """Return the same error with a hint that says how far the side came."""
     keys = {prompt.key for prompt in prompts}
     done = len(keys & kept.answers.keys())
-    hint = f"{done} of {len(keys)} answers are kept; run the same command again to go on"
+    hint = f"{done} of {len(keys)} answers are kept; the same command continues"
     return type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint)
 
 

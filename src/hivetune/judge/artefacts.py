@@ -130,7 +130,7 @@ def _served(
     header = read_header(model)
     if "tokenizer.chat_template" not in header.settings:
         raise UsageError(
-            f"{model} has no chat template, so it would be asked in a form that nobody chose",
+            f"{model} has no chat template, so the format of its prompts is unknown",
             hint="export it with its template, or serve it yourself and give its URL",
         )
     hashes = [sha256_file(model)]
@@ -185,7 +185,7 @@ def _base_of(run: Run, quant: str) -> Path:
 
 def _needed(run: Run | None, what: str) -> Run:
     if run is None:
-        raise UsageError(f"{what} of which model?", hint="name a run whose base and rows are meant: --run RUN")
+        raise UsageError(f"{what}: the model is not named", hint="name the run with its base and rows: --run RUN")
     return run
 
 

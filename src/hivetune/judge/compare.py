@@ -87,7 +87,7 @@ def compare_pair(
     answers are kept and not asked again.
     """
     if (run is None) == (not rows):
-        raise UsageError("name the rows that both sides answer", hint="--run RUN for its held-out rows, or --rows FILE")
+        raise UsageError("there are no rows to answer", hint="give --run RUN for its held-out rows, or --rows FILE")
     sides = [find_artefact(text, run, quant) for text in (first, second)]
     if all(side.figures is not None for side in sides):
         raise UsageError("both sides are recorded figures: there is nothing to measure", hint=ANOTHER_SIDE)

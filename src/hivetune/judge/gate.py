@@ -417,7 +417,7 @@ def judge_run(run: Run) -> Verdict:
     evaluation = read_evaluation(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
         name = shortest_name(run.folder)
-        raise UsageError(f"{name} has no evaluation of its present adapter", hint=f"hivetune eval {name}")
+        raise UsageError(f"the adapter of {name} was not evaluated", hint=f"evaluate it: hivetune eval {name}")
     verdict, curve = judge(evaluation, run.config.gate), read_curve(run)
     found = advise(curve, evaluation, evaluation.get("rank"), contradictory_rows(run.snapshot), verdict.metrics)
     verdict = replace(verdict, advice=found)

@@ -160,7 +160,7 @@ def _figures(kept: Path) -> list[TaskFigure]:
         return read_figures_of(results, samples)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HivetuneError(
-            f"{newest} can't be understood: {type(error).__name__}: {error}",
+            f"{newest} has an unknown format: {type(error).__name__}: {error}",
             hint=f"delete {kept} to measure again; is this version of lm-evaluation-harness known?",
         ) from None
 

@@ -29,9 +29,7 @@ def judged(
     if settings.judge is None:
         return {}
     if any(document[side].get("recorded") for side in ("base", "tuned")):
-        raise UsageError(
-            "eval.judge: recorded figures have no answers that could be judged", hint="leave eval.judge out"
-        )
+        raise UsageError("eval.judge: recorded figures have no answers to judge", hint="leave eval.judge out")
     side = find_artefact(settings.judge, run, quant)
     if side.figures is not None:
         raise UsageError("eval.judge: a file of figures can't judge", hint="give a server's URL#MODEL or a .gguf file")

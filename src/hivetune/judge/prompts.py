@@ -24,7 +24,7 @@ def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
     """Return the held-out rows that `hivetune eval` answers. Raises DataRefused when nothing is held out."""
     _, generate = plan_evaluation(run.snapshot, config)
     if not generate.rows:
-        raise DataRefused(f"{run.folder} holds out no rows", hint="give rows of your own: --rows FILE")
+        raise DataRefused(f"{run.folder} has no held-out rows", hint="give rows of your own: --rows FILE")
     groups = evidence_groups([run.snapshot.info(row) for row in run.snapshot.rows("test")])
     return [_prompt(run.snapshot.info(row), groups[row], config.checker) for row in generate.rows]
 
@@ -44,7 +44,7 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
         except RowRefused as error:
             refused[error.reason] = refused.get(error.reason, 0) + 1
     if not rows:
-        raise DataRefused(f"no row of {', '.join(paths)} can be asked", hint=f"hivetune data check {paths[0]}")
+        raise DataRefused(f"{', '.join(paths)} has no questions", hint=f"see why: hivetune data check {paths[0]}")
     chosen = set(choose_prompts(rows, config.prompts))
     groups = evidence_groups(rows)
     return [_prompt(info, groups[info.row], config.checker) for info in rows if info.row in chosen], refused

@@ -48,7 +48,7 @@ def learn(
     itself, and what training does.
     """
     if config.learn.stage != 1:
-        raise UsageError("learn.stage is 2: this config is a stage itself", hint="hivetune train CONFIG runs it")
+        raise UsageError("learn.stage is set, so this config is one stage", hint="train it: hivetune train CONFIG")
     root = stages_folder(config, name)
     say(f"stage 1: {', '.join(kind for kind in config.learn.use if kind in ('sft', 'corrections'))}")
     first = open_run(config.model_copy(update={"output": str(root / STAGE1)}), f"{name}-{STAGE1}", preparing)

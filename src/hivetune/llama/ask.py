@@ -62,7 +62,7 @@ class Endpoint:
         body |= streamed(max_tokens, tools)
         key = os.environ.get(ENDPOINT_KEY, "").strip()
         if not (key.isascii() and key.isprintable()):  # the library's own error would show it
-            raise UsageError(f"{ENDPOINT_KEY} holds more than a key: a line break, or letters that no key has")
+            raise UsageError(f"{ENDPOINT_KEY} contains characters that no key has, such as a line break")
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         path = parts.path.removesuffix("/chat/completions") + "/chat/completions"
         started = time.perf_counter()
@@ -193,7 +193,7 @@ def _other_format(where: str, shown: bytes, kind: str = "") -> UsageError:
     text = " ".join(shown[:SHOWN_CHARS].decode(errors="replace").split())
     return UsageError(
         f"{where} answers in another format{f' ({kind})' if kind else ''}: {text}",
-        hint="it has to answer POST .../chat/completions as OpenAI's chat API does",
+        hint="it must answer POST .../chat/completions as OpenAI's chat API does",
     )
 
 

@@ -130,7 +130,7 @@ def check_files(model: Path, settings: ServerSettings) -> None:
         check_outside(whole)
         if is_adapter and path is model:
             raise UsageError(
-                f"{path} is an adapter, not a model", hint="export the whole: hivetune export RUN --to gguf"
+                f"{path} is an adapter, not a model", hint="export the whole model: hivetune export RUN --to gguf"
             )
         if not is_adapter and path is not model:
             raise UsageError(f"{path} is not an adapter", hint="make one: hivetune export RUN --to gguf-adapter")
@@ -448,7 +448,7 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
-        raise HivetuneError(f"the llama.cpp server's answer broke off: {error or type(error).__name__}") from None
+        raise HivetuneError(f"the llama.cpp server's answer ended early: {error or type(error).__name__}") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise HivetuneError(f"the llama.cpp server's answer can't be understood: {what}") from None
+        raise HivetuneError(f"the llama.cpp server's answer has an unknown format: {what}") from None

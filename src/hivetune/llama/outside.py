@@ -61,7 +61,7 @@ def _check(path: Path, _size_bytes: int, _changed_ns: int) -> None:
 def _vocabulary_problem(tokenizer: Mapping[str, Any]) -> str | None:
     tokens = tokenizer.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        return "its vocabulary is no list of texts"
+        return "its vocabulary is not a list of texts"
     if any(len(token) > MAX_TOKEN_BYTES for token in tokens):
         return f"a token has more than {MAX_TOKEN_BYTES:,} characters"
     for name in _BESIDE:
@@ -71,7 +71,7 @@ def _vocabulary_problem(tokenizer: Mapping[str, Any]) -> str | None:
     kinds = tokenizer.get("tokenizer.ggml.token_type", [])
     for token, kind in zip(tokens, kinds, strict=False):
         if kind == _BYTE_TYPE and not _BYTE_TOKEN.fullmatch(token):
-            return f"its byte token {token[:40]!r} is no byte"
+            return f"its byte token {token[:40]!r} is not a byte"
     for name, value in tokenizer.items():
         if name.endswith("_token_id") and (not isinstance(value, int) or not 0 <= value < max(1, len(tokens))):
             return f"{name} is {value!r}, outside of its vocabulary"

@@ -87,6 +87,6 @@ def compare_answers(backend: Backend, recorded: Sequence[Mapping[str, Any]], ada
             differences.append(abs(logprob - known_logprob))
     if recorded and (2 * others > len(recorded) or (differences and statistics.median(differences) > MAX_DIFFERENCE)):
         raise HivetuneError(
-            f"{label} does not answer as it did when it was registered",
+            f"{label} answers differently from when it was registered",
             hint="restore its files and its base from a backup, or register the run again",
         )

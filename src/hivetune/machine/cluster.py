@@ -64,8 +64,8 @@ def need_token() -> Path:
     """Return the path of the token. Raises UsageError where there is none."""
     if not token_path().exists():
         raise UsageError(
-            f"this machine has no token of the cluster: {token_path()} does not exist",
-            hint="copy HOME/cluster/token of the head to it, by scp for example; who has it may run programs there",
+            f"this machine lacks the cluster's token: {token_path()} does not exist",
+            hint="copy HOME/cluster/token from the head, for example by scp; its owner can run programs there",
         )
     return token_path()
 
@@ -98,7 +98,7 @@ def offered_devices(wanted: str, machine: Machine) -> tuple[str, ...]:
     unknown = next((name for name in names if name != "cpu" and name not in cards), None)
     if unknown is not None:
         has = ", ".join(("cpu", *cards))
-        raise UsageError(f"unknown device {unknown!r}; this machine has {has}", hint="--devices auto takes each card")
+        raise UsageError(f"unknown device {unknown!r}; this machine has {has}", hint="use --devices auto for all cards")
     if len(set(names) - {"cpu"}) < sum(name != "cpu" for name in names):
         raise UsageError(f"--devices {wanted}: a card is listed twice")
     return names

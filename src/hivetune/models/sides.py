@@ -60,7 +60,7 @@ def parse_side(text: str, where: str = "") -> NamedSide:
         return NamedSide("recorded", text)
     if not text or text.startswith("-"):
         raise UsageError(
-            f"{prefix}{text!r} is not something that can be compared",
+            f"{prefix}{text!r} can't be compared",
             hint="give base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL or a .yaml file of figures",
         )
     if "@" in text and "/" not in text:
@@ -82,14 +82,16 @@ def _endpoint(text: str, prefix: str) -> NamedSide:
             f"{prefix}the URL of {host} holds a password", hint="put the key into HIVETUNE_ENDPOINT_KEY instead"
         )
     if not model:
-        raise UsageError(f"{prefix}{url} names no model", hint=f"put it behind '#': {url}#MODEL")
+        raise UsageError(f"{prefix}{url} names no model", hint=f"put it after '#': {url}#MODEL")
     return NamedSide("endpoint", url.rstrip("/"), model)
 
 
 def read_figures(document: Any, where: str) -> dict[str, float]:
     """Return the values of a file of recorded figures by metric. Raises UsageError naming the key that is wrong."""
     if not isinstance(document, Mapping) or not document:
-        raise UsageError(f"{where} holds no figures", hint=f"one a line, such as 'latency_s: 20.1'; {_known_figures()}")
+        raise UsageError(
+            f"{where} contains no figures", hint=f"one a line, such as 'latency_s: 20.1'; {_known_figures()}"
+        )
     figures = {}
     for key, value in document.items():
         if key not in FIGURES:

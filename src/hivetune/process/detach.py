@@ -42,7 +42,7 @@ def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     check_own(run)
     holder = lock_holder(run)
     if holder is not None:
-        raise Busy(f"{run} goes on already, in process {holder.pid}", hint=f"follow it: hivetune watch {quoted(run)}")
+        raise Busy(f"{run} is already running in process {holder.pid}", hint=f"follow it: hivetune watch {quoted(run)}")
     with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
         process = subprocess.Popen(
             resume_command(run, overrides),

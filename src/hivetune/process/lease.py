@@ -53,7 +53,7 @@ def train_on(device: str, timeout_s: float = FREE_TIMEOUT_S) -> int:
         if time.monotonic() > deadline:
             os.close(lock)
             raise Busy(
-                f"{device} is still used for serving after {timeout_s:.0f} s",
+                f"{device} is still in use by the gateway or a chat after {timeout_s:.0f} s",
                 hint="stop the gateway or the chat that uses it, or train with device: cpu",
             )
         time.sleep(_POLL_S)
@@ -65,7 +65,7 @@ def serve_on(device: str) -> int:
     lock = _hold(device, "serving")
     if training_on(device):
         os.close(lock)
-        raise Busy(f"{device} is used for training", hint="it is free when the run ends: hivetune runs")
+        raise Busy(f"{device} is used for training", hint="wait until the run ends: hivetune runs")
     return lock
 
 

@@ -94,7 +94,7 @@ def exports_in(folder: Path) -> dict[str, list[str]]:
 def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
     missing = [name for name in REQUIRED if not (run / name).is_file()]
     if missing:
-        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"train it to its end: hivetune resume {quoted(run)}")
+        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"finish the training: hivetune resume {quoted(run)}")
     files = {name: run / name for name in (*REQUIRED, *_OPTIONAL) if (run / name).is_file()}
     for folder in sorted((run / EXPORTS).glob("*")):
         if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
@@ -120,6 +120,6 @@ def _check_proof(export: Path) -> None:
     proof = read_sealed(path) if path.is_file() else {}
     if proof.get("manifest_sha256") == sha256_file(export / MANIFEST) and not proof["holds"]:
         raise HivetuneError(
-            f"{export} is not what was trained: {proof['problems'][0]}",
+            f"{export} differs from the trained model: {proof['problems'][0]}",
             hint=f"delete the folder, or export it again: see {path}",
         )

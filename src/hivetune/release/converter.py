@@ -68,7 +68,8 @@ def find_converter(own: str | None = None) -> Converter:
     problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
         raise MachineNotFit(
-            f"llama.cpp's converter ({PACKAGE} {VERSION}): {problems[0]}", hint=f"hivetune fetch {FETCH_NAME}"
+            f"llama.cpp's converter ({PACKAGE} {VERSION}): {problems[0]}",
+            hint=f"run hivetune fetch {FETCH_NAME}",
         )
     return Converter(folder, f"{PACKAGE} {VERSION}")
 

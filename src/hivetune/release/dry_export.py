@@ -155,10 +155,10 @@ def check_dry_export(trained: Mapping[str, Scores], base: Scores, tuned: Scores)
     """Raise HivetuneError where llama.cpp computes another model, or not all of the adapter."""
     problems = compare_scores("f32", {"base": trained["base"], "tuned": trained["base"]}, base, None)["problems"]
     if problems:
-        raise HivetuneError(f"llama.cpp computes another model than transformers: {'; '.join(problems)}")
+        raise HivetuneError(f"llama.cpp and transformers compute different results: {'; '.join(problems)}")
     problems = compare_scores("f32", trained, tuned, None)["problems"]
     if problems:
-        raise HivetuneError(f"llama.cpp does not apply this adapter as it is trained: {'; '.join(problems)}")
+        raise HivetuneError(f"llama.cpp applies this adapter differently from training: {'; '.join(problems)}")
 
 
 def _in_words(error: HivetuneError) -> str:

@@ -124,7 +124,7 @@ def export(
     }
     if problems := problems_once(source.model):
         raise UsageError(
-            f"the model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
+            f"the base model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
         )
     with lock(parent):
         whole = (folder / MANIFEST).exists() and not problems_once(folder)

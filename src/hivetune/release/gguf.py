@@ -127,11 +127,11 @@ def base_gguf(
         return made
     prepared = find_prepared(model)
     if prepared is None:
-        raise UsageError(f"the base model {model} is not prepared here", hint=f"hivetune fetch {model}")
+        raise UsageError(f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {model}")
     if sha256_file(prepared.folder / MANIFEST) != model_sha256:
         raise UsageError(
             f"the base model {model} is not the one that this release was trained on",
-            hint="train on the present base, or restore the old one",
+            hint="restore that base, or train on this one",
         )
     folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
     path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"

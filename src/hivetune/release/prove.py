@@ -248,7 +248,7 @@ def check_prompts(run: Path, backend: Backend) -> int:
     if differences:
         first = differences[0]
         raise HivetuneError(
-            f"llama.cpp builds other prompts than were trained on for {len(differences)} of {checked} conversations: "
+            f"llama.cpp builds prompts that differ from training for {len(differences)} of {checked} conversations: "
             f"{first.source}, token {first.at}: trained {first.trained!r}, served {first.served!r}",
             hint="please report it with the model's name; hivetune export --no-check keeps the file",
         )
@@ -285,7 +285,7 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
             converter = find_converter(load_run(folder).config.export.converter).name
             problems += untested_pair(converter, server_name(find_engine("auto")))
         raise HivetuneError(
-            f"{exported.path} is not what was trained: {'; '.join(problems)}",
+            f"{exported.path} differs from the trained model: {'; '.join(problems)}",
             hint=f"do not serve it; please report it with {path}",
         )
     return proof

@@ -62,7 +62,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
         if all(each.path != unused.path for each in _snapshots(database, list(known_runs(database)))):
-            raise UsageError(f"{unused.path} came into use", hint="hivetune prune looks again")
+            raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune runs prune")
         note_and_free(
             lambda: _forget_path(database, "snapshots", unused.path),
             lambda: shutil.rmtree(unused.path),

@@ -182,7 +182,7 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
     if "champion" in release.aliases:
         return release
     if force and not reason:
-        raise UsageError("--force needs --reason", hint="say why in words; the registry keeps them")
+        raise UsageError("--force needs --reason", hint="give the reason; the registry keeps it")
     refusal = _refusal(release)
     if refusal and not force:
         raise NotDeployed(f"{release.label}: {refusal}", hint="to promote it all the same: --force --reason WORDS")
@@ -211,7 +211,7 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     to return to, or another release is the champion now.
     """
     champion = find(database, reference)
-    moved = UsageError(f"{champion.label} is not the champion any more", hint="see who is: hivetune registry")
+    moved = UsageError(f"{champion.label} is no longer the champion", hint="see the champion: hivetune registry")
     if "champion" not in champion.aliases:
         raise moved
     earlier = returns_to(database, champion.name)
@@ -300,7 +300,7 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
 
     def check() -> None:
         if _is_used(database, find(database, release.label)):
-            raise UsageError(f"{release.label} is in use", hint="hivetune registry shows the aliases")
+            raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune registry")
 
     def note() -> None:
         with transaction(database):

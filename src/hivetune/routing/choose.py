@@ -104,7 +104,7 @@ def _read(path: Path, _changed_ns: int, _size_bytes: int) -> SpecialistTable:
         }
         return SpecialistTable(document["shared"], tuple(document["experts"]), keys, _router(document["router"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged: {error}", hint="hivetune experts CONFIG --train makes it anew") from None
+        raise UsageError(f"{path} is damaged: {error}", hint="run hivetune experts CONFIG --train") from None
 
 
 def _router_document(router: TextRouter) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def retire_release(database: sqlite3.Connection, reference: str, *, by: str, rea
     """
     champion = find(database, reference)
     if "champion" not in champion.aliases:
-        raise UsageError(f"{champion.label} is not the champion", hint="see who is: hivetune registry")
+        raise UsageError(f"{champion.label} is not the champion", hint="see the champion: hivetune registry")
     for shared, specialists in families(database).items():
         if champion.name in specialists:
             # First: an expert whose step says that it serves, and that has no champion, would stay so after a kill.

@@ -40,7 +40,7 @@ def find_run(name: str, or_else: str = "") -> Path:
         which = ", ".join(str(run) if exact else run.name for run in meant)
         raise UsageError(f"{name!r} could mean {len(meant)} runs", hint=f"choose one of: {which}")
     if not runs:
-        raise UsageError(f"there is no run{or_else} {name!r}", hint="there are none yet; begin: hivetune train CONFIG")
+        raise UsageError(f"there is no run{or_else} {name!r}", hint="train the first one: hivetune train CONFIG")
     near = difflib.get_close_matches(name, [LAST, *(status.run.name for status in runs)], 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"there is no run{or_else} {name!r}", hint=f"{hint}see the runs: hivetune runs")

@@ -66,7 +66,7 @@ def require_adapter(folder: Path) -> None:
         return
     run = quoted(folder)
     going_on = lock_holder(folder) is not None
-    hint = f"it is being trained: hivetune watch {run}" if going_on else f"train it to its end: hivetune resume {run}"
+    hint = f"it is being trained: hivetune watch {run}" if going_on else f"finish the training: hivetune resume {run}"
     raise UsageError(f"{folder} has no adapter yet", hint=hint)
 
 
@@ -77,11 +77,11 @@ def adapter_hash(folder: Path) -> str:
     """
     path = folder / ADAPTER
     if not path.is_file():
-        raise HivetuneError(f"{path} is missing", hint=f"train it to its end: hivetune resume {quoted(folder)}")
+        raise HivetuneError(f"{path} is missing", hint=f"finish the training: hivetune resume {quoted(folder)}")
     problems = named_problems(folder, (ADAPTER, ADAPTER_CONFIG))
     if problems:
         raise HivetuneError(
-            f"the adapter of {folder} is not what was trained: {problems[0]}",
+            f"the adapter of {folder} was changed after training: {problems[0]}",
             hint="restore it from a copy, or train again into another folder",
         )
     return sha256_once(path)

@@ -274,13 +274,13 @@ def find_pair(name: str, beside: str, quant: str, progress: Progress) -> tuple[V
             model = first.model
         else:
             raise UsageError(
-                f"the base of {first.model} is not known", hint="name a run or a release, or a second GGUF file"
+                f"the base model of {first.model} is unknown", hint="name a run or a release, or a second GGUF file"
             )
         second = Voice(BASE, model)
     else:
         second, _ = find_voice(beside, quant, progress)
     if (first.model, first.adapter) == (second.model, second.adapter):
-        raise UsageError(f"{name} and {beside} are the same", hint="name two that differ, such as NAME@1 and NAME@2")
+        raise UsageError(f"{name} and {beside} are the same", hint="name two different ones, such as NAME@1 and NAME@2")
     if first.label == second.label:
         second = Voice(f"{second.label} ({second.model.parent})", second.model, second.adapter)
     return first, second, run

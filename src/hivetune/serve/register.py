@@ -119,7 +119,8 @@ def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
             verdict = None
         except (KeyError, ValueError) as error:
             raise HivetuneError(
-                f"{run.folder / EVALUATION} is damaged: {error}", hint=f"hivetune eval {quoted(run.folder)}"
+                f"{run.folder / EVALUATION} is damaged: {error}",
+                hint=f"run hivetune eval {quoted(run.folder)}",
             ) from None
     started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
     return {

@@ -132,7 +132,7 @@ def _kept(router: TextRouter, names: Sequence[str], gone: set[str]) -> TextRoute
     A router that is learned without the rows of `gone` would give their texts to others.
     """
     known = {one.name: one for one in router.specialists}
-    why_not = f"the router stays as it was while there are no rows for {', '.join(sorted(gone))}"
+    why_not = f"the router is unchanged, since there are no rows for {', '.join(sorted(gone))}"
     specialists = tuple(known.get(name, TextSpecialist(name, {}, threshold=None, why_not=why_not)) for name in names)
     return replace(router, specialists=specialists)
 

@@ -319,7 +319,7 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
         report.on_step(sum(run_status(run.folder).step for run in waiting))
         if report.ends():
             raise Stopped(
-                "the training of experts was asked to end", hint="the same command goes on", signal_number=None
+                "the training of specialists was stopped", hint="the same command continues", signal_number=None
             )
 
     codes = run_queue([Going(run.folder) for run in waiting], places, look)
@@ -327,7 +327,7 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
         f"{run.record['name']}: {failure_text(run.folder, code)}" for run in waiting if (code := codes[run.folder])
     ]
     if failed:
-        raise HivetuneError("; ".join(failed), hint="the same command goes on; hivetune logs RUN says more")
+        raise HivetuneError("; ".join(failed), hint="the same command continues; see the log: hivetune logs RUN")
 
 
 def going_on(survey: Survey, kept: Collection[str], folder: Path) -> RunConfig:

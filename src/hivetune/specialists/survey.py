@@ -91,8 +91,8 @@ def shared_name(config: RunConfig) -> str:
     name = config.experts.shared or config.cycle.name
     if name is None:
         raise UsageError(
-            "which release is the shared adapter?",
-            hint="hivetune register RUN --as NAME, hivetune promote NAME@1, then set experts.shared: NAME",
+            "experts.shared names no release",
+            hint="hivetune register RUN --as NAME; hivetune promote NAME@1; then set experts.shared: NAME",
         )
     return name
 
@@ -110,7 +110,7 @@ def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
     if sha256_file(model / MANIFEST) != shared.model_sha256:
         raise UsageError(
             f"{shared.label} was trained on another base model than the present {config.model}",
-            hint="train the shared adapter on the present base first",
+            hint="first train the shared adapter on {config.model}",
         )
     theirs = read_resolved(shared.folder)[0]
     lora = theirs.lora.model_copy(update={"start": None})

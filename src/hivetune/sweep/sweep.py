@@ -71,7 +71,7 @@ def make_variants(config: RunConfig, over: Sequence[str]) -> list[Variant]:
         raise UsageError(f"--over {twice} is given twice", hint=f"name all its values at once: {twice}=A,B")
     refused = next((key for key in keys if key == "output" or key.startswith(("supervise.", "cycle."))), None)
     if refused is not None:
-        raise UsageError(f"--over {refused} changes nothing that is learnt", hint="try settings of the training")
+        raise UsageError(f"--over {refused} does not change the training", hint="try settings of the training")
     combinations = list(itertools.product(*axes))
     if len(combinations) > MAX_VARIANTS:
         raise UsageError(f"{len(combinations)} combinations, at most {MAX_VARIANTS}", hint="name fewer values")
@@ -253,7 +253,7 @@ def _open(variant: Variant, name: str, number: int) -> Entrant:
         config = config.model_copy(update={"output": os.path.join(config.output, f"{number:02d}")})
     run = open_run(config, name)
     if not run.snapshot.rows("validation"):
-        raise UsageError("a sweep chooses by the validation rows, and there are none", hint="set data.validation: 0.1")
+        raise UsageError("a sweep needs validation rows, and there are none", hint="set data.validation: 0.1")
     return Entrant(variant, run)
 
 
@@ -285,7 +285,7 @@ def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
         if devices.cluster is not None and code == MachineNotFit.exit_code:
-            raise MachineNotFit(_last_words(entrant.run.folder), hint="mend that; the same command goes on")
+            raise MachineNotFit(_last_words(entrant.run.folder), hint="fix that; the same command continues")
         if code:
             entrant.failed = failure_text(entrant.run.folder, code)
 
@@ -358,7 +358,7 @@ def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
     if failed and not any(entrant.racing for entrant in entrants):
         others = " that was not stopped early" if len(failed) < len(entrants) else ""
         raise HivetuneError(
-            f"every run{others} failed; the first: {failed[0].failed}", hint="hivetune logs RUN says more"
+            f"every run{others} failed; the first: {failed[0].failed}", hint="see the log: hivetune logs RUN"
         )
 
 

@@ -69,7 +69,7 @@ def ask_rows(
     """
     side = find_artefact(settings.model, None, SERVED_QUANT)
     if side.figures is not None:
-        raise UsageError(f"{settings.model}: a file of figures can't be asked", hint="give URL#MODEL or a .gguf file")
+        raise UsageError(f"{settings.model} is a file of figures, not a model", hint="give URL#MODEL or a .gguf file")
     compared = Against(settings.against)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def ask_rows(
             if not asking.rows.number_kept:
                 why = _reasons(asking.counts)
                 raise DataRefused(
-                    f"no row could be made of {asking.num_replies:,} replies of {side.label}: {why}",
+                    f"no usable row in {asking.num_replies:,} replies of {side.label}: {why}",
                     hint="a larger model follows the instruction better; without --ask no model is needed",
                 )
     except OSError as error:
@@ -208,7 +208,7 @@ class _Asking:
         if self._failed_in_a_row >= _MAX_FAILURES:
             raise HivetuneError(
                 f"{error.message}; so did the {_MAX_FAILURES - 1} passages before it",
-                hint="replies are kept; the same command goes on",
+                hint="replies are kept; the same command continues",
             )
 
     def _use(self, one: _Passage, text: str) -> None:

@@ -66,7 +66,7 @@ def load_run(folder: Path) -> Run:
     model = Path(record.get("model", "(not recorded)"))
     if not model.exists():
         raise UsageError(
-            f"the model that {folder} is trained on is missing: {model}",
+            f"the base model of {folder} is missing: {model}",
             hint=f"get it again: hivetune fetch {config.model}",
         )
     snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
@@ -109,13 +109,13 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
     if config.learn.stage == 2:
         if config.lora.start is None:
             raise UsageError(
-                "learn.stage is 2 and lora.start names no run of stage 1",
-                hint="hivetune learn CONFIG runs both stages",
+                "learn.stage is 2, but lora.start does not name a run of stage 1",
+                hint="run both stages: hivetune learn CONFIG",
             )
         if not snapshot.bad_rows():
             raise UsageError(
-                "learn.stage is 2 and no bad answer is left to learn from",
-                hint="name pairs or failures in learn.use; hivetune data check says what became of each row",
+                "learn.stage is 2, but there is no bad answer to learn from",
+                hint="name pairs or failures in learn.use; hivetune data check shows the reason for each row",
             )
         return make_stage2_plan(
             rows,

@@ -359,7 +359,7 @@ def test_the_hub_is_asked_for_the_files_and_told_nothing_else(source: Path, tmp_
 def test_a_token_never_goes_over_plain_http(tmp_path: Path) -> None:
     refused = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid", HF_TOKEN="hf_secret")
     assert refused.error is not None and refused.error.exit_code == 2
-    assert "without https everybody on the way can read your token" in refused.error.message
+    assert "without https others can read your token" in refused.error.message
     without = fetch("hive/tiny", tmp_path, HF_ENDPOINT="http://hub.invalid")
     assert without.error is not None and "can't be reached" in without.error.message
 

@@ -153,7 +153,7 @@ def test_an_amendment_by_hand_is_refused_with_its_line(tmp_path: Path) -> None:
     path = amended(tmp_path, 3)
     with open(path, "a") as file:
         file.write(BY_HAND)
-    with pytest.raises(UsageError, match=rf"{path}:2: this line is damaged, or was written by hand") as refused:
+    with pytest.raises(UsageError, match=rf"{path}:2: this line is damaged or was edited by hand") as refused:
         read_plan(tmp_path)
     assert "restore it from a copy" in refused.value.hint
     with pytest.raises(UsageError, match="jsonl:2"):

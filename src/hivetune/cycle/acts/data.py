@@ -91,7 +91,7 @@ def make_run(context: ActContext) -> str:
     run = run_without(context, config.model_copy(update={"lora": lora}), cycle.run, left_out, there)
     tried = dry_export(run)
     if tried.unwritten:  # said now, not after the night in which it was trained
-        raise UsageError(f"what this cycle would train can't be exported: {tried.unwritten}")
+        raise UsageError(f"the model of this cycle could not be exported: {tried.unwritten}")
     context.details["start"] = "base" if champion is None or start is None else champion.label
     context.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
     context.details["rows"] = dict(run.snapshot.manifest["accounting"])
@@ -115,7 +115,7 @@ def run_without(
         shutil.rmtree(folder)
         raise HivetuneError(
             f"{len(late)} rows arrived while the cycle chose its rows",
-            hint="it is retried; they wait for the next cycle",
+            hint="the act is retried; the rows wait for the next cycle",
         )
     return run
 

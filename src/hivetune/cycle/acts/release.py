@@ -32,11 +32,13 @@ def restore_champion(context: ActContext) -> str:
     """Restore the champion's files from its run. If that is damaged too, return to the champion before."""
     champion = context.champion()
     if champion is None:
-        raise UsageError(f"{context.name} has no champion to restore", hint=f"hivetune promote {context.name}@VERSION")
+        raise UsageError(
+            f"{context.name} has no champion to restore", hint=f"run hivetune promote {context.name}@VERSION"
+        )
     try:
         again, _ = register_run(Path(champion.run), champion.name)
         if again.label != champion.label:
-            raise UsageError(f"its run holds another adapter now: {champion.run}")
+            raise UsageError(f"its run now has another adapter: {champion.run}")
         again.check()
     except (Busy, DoesNotFit, MachineNotFit):  # says nothing of the champion: it is restored when that is mended
         raise
@@ -54,7 +56,7 @@ def return_to_previous(context: ActContext) -> str:
     """Roll back the champion, unless the gateway, which watches too, was faster."""
     worse, champion = context.observed.desired, context.champion()
     if worse is None or champion is None or champion.label != worse:
-        return f"{worse} is not the champion any more"
+        return f"{worse} is no longer the champion"
     with closing(open_database()) as database:
         back, gone = rollback(database, worse, by=BY, reason=context.reason)
     return f"{back.label} is the champion again; {gone.label} is withdrawn"

@@ -173,7 +173,7 @@ class Exporter:
 def report_once(run: Path, destination: Destination) -> ReportState:
     """Send all of a run's points now. Raises Busy while another process sends the same report, MachineNotFit when the
     tool can't be reached, DoesNotFit when its disk is full."""
-    with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
+    with lock(_folder(run, destination), hint="it continues by itself while the run does"):
         exporter = Exporter(subject_of(run), destination)
         try:
             exporter.send()
@@ -195,7 +195,7 @@ def report_on(
 ) -> ReportState:
     """Send points as they come until the run ends. A tool that can't be reached is retried: for ever while the run goes
     on, then for TRIES_AFTER_END_S. Raises as `report_once`."""
-    with lock(_folder(run, destination), hint="it goes on by itself while the run does"):
+    with lock(_folder(run, destination), hint="it continues by itself while the run does"):
         exporter = Exporter(subject_of(run), destination)
         pause_s, ended, problem, written = _FIRST_PAUSE_S, math.inf, "", -math.inf
         while True:

@@ -102,7 +102,7 @@ def _releases(database: Connection) -> Iterator[Metric]:
 def _training(database: Connection) -> Iterator[Metric]:
     """Yield the numbers of the run that goes on, the newest if there are several."""
     going = running_runs(database)
-    yield _gauge("hivetune_training_runs", "Runs that go on", len(going))
+    yield _gauge("hivetune_training_runs", "Running runs", len(going))
     if not going:
         return
     entry = next((each for each in reversed(read_tail(going[0] / METRICS)) if each["event"] == "step"), None)
@@ -110,7 +110,7 @@ def _training(database: Connection) -> Iterator[Metric]:
         planned = read_sealed(going[0] / PLAN)["steps"]
     except UsageError:  # damaged: `hivetune status` tells
         return
-    yield _gauge("hivetune_training_steps_planned", "Steps of the plan of the run that goes on", planned)
+    yield _gauge("hivetune_training_steps_planned", "Planned steps of the current run", planned)
     if entry is not None:
         yield _gauge("hivetune_training_step", "Steps that it has made", entry["step"])
         if entry["loss"] is not None:

@@ -98,7 +98,7 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
     with closing(open_database()) as database:
         folder = snapshot_folder(database, digest)
     if folder is None or not (folder / ROWS_FILE).is_file():
-        raise UsageError("the snapshot of this release was deleted, so its rows can't be shown")
+        raise UsageError("the snapshot of this release was deleted; its rows can't be shown")
     with closing(_open_rows(folder)) as rows:
         total = rows.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()[0]
         where = f"{_COLUMNS} WHERE split = ? ORDER BY row LIMIT ? OFFSET ?"

@@ -60,7 +60,7 @@ def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the run's own page of its evaluation, in the dashboard's frame."""
     run = found_run(watcher, request)
     if not (run.path / EVALUATION).exists():
-        raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"hivetune eval {quoted(run.path.name)}")
+        raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
     evaluation = read_sealed(run.path / EVALUATION)
     judged = read_sealed(run.path / VERDICT) if (run.path / VERDICT).exists() else {"metrics": []}
     with of_this_version(run.path / EVALUATION):

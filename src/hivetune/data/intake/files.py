@@ -100,11 +100,11 @@ def find_sources(paths: str | Sequence[str]) -> list[str]:
             _refuse_endless(path)
             names.append(path)
         elif os.path.islink(path):
-            raise UsageError(f"{spelled(path)} is a link that leads nowhere", hint="look at it with ls -l")
+            raise UsageError(f"{spelled(path)} is a broken link", hint="look at it with ls -l")
         elif any(c in path for c in "*?["):
             matches = sorted(matching_files(path))
             if not matches:
-                raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern, and look at it with ls")
+                raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern; check it with ls")
             names += matches
         else:
             raise UsageError(f"{spelled(path)} does not exist", hint=_elsewhere(path))

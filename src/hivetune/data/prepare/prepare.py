@@ -238,7 +238,7 @@ def _existing(folder: Path, key: str) -> Snapshot | None:
             if problems:
                 raise UsageError(f"the snapshot {folder} is damaged: {problems[0]}", hint=DAMAGED_SNAPSHOT)
             return snapshot
-        raise UsageError(f"{folder} holds another snapshot or run", hint="choose another --out")
+        raise UsageError(f"{folder} contains another snapshot or run", hint="choose another --out")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", hint="choose another --out")
     return None

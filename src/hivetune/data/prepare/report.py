@@ -55,7 +55,7 @@ class Report:
     def refuse(self, max_rejected: float) -> None:
         """Raise DataRefused unless a row is usable and at most this share of the rows is rejected."""
         if self.rows_in == 0:
-            raise DataRefused("there are no rows", hint="the files are empty: give files with one row a line")
+            raise DataRefused("the files contain no rows", hint="give files with one row per line")
         top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
         reason = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
         first = next((p for p in self.document["problems"] if top and p["reason"] == top[0]), None)

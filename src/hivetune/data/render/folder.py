@@ -40,10 +40,12 @@ def load_renderer(model_folder: Path) -> Renderer:
         templates = _templates(model_folder, settings.get("chat_template"))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{model_folder} is not a prepared model folder: {error}", hint="hivetune fetch MODEL"
+            f"{model_folder} is not a prepared model folder: {error}", hint="run hivetune fetch MODEL"
         ) from None
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
-        raise UsageError(f"{model_folder}/tokenizer.json can't be read: {error}", hint="hivetune fetch MODEL") from None
+        raise UsageError(
+            f"{model_folder}/tokenizer.json can't be read: {error}", hint="run hivetune fetch MODEL"
+        ) from None
     if "default" not in templates:
         raise UsageError(
             f"{model_folder} has no chat template"
@@ -57,7 +59,7 @@ def load_renderer(model_folder: Path) -> Renderer:
     eos_ids = description.get("eos_ids") or [token_id(tokenizer, variables.get("eos_token"))]
     eos_ids = [i for i in eos_ids if i is not None]
     if not eos_ids:
-        raise UsageError(f"{model_folder} names no end token", hint="set eos_token in tokenizer_config.json")
+        raise UsageError(f"{model_folder} has no end token", hint="set eos_token in tokenizer_config.json")
     try:
         return Renderer(tokenizer, templates, variables, eos_ids)
     except (RenderError, RecursionError) as error:

@@ -78,8 +78,8 @@ def _check_endpoint(endpoint: str, *, with_token: bool) -> None:
     address = urlsplit(endpoint)
     if with_token and address.scheme != "https" and address.hostname not in _LOOPBACK:
         raise UsageError(
-            f"HF_ENDPOINT is {endpoint}: without https everybody on the way can read your token",
-            hint="use https, or go without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+            f"HF_ENDPOINT is {endpoint}: without https others can read your token",
+            hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
         )
 
 
@@ -111,7 +111,7 @@ def _explain(name: str, error: Exception) -> HivetuneError:
 
     if isinstance(error, GatedRepoError):
         return UsageError(
-            f"model {name} is open only to those who accepted its licence",
+            f"model {name} requires you to accept its licence",
             hint=f"accept it at {constants.ENDPOINT}/{name}, then set HF_TOKEN",
         )
     if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):

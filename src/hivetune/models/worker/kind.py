@@ -71,11 +71,11 @@ def take_text_part(work: Path, config: Any, name: str) -> None:
     """Write the text part of the model folder `work` over it. Raises UsageError for a model that has none."""
     text = config.get_text_config()
     if text is config:
-        raise UsageError(f"model {name}: {config.model_type} is a text model as it is", hint="leave :text out")
+        raise UsageError(f"model {name}: {config.model_type} is already a text model", hint="leave :text out")
     tensors = open_weights(work)
     prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in tensors)), None)
     if prefix is None:
-        raise UsageError(f"model {name}: the tensors of its text part can't be told from the others")
+        raise UsageError(f"model {name}: the tensors of its text part can't be distinguished from the others")
     text_tensors = {
         f"model.{key.removeprefix(prefix)}": stored for key, stored in tensors.items() if key.startswith(prefix)
     }

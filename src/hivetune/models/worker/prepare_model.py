@@ -175,7 +175,7 @@ def weight_files(folder: Path, name: str) -> list[str]:
         unsafe = [shard for shard in shards if Path(shard).name != shard or not shard.endswith(".safetensors")]
         if missing or unsafe:
             raise UsageError(
-                f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or elsewhere",
+                f"model {name}: {WEIGHTS_INDEX} names {(unsafe or missing)[0]}, which is missing or outside the folder",
                 hint=NOT_WHOLE,
             )
         if not isinstance(index.get("metadata"), dict):  # transformers reads no index without
@@ -277,7 +277,7 @@ def _token_ids(value: Any, where: str) -> list[int]:
     for another."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in values):
-        raise UsageError(f"{where} is {value!r}, not a token's number")
+        raise UsageError(f"{where} is {value!r}, not a token id")
     return [number for number in values if number >= 0]
 
 

@@ -148,7 +148,7 @@ def _unbuildable(name: str, error: Exception) -> UsageError:
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {lines[0] if lines else 'no words'}"
     return UsageError(
-        f"model {name}: config.json describes no model that transformers can build ({reason[:300]})",
+        f"model {name}: transformers can't build a model from config.json ({reason[:300]})",
         hint="compare it with the config.json of the model's publisher, or update transformers if the model is newer",
     )
 

@@ -184,9 +184,7 @@ class Gateway:
         if fields.keys() <= {"id", "reason"}:
             raise UsageError('feedback needs a "rating" or a "correction"')
         if self.capture is None:
-            raise UsageError(
-                "answers are not captured, so feedback can't be joined to one", hint="start the gateway with --capture"
-            )
+            raise UsageError("answers are not captured, so none can be rated", hint="start the gateway with --capture")
         answer, rating = fields["id"], fields.get("rating")
         recent = self.metrics.answer_of(answer)
         if recent is not None and recent[1] != client:

@@ -32,7 +32,7 @@ def make_client(database: sqlite3.Connection, name: str) -> str:
     with transaction(database):
         if any(client.name == name and client.revoked is None for client in clients(database)):
             raise UsageError(
-                f"the client {name!r} has a token already",
+                f"the client {name!r} already has a token",
                 hint=f"revoke it first: hivetune clients --revoke {quoted(name)}",
             )
         database.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, NULL)", (name, _hash(token), time.time()))

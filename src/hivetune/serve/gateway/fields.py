@@ -130,7 +130,7 @@ class Form(_Fields):
     @model_validator(mode="after")
     def _whole(self) -> "Form":
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema goes with the type json_schema")
+            raise ValueError("json_schema needs the type json_schema")
         return self
 
 

@@ -62,7 +62,7 @@ def parse_pack(text: str, where: str) -> Pack:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for a pack of a few lines") from None
+        raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for an example of a pack") from None
     _known(tree, PACK_KEYS, where)
     category = tree.get("category")
     if not isinstance(category, str) or not category.strip():
@@ -121,7 +121,7 @@ def _fact(value: Mapping[str, Any], where: str) -> WrittenFact:
     _known(value, _FACT_KEYS, f"{where}: fact")
     for key in ("question", "answer", "source"):
         if not isinstance(value.get(key), str) or not value[key].strip():
-            raise UsageError(f"{where}: a fact needs '{key}'", hint="every fact names the page that it rests on")
+            raise UsageError(f"{where}: a fact needs '{key}'", hint="name the page that confirms the fact")
     return WrittenFact(value["question"], value["answer"], value["source"])
 
 

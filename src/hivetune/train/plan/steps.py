@@ -33,7 +33,7 @@ HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
 # So many bad rows are always tolerated, whatever share of a small data set they are.
 ALWAYS_TOLERATED = 16
 AMENDED_HINT = (
-    "only training writes this file: restore it from a copy, or begin anew in another folder; "
+    "only training writes this file: restore it from a copy, or train again into another folder; "
     "to leave a row out, take it out of the data"
 )
 
@@ -282,7 +282,7 @@ def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> lis
     for line, entry in enumerate(read_journal(path), 1):
         where = f"{path}:{line}"
         if entry["event"] != "amendment":
-            raise UsageError(f"{where}: this line is damaged, or was written by hand", hint=AMENDED_HINT)
+            raise UsageError(f"{where}: this line is damaged or was edited by hand", hint=AMENDED_HINT)
         fields = {name: value for name, value in entry.items() if name not in ("event", "time", "number")}
         try:
             amendment = from_plain(Amendment, fields)

@@ -134,9 +134,7 @@ def verify_resume(
 
     train_to_end(killed, steps, kill_on_time, read_resolved(calm)[1])  # what was measured once holds for both
     if not kills:
-        raise HivetuneError(
-            f"the run of {steps} steps was over before it could be killed", hint="run verify-resume again"
-        )
+        raise HivetuneError(f"the run of {steps} steps ended before it was killed", hint="run verify-resume again")
     return Verification(
         files=tuple(compare_runs(calm, killed)),
         steps=steps,

@@ -48,7 +48,7 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
     if choices.pack_tokens is None:
         if ranks.size > 1:
             raise UsageError(
-                f"torchrun started {ranks.size} processes for a run that is computed by one",
+                f"torchrun started {ranks.size} processes for a run of one process",
                 hint="begin a run with workers: auto; then any number of processes gives the same bits",
             )
         return Whole(model, config.seed)

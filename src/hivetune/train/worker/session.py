@@ -137,7 +137,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     plan = read_plan(folder)
     snapshot = open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
-        raise UsageError(f"{folder}: its plan was made for other data", hint="train into another folder")
+        raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
     choices = with_changes(config, with_packs(folder, config, settle(folder, config, choices), snapshot), task.changes)
     device, dtype = start_with(choices)
     cap_memory(device, config.supervise.memory_share)
@@ -194,7 +194,9 @@ def restore(session: Session) -> LoopState:
     progress = LoopState()
     if state is not None:
         if (state.plan_sha256, state.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
-            raise UsageError(f"{session.folder}: its checkpoints are of another plan", hint="train into another folder")
+            raise UsageError(
+                f"the checkpoints of {session.folder} belong to another plan", hint="train into another folder"
+            )
         for kind, flat_N in _flat_state(session).items():
             for name, view in same_views(flat_N, session.model.adapter).items():
                 tensor = getattr(state, kind).get(name)
@@ -203,7 +205,7 @@ def restore(session: Session) -> LoopState:
                     where = checkpoints.folder_of(session.folder, state.step)
                     raise UsageError(
                         f"{where}: {kind}/{name} is {shape}, the model needs {list(view.shape)}",
-                        hint="restore the checkpoint from a copy, or delete its folder to go on from the one before",
+                        hint="restore the checkpoint from a copy, or delete its folder to use the previous one",
                     )
                 view.copy_(tensor)
         progress = _progress_of(state)

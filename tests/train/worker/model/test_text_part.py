@@ -66,5 +66,5 @@ def test_the_text_part_alone(kind: str, tiny_source: Path, tmp_path: Path) -> No
 
 
 def test_a_text_model_has_no_part_to_ask_for(tiny_source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a text model as it is"):
+    with pytest.raises(UsageError, match="is already a text model"):
         prepare_model(f"{tiny_source}:text", tmp_path / "prepared")

@@ -123,7 +123,7 @@ class JsonlReader:
             return None  # it was renamed, and the next look finds it
         except PermissionError:
             raise UsageError(
-                f"{spelled(position.path)} may not be read", hint=f"chmod u+r {quoted(position.path)}"
+                f"{spelled(position.path)} is not readable", hint=f"chmod u+r {quoted(position.path)}"
             ) from None
         if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
             self._moved = True

@@ -46,7 +46,8 @@ def parse_map(text: str) -> dict[str, str]:
         ours, colon, theirs = part.partition(":")
         if not colon or not ours or not theirs:
             raise UsageError(
-                f"map={text}: {part!r} is not a pair", hint="map=OUR_NAME:THEIR_COLUMN,..., e.g. prompt:question"
+                f"map={text}: {part!r} is not a pair",
+                hint="write map=OUR_NAME:THEIR_COLUMN,..., for example map=prompt:question",
             )
         pairs[ours] = theirs
     return pairs
@@ -98,13 +99,13 @@ def _streams(options: dict[str, str], shown: str) -> list[str]:
     """Return one stream, or `prefix:{p}:events` per partition; the hash tag keeps its keys in one slot."""
     if ("stream" in options) == ("prefix" in options):
         raise UsageError(
-            f"{shown}: which stream?", hint="?stream=NAME, or ?prefix=NAME&partitions=N for NAME:{p}:events"
+            f"{shown} names no stream", hint="add ?stream=NAME, or ?prefix=NAME&partitions=N for NAME:{p}:events"
         )
     if "stream" in options:
         return [options["stream"]]
     count = _number(options, "partitions", 0)
     if count < 1 or count != int(count):
-        raise UsageError(f"{shown}: how many partitions has {options['prefix']}?", hint="&partitions=N, from 1")
+        raise UsageError(f"{shown} lacks the number of partitions", hint="add &partitions=N")
     return [f"{options['prefix']}:{{{partition}}}:events" for partition in range(int(count))]
 
 

@@ -126,7 +126,7 @@ def check_eviction(client: Any, server: Server, stream: str) -> None:
         return
     host = _address(client, server, stream)
     raise UsageError(
-        f"{server.shown} evicts with {policy}: when its memory is full it may delete the whole stream, read or not",
+        f"{server.shown} evicts with {policy}: when its memory is full it may delete unread entries",
         hint=f"redis-cli {host} CONFIG SET maxmemory-policy noeviction && redis-cli {host} CONFIG REWRITE",
     )
 

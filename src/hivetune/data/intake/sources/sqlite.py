@@ -123,7 +123,7 @@ class SqliteReader:
         columns = [row["name"] for row in self._query("SELECT name FROM pragma_table_info(?)", self._table)]
         if self._is_own_database and not set(columns) >= OWN_COLUMNS:
             raise UsageError(
-                f"{spelled(self._path)} is no Hivetune store", hint=f"name a table: sqlite:{self._path}?table=..."
+                f"{spelled(self._path)} is not a Hivetune store", hint=f"name a table: sqlite:{self._path}?table=..."
             )
         for column in (*self._map.values(), *([self._column] if self._column else [])):
             if column not in columns:
@@ -134,7 +134,7 @@ class SqliteReader:
         if self._column is None and not self._has_rowid:
             raise UsageError(
                 f"{self._table} has no rowid (a view, or WITHOUT ROWID)",
-                hint="name a column that only grows: &cursor=COLUMN",
+                hint="name a column whose values only grow: &cursor=COLUMN",
             )
         if self._column:
             condition = f"{_quote(self._column)} IS NULL OR typeof({_quote(self._column)}) = 'blob'"

@@ -112,7 +112,7 @@ class Placer:
             try:
                 self.ray = connect_ray(self._address)
             except HivetuneError as error:
-                self._note(f"{error.message}; the run goes on without the cluster's workers")
+                self._note(f"{error.message}; the run continues without the cluster's workers")
                 self._closed.wait(RETRY_S)
         membership = read_membership()
         # The device of the run's own worker, where this machine offers it: its lock is held until this process ends.

@@ -97,7 +97,7 @@ class Packs:
     ) -> Summed:
         """Compute `Whole.backward` by the crew. Raises WorkerWrong."""
         if beta is not None:
-            raise ValueError("stage 2 is computed by one process")
+            raise ValueError("stage 2 runs in one process only")
         batches = [tuple(documents[index] for index in indices) for indices in self._model.micro_batches(documents)]
         grad_N, fits = self._model.grad_N, False
         while not fits:

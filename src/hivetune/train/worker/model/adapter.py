@@ -86,7 +86,7 @@ def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
     if scaling(theirs) != scaling(lora):
         raise UsageError(
             f"lora.start: {lora.start} is scaled by {scaling(theirs):g}, this run by {scaling(lora):g}",
-            hint="set lora.r, lora.alpha and lora.rslora as in the run that made it",
+            hint="set lora.r, lora.alpha and lora.rslora as in the run that trained it",
         )
     fill(adapter, tensors, f"lora.start: {lora.start}")
 
@@ -158,7 +158,7 @@ def fill(adapter: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: st
         differing = sorted(adapter.keys() ^ tensors.keys())
         raise UsageError(
             f"{where}: {len(differing)} tensors are not in both adapter and model, first {differing[0]}",
-            hint="is it an adapter of another base model?",
+            hint="it may belong to another base model",
         )
     for name, view in adapter.items():
         if view.shape != tensors[name].shape:

@@ -417,7 +417,7 @@ def _check_blocks(name: str, columns: int, device: torch.device) -> None:
     if device.type == "cpu" and columns % BLOCK:
         raise UsageError(
             f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
-            hint=f"set method: lora; it is right for rows of whole blocks of {BLOCK} values, and on a card",
+            hint=f"set method: lora; qlora needs rows of whole blocks of {BLOCK} values, or a card",
         )
 
 
@@ -448,7 +448,7 @@ def _check_causal(module: nn.Module) -> None:
     # Both passes compute the same positions: a few roundings differ at most, where tokens are sorted by expert.
     if (before_LV - after_LV).abs().max() > ROUNDINGS * torch.finfo(module.dtype).eps * before_LV.abs().max():
         raise UsageError(
-            f"{type(module).__name__} is not causal: its output for a token depends on tokens that follow",
+            f"{type(module).__name__} is not causal: its output for a token depends on later tokens",
             hint="choose a causal language model",
         )
 

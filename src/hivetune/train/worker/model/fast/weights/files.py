@@ -61,7 +61,7 @@ class Checkpoint:
         path = stored.file.path
         if (start + len(values_n)) * dtype.itemsize > stored.size_bytes:
             raise UsageError(
-                f"{path}: {name} is {list(stored.shape)}, which is not what config.json describes",
+                f"{path}: {name} is {list(stored.shape)}, which does not match config.json",
                 hint="prepare the model again: hivetune fetch",
             )
         number = self._open(path)
@@ -124,6 +124,6 @@ def _state_of(number: int) -> tuple[int, int]:
 
 def _changed(path: Path) -> UsageError:
     return UsageError(
-        f"{path} was changed while a run reads its weights from it",
+        f"{path} was changed while a run read weights from it",
         hint="prepare the model again (hivetune fetch), then hivetune resume RUN",
     )
