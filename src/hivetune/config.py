@@ -79,7 +79,7 @@ class DataConfig(Section):
 
 
 class LearnConfig(Section):
-    """What training learns from, and how strongly bad answers count (docs/learn.md)."""
+    """Settings for the rows to learn from and the weight of bad answers (docs/learn.md)."""
 
     use: list[Literal["sft", "corrections", "pairs", "failures"]] = Field(
         default=["sft", "corrections"],

@@ -2,7 +2,7 @@
 
 Each file has one writer. A torn last line, which a dead writer leaves, is ignored. Each line has its CRC-32, in every
 version of Hivetune. A line that differs from what was written (a flipped bit, an edit, no CRC-32) is read as the event
-`damaged` with its number, so that readers go on and can report it.
+`damaged` with its number, so that readers continue and can report it.
 """
 
 import ctypes
@@ -90,7 +90,7 @@ class Journal:
         self._reserve()
 
     def replace(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Replace all lines atomically, and go on with the new file. Raise OSError."""
+        """Replace all lines atomically, and continue with the new file. Raise OSError."""
         self.close()
         write_atomic(self._path, b"".join(map(_line, entries)))
         self._open()
@@ -174,7 +174,7 @@ class JournalPlace:
 
 @dataclass(frozen=True)
 class Followed:
-    """The events after a place, and the new place. `anew`: the file was replaced and is read from its beginning."""
+    """The events after a place, and the new place. `again`: the file was replaced and is read from the start."""
 
     entries: tuple[dict[str, Any], ...]
     place: JournalPlace

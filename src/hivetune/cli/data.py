@@ -55,7 +55,7 @@ def check(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
-    """Report what is wrong with rows, and where. Exits with 3 if too many are rejected or none is usable."""
+    """Report the problem with rows, and where. Exits with 3 if too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     written = (clean, quarantine_path(clean), duplicates_path(clean), html) if clean is not None else (html,)
     for path in (path for path in written if path is not None):

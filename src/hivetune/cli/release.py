@@ -196,7 +196,7 @@ def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
 
 
 def _damage(release: Release) -> str | None:
-    """Return what is wrong with the files of a release that has an alias, or None."""
+    """Return the problem with the files of a release that has an alias, or None."""
     if release.pruned or not release.aliases:
         return None
     try:

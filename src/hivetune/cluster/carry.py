@@ -2,7 +2,7 @@
 
 A run folder is all of a run's state and a resume is bit for bit, so only folders have to travel. Meanwhile this process
 keeps the run's own folder locked and up to date: the journals at each look, all of it now and then. When a machine is
-lost, the run goes on from that state on another machine.
+lost, the run continues from that state on another machine.
 """
 
 import functools
@@ -63,7 +63,7 @@ class _Refused(Exception):
 
 
 def check_carried(run: Run) -> None:
-    """Raises UsageError for a run that is bound to this machine."""
+    """Raise UsageError for a run that can only run on this machine."""
     config, hint = run.config, "train it on this machine: leave out --on"
     if config.workers is not None:
         raise UsageError(
@@ -181,7 +181,9 @@ class _Carrier:
             raise
 
     def _left(self) -> None:
-        """Raises MachineNotFit when no machine can take the run, DoesNotFit when one was too small for it."""
+        """Return the machines that may still take the run. Raise MachineNotFit if there is none, DoesNotFit if one was
+        too small.
+        """
         if time.monotonic() < self._counted + COUNT_EVERY_S and _ANY not in self._given_up:
             return
         self._counted = time.monotonic()
@@ -231,7 +233,7 @@ class _Carrier:
             time.sleep(FOLLOW_EVERY_S)
 
     def _visit_home(self, actor: Any) -> float:
-        """Bring all of the run home as it is now, while it goes on there; return how many seconds that took."""
+        """Bring all of the run home as it is now, while it continues there; return how many seconds that took."""
         began = time.monotonic()
         packed = self._ask(actor.gather.remote())
         if packed is not None:

@@ -65,7 +65,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class News:
-    """What happened to a run since the last look. `said`: what its process printed; `code`: its exit code."""
+    """The news of a run since the last look. `said`: what its process printed; `code`: its exit code."""
 
     growth: tuple[Growth, ...]
     said: bytes
@@ -74,7 +74,7 @@ class News:
 
 @dataclass(frozen=True)
 class _Room:
-    """Everything that a run gets on this machine."""
+    """The resources of a run on this machine."""
 
     folder: Path
     model: Path
@@ -125,7 +125,7 @@ class RunHost:
             file.write(piece)
 
     def begin(self) -> None:
-        """Unpack what was received and go on with it. Raises ValueError, OSError, UsageError for a damaged run."""
+        """Unpack what was received and continue with it. Raises ValueError, OSError, UsageError for a damaged run."""
         room, kept = self._room, self._room.folder / _KEPT
         unpack(room.folder / _IN, kept)
         (room.folder / _IN).unlink()

@@ -64,10 +64,10 @@ _ASKED = (
 
 @dataclass(frozen=True)
 class Joining:
-    """How this machine takes part in a cluster.
+    """The options of `cluster up`.
 
-    `listen`: the address, or HOST:PORT, that a head listens on; `join`: the address of the head to join; `python`: that
-    of the environment which computes; `redis`: a URL for the head's state.
+    `listen`: the address, or HOST:PORT, that a head listens on; `join`: the address of the head to join; `python`: the
+    Python of the environment that trains; `redis`: a URL for the head's state.
     """
 
     listen: str = LOOPBACK

@@ -73,7 +73,7 @@ def unpack(parcel: Path, target: Path) -> None:
 
 
 def _digest(file: IO[bytes], size_bytes: int = -1) -> bytes:
-    """Return the SHA-256 of the next `size_bytes` of a file, or of all that is left of it."""
+    """Return the SHA-256 of the next `size_bytes` of a file, or of the rest of it."""
     digest = hashlib.sha256()
     while chunk := file.read(HASH_CHUNK_BYTES if size_bytes < 0 else min(HASH_CHUNK_BYTES, size_bytes)):
         digest.update(chunk)

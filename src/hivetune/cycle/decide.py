@@ -30,8 +30,8 @@ FIRST_COOL_S, MAX_COOL_S = 3600.0, 7 * 86400.0
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether long work may go on now (window.py). `until`: when it must end, None for never. `again`: when it may go
-    on, if not now. `reason`: why, in words, also when it may."""
+    """Permission for long work now (window.py). `until`: when it must end, None for never. `again`: when it may go on,
+    if not now. `reason`: why, in words, also when it may."""
 
     now: bool = True
     until: float | None = None
@@ -57,9 +57,9 @@ class OpenCycle:
     """The open cycle as its artefacts show it.
 
     `done`: the stations whose artefact is there and whole. `passed`: the gate's answer, None before it. `void`: why the
-    cycle must not go on (its rows were forgotten, its base model changed). `withdrawn`: why its release was rolled
+    cycle must not continue (its rows were forgotten, its base model changed). `withdrawn`: why its release was rolled
     back. `spent_hours` and `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
-    `replay_due`: its model was worse, and whether its new rows are the cause is not known yet.
+    `replay_due`: its model was worse, and whether its new rows are the cause is unknown yet.
     """
 
     id: str
@@ -76,7 +76,7 @@ class OpenCycle:
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything that a decision rests on. Times are seconds since 1970.
+    """The facts that a decision is based on. Times are seconds since 1970.
 
     `desired`: the release that should be served, None before the first. `served`: the one that can be. `problem`: why
     they differ. `watch_failed`: why the champion is worse than the one before it. `forgotten_rows`: of the champion's
@@ -135,7 +135,7 @@ def decide(observed: Observation, settings: CycleConfig, now: float) -> Action:
 
 
 def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) -> tuple[CycleEnd, str] | None:
-    """Return how and why an open cycle is to be closed now, or None while it goes on."""
+    """Return how and why an open cycle is to be closed now, or None while it continues."""
     if _replays(cycle) and not (failed is not None and failed.kind == "replay" and _is_enough(failed)):
         return None
     if cycle.withdrawn:

@@ -202,7 +202,7 @@ class Loop:
                 self.listener.say(f"a notice was not sent: {sent.problem}")
 
     def _allowed(self, observed: Observation) -> Permission:
-        """Return whether an act may go on. A person's pause ends it too."""
+        """Return whether an act may continue. A person's pause ends it too."""
         if (loop_folder(self.name) / PAUSED).exists():
             return Permission(False, reason="paused by a person")
         asked = observed.open is not None and observed.open.opened_for == "request"
@@ -232,7 +232,7 @@ class Loop:
             self.listener.say(f"waits: {action.reason}")
 
     def _collect(self) -> None:
-        """Collect from the sources. One that is gone holds up nothing: the cycle goes on with the rows that are
+        """Collect from the sources. One that is gone holds up nothing: the cycle continues with the rows that are
         there."""
         if not self.config.cycle.sources:
             return

@@ -1,6 +1,6 @@
 """Notices about the loop to people: by a command, a webhook or an e-mail of their own, and by nothing else.
 
-A notice is one sentence. One that can't be sent is a problem in the journal, never an exception: the loop goes on.
+A notice is one sentence. One that can't be sent is a problem in the journal, never an exception: the loop continues.
 """
 
 import json

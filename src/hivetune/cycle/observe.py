@@ -323,7 +323,7 @@ def _sealed(path: Path) -> dict[str, Any]:
 
 
 def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
-    """Return why an open cycle must not go on, or ""."""
+    """Return why an open cycle must not continue, or ""."""
     if not (cycle.run / RECORD).exists():
         return ""
     record = read_record(cycle.run)

@@ -30,8 +30,8 @@ MIN_STEPS = 10  # fewer are not worth an evaluation
 
 @dataclass(frozen=True)
 class RowsNow:
-    """All rows of the config now. `groups`: new usable ones. `hours`: the upper end of the plan, None if unknown.
-    `problem`: why they can't be trained on."""
+    """All current rows of the config. `groups`: number of groups with new usable rows. `hours`: predicted maximum hours
+    of training, None if unknown. `problem`: why the rows can't be trained."""
 
     snapshot: Snapshot | None = None
     groups: int = 0
@@ -42,7 +42,7 @@ class RowsNow:
 
 @dataclass
 class LookCache:
-    """What is kept from one look to the next, so that nothing unchanged is read twice."""
+    """A cache between two looks, so that nothing unchanged is read twice."""
 
     checks: Checks = field(default_factory=Checks)
     key: tuple[Any, ...] | None = None

@@ -36,12 +36,12 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class ChoiceSettings:
-    """What a choice depends on besides the rows. `known`: ids of the rows that cycles had or that the champion was made
-    with. `suspect`: ids of rows that came with a worse model. `general`: file or folder of the general rows.
+    """The settings of a choice of rows. `known`: ids of the rows that cycles had or that the champion was made with.
+    `suspect`: ids of rows that came with a worse model. `general`: file or folder of the general rows.
 
-    `budget_tokens`: maximum of tokens of the trained rows, each counted once; None for no limit. `replay`: share of
-    them for old rows when not all fit. `going_on`: training continues from the champion, so old rows are only replayed.
-    `scores`: nats per token of the champion on old rows, by id; a row without a score is taken last.
+    `budget_tokens`: maximum number of tokens of the trained rows, each counted once; None for no limit. `replay`: share
+    of them for old rows when not all fit. `going_on`: training continues from the champion, so old rows are only
+    replayed. `scores`: nats per token of the champion on old rows, by id; a row without a score is taken last.
     """
 
     known: Collection[str] = ()
@@ -65,7 +65,7 @@ def new_groups(rows: Sequence[PoolRow], settings: ChoiceSettings) -> int:
 
 
 def needs_scores(rows: Sequence[PoolRow], settings: ChoiceSettings) -> bool:
-    """Return whether the champion must score the old rows before `choose_rows` can tell them apart."""
+    """Return whether the champion must score the old rows before `choose_rows` can distinguish them."""
     trained = [row for row in rows if row.split == "train" and row.id not in settings.suspect]
     over = settings.budget_tokens is not None and sum(row.length for row in trained) > settings.budget_tokens
     return bool(settings.known) and (over or settings.going_on)
@@ -158,7 +158,7 @@ def _over_voices(
 
 
 def _limits(tokens: Mapping[str, int], shares: Mapping[str, float], total: float) -> dict[str, float]:
-    """Return the maximum of tokens of each voice that is above its share of what is left when all are held to
+    """Return the maximum number of tokens of each voice that is above its share of the rest when all are held to
     theirs."""
     limited: dict[str, float] = {}
     rest, taken = total, 0.0

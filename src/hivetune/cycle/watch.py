@@ -35,7 +35,7 @@ class SeenAnswer:
 
 @dataclass(frozen=True)
 class Service:
-    """How a release served. `counts`: the gateway's. `answers`: captured ones, oldest first."""
+    """The service of a release. `counts`: the gateway's. `answers`: captured ones, oldest first."""
 
     label: str
     counts: ReleaseCounts

@@ -58,8 +58,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class InUse:
-    """Who else uses the machine. `idle_s`: since a person's last touch, infinite where nobody is there, None if
-    unknown. `cores`: how many of `all_cores` other programs keep busy."""
+    """The use of the machine by people and other programs. `idle_s`: since a person's last touch, infinite where nobody
+    is there, None if unknown. `cores`: how many of `all_cores` other programs keep busy."""
 
     idle_s: float | None = None
     cores: float = 0.0
@@ -165,7 +165,7 @@ def allowed_now(
     in_use: InUse | None = None,
     asked: bool = False,
 ) -> Permission:
-    """Return whether long work may go on at `now_s`, and until when.
+    """Return whether long work may continue at `now_s`, and until when.
 
     `opened_s`: when the newest cycle was opened, where none is open; a slot of a cron expression opens one.
     `left_hours`: of the cycle's budget. `asked`: a person asked for it, so neither the window nor other users of the

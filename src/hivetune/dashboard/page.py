@@ -66,7 +66,7 @@ def parts_of(page: Page) -> dict[str, str]:
 
 
 def whole(page: Page, request: PageRequest, *, digest: str = "", signed_in: bool = True) -> str:
-    """Return the whole document. `digest`: the hash of its parts, from which its stream goes on."""
+    """Return the whole document. `digest`: the hash of its parts, from which its stream continues."""
     template = _environment().get_template(page.template)
     frame = {
         "title": page.title,

@@ -33,7 +33,7 @@ _CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory
 
 @dataclass
 class RunReading:
-    """What was read of a run since its journals were last read from their beginning."""
+    """The content of a run's journals that was read so far."""
 
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
@@ -95,8 +95,8 @@ class WatchedRun:
         self._status: RunStatus | None = None
 
     def refresh(self) -> None:
-        """Read what was appended. A journal that was rewritten, or went back, is read again from its beginning. So no
-        step is missing and none is there twice. Raises OSError."""
+        """Read what was appended. A journal that was rewritten, or went back, is read again from the start. So no step
+        is missing and none is there twice. Raises OSError."""
         if self._follow():
             return
         self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()

@@ -169,7 +169,7 @@ def _with_borders(text: str) -> str:
 
 
 def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
-    """Return whether the question does not name one of several choices by its letter: its words may stand there by
+    """Return whether the question does not name one of several choices by its letter: its words may are there by
     chance.
     """
     named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)

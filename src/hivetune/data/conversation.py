@@ -37,7 +37,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     """Return the conversation of `row`, by the first format that knows it. `mapped`: the user named its columns, so
     that no other one is looked at.
 
-    Raises RowRefused: unknown-layout, unexplained-column, or what is wrong with the row.
+    Raises RowRefused: unknown-layout, unexplained-column, or the problem with the row.
     """
     row = plain_row(row)
     if "hivetune_session" in row:

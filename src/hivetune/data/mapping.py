@@ -104,7 +104,7 @@ def side_of(row: Row, field: str, column: str) -> Any:
     """Return what stands in a column, or in several, with their names: an answer as JSON text, a question as lines of
     text.
 
-    None where nothing stands there, or where the row lacks one of several.
+    None where nothing is there, or where the row lacks one of several.
     """
     parts = named_in(row, field, column)
     if len(parts) == 1:
@@ -179,7 +179,7 @@ def _compiled(column: str) -> Any:
 
 
 def rows_at(record: Any, path: str) -> list[Any]:
-    """Return the rows of a record, at `rows=PATH`; none where nothing stands there."""
+    """Return the rows of a record, at `rows=PATH`; none where nothing is there."""
     value = value_of(record, path) if isinstance(record, dict) else _compiled(path).search(record)
     return value if isinstance(value, list) else [] if value is None else [value]
 

@@ -101,7 +101,7 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
 
 
 def _at_path(payload: bytes, path: str) -> list[bytes] | None:
-    """Return the rows of a record at a path; None where it is no JSON, or nothing stands there."""
+    """Return the rows of a record at a path; None where it is not JSON, or nothing is there."""
     try:
         rows = rows_at(json.loads(payload), path)
     except (ValueError, RecursionError):

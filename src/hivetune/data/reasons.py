@@ -11,7 +11,7 @@ Severity = Literal["reject", "set_aside", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`reject`: broken, can be mended. `set_aside`: fine, left out by policy. `warn`: used, but not as it came."""
+    """`reject`: broken, can be repaired. `set_aside`: fine, left out by policy. `warn`: used, but not as it came."""
 
     severity: Severity
     meaning: str

@@ -21,7 +21,7 @@ _AGAIN_S = 1.0
 
 
 class TimeLimit(AbstractContextManager[None]):
-    """Raises `error()` when its blocks together have taken `limit_s` of processor time.
+    """A limit on processor time: raise `error()` when its blocks together have taken `limit_s`.
 
     It interrupts Python and its regular expressions, but no other native code. It is raised again if the block goes
     on, since Python drops exceptions that are raised during finalisers and garbage collection.

@@ -1,7 +1,7 @@
 """Asking two sides: many prompts at once for their answers, a few alone and in turns for their times.
 
 Answers are kept below the home by what they depend on (files, longest answer, slots). So a base or a release is asked
-once, and a comparison that failed half-way goes on where it was. The times of two sides lie with their comparison.
+once, and a comparison that failed half-way continues where it was. The times of two sides lie with their comparison.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptAnswer:
-    """What one side answered. Times are None unless the prompt was asked alone, with no other answer beside it."""
+    """The answer of one side. Times are None unless the prompt was asked alone, with no other answer beside it."""
 
     text: str
     ended: bool

@@ -33,7 +33,7 @@ BESIDE_FILE_BYTES = 512 << 20
 
 
 class Asked(Protocol):
-    """What answers: a llama.cpp server or an endpoint. Raises Unanswered where another try may help."""
+    """A model that answers: a llama.cpp server or an endpoint. Raises Unanswered where another try may help."""
 
     def timed(
         self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()

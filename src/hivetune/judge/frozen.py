@@ -40,7 +40,9 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class KeptQuestions:
-    """How many of the questions that must be kept (`n`) the tuned model answers rightly, and which it lost."""
+    """The result on questions that must be kept: their number `n`, how many the tuned model answers correctly, and the
+    lost ones.
+    """
 
     n: int
     kept: int

@@ -58,8 +58,8 @@ def scored(
 ) -> tuple[Path, Mapping[str, Any]]:
     """Return scores.jsonl of the base and, where there is one, the adapter, with the task's result: found, or made.
 
-    It lies below the home by what it depends on. So a task that failed half-way goes on where it was, and the losses of
-    a base are computed once for all adapters that were trained alike. `meanwhile` runs beside the task, if there is
+    It lies below the home by what it depends on. So a task that failed half-way continues where it was, and the losses
+    of a base are computed once for all adapters that were trained alike. `meanwhile` runs beside the task, if there is
     one.
     """
     choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}

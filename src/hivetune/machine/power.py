@@ -32,7 +32,7 @@ class Energy:
 
     @property
     def measured(self) -> bool:
-        """Whether nothing was estimated."""
+        """Return whether nothing was estimated."""
         return self.estimated_j == 0
 
     def __add__(self, other: "Energy") -> "Energy":

@@ -3,7 +3,7 @@
 A family is what transformers calls `model_type`. Each entry says how it differs from Llama, from the definitions of
 the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic is where it is needed
 (models/architecture.py counts, train/worker/model/fast/ computes, llama.cpp's converter translates). A family that is
-not listed trains on the general path, and the plan counts it as if it were Llama and says so.
+not listed trains on the general path, and the plan counts it as if it were Llama and reports it.
 
 Widths: hidden D, queries H * E, keys G * E (and values), MLP F; H query heads, G key-value heads, E channels a head.
 """

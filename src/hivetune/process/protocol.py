@@ -150,7 +150,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Salvage:
-    """Write the adapter of a run that can't go on."""
+    """Write the adapter of a run that can't continue."""
 
     run: Path
     model: Path

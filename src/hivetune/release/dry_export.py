@@ -42,7 +42,7 @@ RANK = 8  # of the adapter that is tried; a rank changes shapes, nothing that ca
 
 @dataclass(frozen=True)
 class DryExport:
-    """What a dry export found.
+    """The result of a dry export.
 
     unwritten: why the model can't be written as GGUF. unserved: why llama.cpp can't serve the GGUF here. Both are empty
     where it works. conversations: how many were compared token by token when it was tried.
@@ -60,7 +60,7 @@ class DryExport:
 def dry_export(run: Run) -> DryExport:
     """Return what is known of such a model and such rows, or try it now.
 
-    Raises DoesNotFit on a full disk. Any other failure is part of the result: the training itself can go on.
+    Raises DoesNotFit on a full disk. Any other failure is part of the result: the training itself can continue.
     """
     try:
         converter = find_converter(run.config.export.converter)

@@ -69,8 +69,8 @@ class Exported:
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported: an adapter (any PEFT folder) of a prepared model, under a name. `run`: the run that trained it;
-    `converter`: the setting export.converter."""
+    """The source of an export: an adapter (any PEFT folder) of a prepared model, under a name. `run`: the run that
+    trained it; `converter`: the setting export.converter."""
 
     adapter: Path
     model: Path

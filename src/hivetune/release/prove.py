@@ -10,7 +10,7 @@ loss     The mean over the tokens that are there differs by no more than the sam
 effect   What the adapter changes in the export, over the base at the same type, is what it changed when it was trained:
          the slope of the one over the other is 1, within a tenth and what its standard error allows.
 
-The result lies beside the export as `proof.json` and holds for these bytes only.
+The result is next to the export as `proof.json` and holds for these bytes only.
 """
 
 import itertools

@@ -135,7 +135,7 @@ def _router(document: Mapping[str, Any]) -> TextRouter:
 
 @dataclass(frozen=True)
 class Asking:
-    """What a request says about itself: its `model`, `keys` as `declared_keys` returns them, and `text`, its last user
+    """The routing keys of a request: its `model`, `keys` as `declared_keys` returns them, and `text`, its last user
     turn.
     """
 

@@ -96,7 +96,7 @@ def champion_domains(database: sqlite3.Connection, shared: str) -> dict[str, Row
 
 
 def retire_release(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
-    """Take the champion of a name out of service without a successor; an expert's step says so.
+    """Take the champion of a name out of service without a successor; an expert's step reports it.
 
     Raises UsageError where `reference` is no champion.
     """

@@ -263,7 +263,7 @@ def find_pair(name: str, beside: str, quant: str, progress: Progress) -> tuple[V
     """Return `name` and `beside` as two voices, and the run of `name`. `beside` may be `base`, the model without the
     adapter.
 
-    Raises UsageError when both are the same, or when the base of a file is not known.
+    Raises UsageError when both are the same, or when the base of a file is unknown.
     """
     first, run = find_voice(name, quant, progress)
     if beside == BASE:

@@ -24,7 +24,7 @@ _BASE = "base"
 
 @dataclass(frozen=True)
 class AdapterCost:
-    """What one release of a family costs, or "base" for none.
+    """The cost of one release of a family, or of "base" alone.
 
     `memory_bytes`: its GGUF adapter, which llama.cpp keeps in memory beside the base. Tokens a second are of one answer
     at a time: of the prompt, and written.
@@ -99,7 +99,7 @@ def rates_of(
 
 
 def _rate(backend: Backend, adapters: int, chosen: int, messages: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return llama.cpp's own rates of one answer, which goes on to its full length."""
+    """Return llama.cpp's own rates of one answer, which continues to its full length."""
     body = {
         "messages": list(messages),
         "max_tokens": _NEW_TOKENS,

@@ -116,7 +116,7 @@ def decide_birth(units: Sequence[ScoredUnit], forks: int) -> Birth:
 
     It is born when the fork beats both by MIN_GAIN with its whole interval. More steps alone, which the control has
     too, are no reason for an adapter of its own, and neither is a control that more steps have spoilt. A shared adapter
-    that itself still gains bears harmless domains: then the reason says so.
+    that itself still gains bears harmless domains: then the reason reports it.
     """
     birth = _decided(units, forks)
     still = gain_of(units, "shared", "control")
@@ -159,7 +159,7 @@ MIN_SHARE, ASKED_ENOUGH = 0.005, 1000
 class LifeStep:
     """A change for specialists that serve. `retire`: the shared adapter answers again.
 
-    `merge`: they become one, trained anew on the union of their rows.
+    `merge`: they become one, trained again on the union of their rows.
     """
 
     kind: Literal["retire", "merge"]

@@ -85,9 +85,8 @@ def unchecked(rows: Sequence[KeyedRow], specialists: Mapping[str, Serving]) -> l
 
 
 def make_routes(survey: Survey, attended: Attended = ALONE) -> Routed:
-    """Write the family's table for the gateway, and measure what it is worth on the test rows.
-
-    A specialist for which some domain is worse by text is found by name and by key only.
+    """Write the family's table for the gateway, and measure its gain on the test rows. If a text route makes a domain
+    worse, the specialist answers only by name and key.
     """
     specialists, _ = serving(survey)
     before = _table_before(survey.shared.name)

@@ -195,7 +195,7 @@ def make_specialists(survey: Survey, domains: Sequence[RowDomain], attended: Att
 def make_specialist(survey: Survey, domain: RowDomain, attended: Attended = ALONE) -> SpecialistStep:
     """Train the specialist of a domain that was born from a copy of the shared adapter, and write down its step.
 
-    Raises what training and evaluation raise; the same call goes on where it was.
+    Raises what training and evaluation raise; the same call continues where it was.
     """
     return _make(survey, domain, open_specialist(survey, domain, specialist_name(survey.shared.name, domain)), attended)
 

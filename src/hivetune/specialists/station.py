@@ -47,7 +47,7 @@ def propose_specialists(config: RunConfig, attended: Attended = ALONE) -> Specia
 def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
     """Review the specialists that serve, train and judge those that were born, and make the router.
 
-    Killed anywhere, the same call goes on. Raises what surveys, runs and evaluations raise.
+    Killed anywhere, the same call continues. Raises what surveys, runs and evaluations raise.
     """
     survey = read_survey(config, attended.bar("reading the rows"))
     changes = review(survey, attended)  # before: a domain whose expert retires now may get a new one
@@ -70,8 +70,8 @@ def review(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:
     """Return what became of the specialists that serve, each with its reason; nothing where all stay as they are.
 
     They are compared with a new shared adapter, merged where two are equal, or retired. A specialist without test rows
-    stays as it is: without evidence, a person decides (`serving` says so). Two that are equal are trained again as one
-    on the union of their rows; they are merged when that one serves.
+    stays as it is: without evidence, a person decides (`serving` reports it). Two that are equal are trained again as
+    one on the union of their rows; they are merged when that one serves.
     """
     specialists, _ = serving(survey)
     if not specialists:

@@ -39,8 +39,8 @@ class TextCluster:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """What undeclared rows suggest. `undeclared`: rows without the kind that makes domains. `key`: what they would
-    declare.
+    """The domains that undeclared rows suggest. `undeclared`: rows without the kind that makes domains. `key`: what
+    they would declare.
 
     `clusters`: of at least MIN_ROWS rows. `smaller`: how many stable ones have fewer. `lines`: the file that names each
     of their rows by its source, with a value to declare; None where nothing is suggested.

@@ -42,11 +42,11 @@ from hivetune.train.supervise.attempt import Terms
 
 @dataclass(frozen=True)
 class Attended:
-    """How a long job reports progress and learns that it must end.
+    """The callbacks of a long job, for progress and for its end.
 
     `bar`: makes a progress callback from a label. `terms`: of every training. `between`: called between two pieces of
     work, of minutes each; it raises what ends the whole, and finished work is kept. `side_by_side`: several trainings
-    may go on at once, each in a process of its own, none of which can stand still as `terms` may ask.
+    may continue at once, each in a process of its own, none of which can stand still as `terms` may ask.
     """
 
     bar: Callable[[str], Progress] = lambda label: silent

@@ -1,6 +1,6 @@
 """A sweep: several runs of one config with other settings, one device each. Losers stop early, the winner is judged.
 
-Its state is the run folders, and `sweep.json` for the runs that stopped early. The same command goes on from there.
+Its state is the run folders, and `sweep.json` for the runs that stopped early. The same command continues from there.
 """
 
 import hashlib
@@ -219,7 +219,7 @@ def run_sweep(
     `cluster`: the address of a cluster whose devices train instead of this machine's.
 
     Raises UsageError for settings that can't be tried, Busy while another process sweeps the same, HivetuneError when
-    every run failed, MachineNotFit for a cluster that does not answer, or has no device that can go on.
+    every run failed, MachineNotFit for a cluster that does not answer, or has no device that can continue.
     """
     variants = make_variants(config, over)
     folder = home() / "sweeps" / f"{name}-{_hash(config, over)}"
@@ -291,7 +291,7 @@ def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices
 
 
 def _last_words(run: Path) -> str:
-    """Return why no device of a cluster goes on with a run: the last error of its process, without the hint."""
+    """Return why no device of a cluster continues with a run: the last error of its process, without the hint."""
     text = (run / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
     said = f"\n{text}".rpartition("\nhivetune: ")[2]
     return said.partition("\nhint: ")[0].strip()

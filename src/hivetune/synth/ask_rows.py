@@ -1,6 +1,6 @@
 """Rows that a model words: a passage in, a question with its answer out, checked as strictly as can be. Resumable.
 
-Replies are kept below the home by model and passage, so that a run that was killed, or whose endpoint failed, goes on
+Replies are kept below the home by model and passage, so that a run that was killed, or whose endpoint failed, continues
 where it was: the same command asks only for what is missing, and ends with the same file.
 """
 
@@ -52,7 +52,7 @@ class AskSettings:
 
 @dataclass(frozen=True)
 class _Passage:
-    """Where a passage is: the n-th of a page."""
+    """The place of a passage: the n-th of a page."""
 
     category: str
     source: DocSource

@@ -49,7 +49,7 @@ DRAFT_REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Cited:
-    """What a draft may name: all that is on the pages it rests on. Made once for all drafts of a page."""
+    """The names that a draft may use: all names on its pages. Made once for all drafts of a page."""
 
     pages: tuple[DocPage, ...]
 

@@ -1,5 +1,5 @@
 """The report of a run to one tool: what the journal has and the tool lacks is sent, once or as long as the run
-goes on."""
+continues."""
 
 import contextlib
 import importlib.util
@@ -78,7 +78,7 @@ def what_is_missing(target: ReportTarget) -> str:
 
 
 def open_sink(subject: Subject, destination: Destination) -> Sink:
-    """Open a tool for a run. Raises what the tool's library raises when its server or its file can't be reached."""
+    """Open a tool for a run. Raises the errors of the tool's library when its server or its file can't be reached."""
     folder = Path(destination.place)
     if destination.target == "tensorboard":
         from hivetune.dashboard.exporters.tensorboard import TensorBoard

@@ -101,7 +101,9 @@ PROJECT = "hivetune"  # what MLflow calls an experiment
 
 @dataclass(frozen=True)
 class Subject:
-    """The run of a report. `id` tells it from another run of the same name. `settings`: dotted names and values."""
+    """The run of a report. `id` distinguishes it from another run of the same name. `settings`: dotted names and
+    values.
+    """
 
     run: Path
     id: str
@@ -122,11 +124,11 @@ class Sink(Protocol):
         """Return what the tool has of this run, also from an exporter that was killed."""
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
-        """Remove steps from `step` on, because they were made again, and return what is left. A tool that can't remove
+        """Remove steps from `step` on, because they were made again, and return the rest. A tool that can't remove
         points returns `held`."""
 
     def add(self, points: Sequence[RunPoint]) -> None:
-        """Return when the tool has the points. Raises what the tool's library raises."""
+        """Return when the tool has the points. Raises the errors of the tool's library."""
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
         """End the run in the tool. `status`: done, stopped, failed, interrupted, or still running. `outcome` as

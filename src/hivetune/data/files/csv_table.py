@@ -2,7 +2,7 @@
 return within a line is a character of its field: pandas writes it without quotes.
 
 A quote that is opened and never closed would swallow the rows behind it into one field, and nobody would see it. Where
-a quote is wrong, reading goes on at the first line from which records are whole again.
+a quote is wrong, reading continues at the first line from which records are whole again.
 """
 
 import csv
@@ -26,7 +26,7 @@ _CR = "\udc0d"
 
 
 class _Form(NamedTuple):
-    """How the fields of a record are told apart. `spaced`: a space stands behind each delimiter."""
+    """The way in which the fields of a record are separated. `spaced`: a space follows each delimiter."""
 
     delimiter: str
     spaced: bool
@@ -139,9 +139,7 @@ def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
 
 
 def _has_spaces(first: Sequence[str], delimiter: str) -> bool:
-    """Return whether a space stands behind each delimiter of the header, so that it is no part of the names and
-    values.
-    """
+    """Return whether a space follows each delimiter of the header, so that it is no part of the names and values."""
     return bool(first) and first[0].count(delimiter) == first[0].count(f"{delimiter} ") > 0
 
 

@@ -1,6 +1,6 @@
 """Rows of a JSON document: elements of an array (maybe below a key: {"data": [..]}), or objects one after the other.
 
-One of them is in memory at a time. Where an element is broken, reading goes on at the next object whose first key is
+One of them is in memory at a time. Where an element is broken, reading continues at the next object whose first key is
 that of a row seen before; the broken text is a row of its own, which the checks refuse. So a missing brace or quote
 costs the row that it is in.
 """
@@ -104,7 +104,9 @@ def json_rows(source: TextSource) -> Iterator[PlacedRow]:
 
 
 def _skip_wrapper(document: _Document) -> bool:
-    """Return whether the rows are below a key, as in {"version": 1, "data": [..]}; then goes on behind the bracket."""
+    """Return whether the rows are below a key, as in {"version": 1, "data": [..]}; then continues behind the
+    bracket.
+    """
     if document.at_value() != "{":
         return False
     if begin := _begin_of_conversations(document):

@@ -309,7 +309,7 @@ def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Ite
 
 
 def convert_lines(path: str, form: str, out: str) -> None:
-    """Write the rows of a file that is no JSONL to `out` as numbered lines. Streams; never raises for damaged content,
+    """Write the rows of a file that is not JSONL to `out` as numbered lines. Streams; never raises for damaged content,
     which becomes a "p" line.
     """
     kind = form.split(".")[0]

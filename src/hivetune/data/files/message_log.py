@@ -52,8 +52,8 @@ _BESIDE = ("tool_calls", "function_call", "tool_call_id", "reasoning_content")
 
 
 class MessageShape(NamedTuple):
-    """Which column of a row says what. `session` None: the whole file is one conversation. `begins`: each system prompt
-    begins a conversation.
+    """The columns of a row by their meaning. `session` None: the whole file is one conversation. `begins`: each system
+    prompt begins a conversation.
     """
 
     session: str | None

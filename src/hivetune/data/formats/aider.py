@@ -72,7 +72,7 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
 
 def _whose(line: str, before: str, *, has_ends: bool) -> str:
     """Return who says a line behind one of `before`: user, assistant, note, or nobody: what is asked behind an empty
-    line is another question, or that of a command once more.
+    line is another question, or that of a command again.
     """
     in_answer = before == "assistant"
     if _asks(line) and (not in_answer or not has_ends or line.endswith(_END)):

@@ -85,7 +85,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield each tree of a session as one row. Sessions of one file may stand behind or between each other: a line
+    """Yield each tree of a session as one row. Sessions of one file may follow or between each other: a line
     belongs where its parent is; without one to the session that it names; else to that of the line before it.
     """
     sessions: dict[str, _Session] = {}

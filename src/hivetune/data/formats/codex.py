@@ -146,7 +146,7 @@ def _leave_out_repeated(session: _Session) -> None:
 
 
 def _bordered(text: str) -> str:
-    """Return a text that begins and ends with a sign that is in none: several side by side can be told apart."""
+    """Return a text that begins and ends with a sign that is in none: several side by side can be distinguished."""
     return f"\n{text.strip()}\0"
 
 

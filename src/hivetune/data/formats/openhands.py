@@ -81,7 +81,7 @@ def _turns(events: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _action_turns(event: Row) -> list[dict[str, Any]]:
-    """Return what an action says that no provider's answer stands behind."""
+    """Return what an action says that no provider's answer follows."""
     action, args = event.get("action"), event.get("args")
     action_args: Mapping[str, Any] = args if isinstance(args, dict) else {}
     text = one_of(action_args, "content", "final_thought", "thought") or event.get("message")

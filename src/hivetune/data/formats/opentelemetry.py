@@ -149,7 +149,7 @@ def _step(row: Row, flat: Mapping[str, Any]) -> Conversation:
     """Return what the span says of itself: a call of a model. Of MLflow also the first span of a trace without such
     calls (the others of it hold no inputs then).
 
-    Raise RowRefused: not-a-model-call, or what is wrong with the step.
+    Raise RowRefused: not-a-model-call, or the problem with the step.
     """
     for input_key, output_key, kind in _STEPS:
         if flat.get(input_key) is None or flat.get(output_key) is None:

@@ -72,8 +72,8 @@ def _error_texts(value: Any) -> list[str]:
 
 def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | None:
     """Return the limit at which an answer was cut: as many tokens as its log counted, a number that people set as one,
-    where the answer ends inside a sentence. None: nothing says so, the row says otherwise, or other answers of its log
-    are longer (`most_tokens`).
+    where the answer ends inside a sentence. None: nothing reports it, the row says otherwise, or other answers of its
+    log are longer (`most_tokens`).
     """
     end = answer[-1:] if answer[-1:].strip() else answer.rstrip()[-1:]
     if not end or not (end.isalnum() or end in ",;("):
@@ -177,6 +177,6 @@ def cut_length(answers: Collection[str]) -> int:
 
 
 def ends_inside(answer: str) -> bool:
-    """Return whether a text ends inside a sentence, or says so by three points. A text without words has none."""
+    """Return whether a text ends inside a sentence, or reports it by three points. A text without words has none."""
     end = answer.removesuffix("...").removesuffix("\u2026").rstrip()[-1:]
     return looks_like_content(answer) and (end.isalnum() or end in (",", ";", "(")) and len(answer.split()) > 1

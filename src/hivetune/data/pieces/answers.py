@@ -60,7 +60,7 @@ def is_request(value: Any) -> bool:
 def read_request(value: Any) -> Request:
     """Return everything that stood in front of the answer: an object of some API, a list of turns, or a text.
 
-    Raise RowRefused: earlier-turns-missing, or what is wrong with a turn.
+    Raise RowRefused: earlier-turns-missing, or the problem with a turn.
     """
     value = _unwrapped(parsed(value))
     if isinstance(value, str):
@@ -164,7 +164,7 @@ def _is_output_message(item: Any) -> bool:
 
 
 def continues_request(value: Any) -> bool:
-    """Return whether a response is Anthropic's: its API goes on behind a last turn of the assistant, without a
+    """Return whether a response is Anthropic's: its API continues behind a last turn of the assistant, without a
     break.
     """
     value = _unwrapped(parsed(value))
@@ -181,7 +181,7 @@ def has_completions(value: Mapping[str, Any]) -> bool:
 def read_answer(value: Any) -> Answer:
     """Return what was answered, of a text, a turn or a response object.
 
-    Raise RowRefused: failed, cut-off-answer, unknown-layout, or what is wrong with a turn.
+    Raise RowRefused: failed, cut-off-answer, unknown-layout, or the problem with a turn.
     """
     if isinstance(value, str) and not is_response(value):
         return [_text_answer(value)], ()  # an answer may be JSON itself

@@ -48,7 +48,7 @@ def _plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mappin
 def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """Return an answer that holds Hermes' `<tool_call>{...}</tool_call>`: the text around them, and the calls.
 
-    A text where one of them is no JSON stays as it is.
+    A text where one of them is not JSON stays as it is.
     """
     if "<tool_call>" not in text:
         return text, ()

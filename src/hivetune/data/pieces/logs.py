@@ -44,7 +44,7 @@ def one_line(text: str) -> str:
 
 
 def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    """Yield (line, event or None, the line) for each line that is not blank; None: it is no JSON object."""
+    """Yield (line, event or None, the line) for each line that is not blank; None: it is not JSON object."""
     for number, line in lines:
         text = line.strip()
         if not text:
@@ -79,7 +79,7 @@ def session_rows(
 ) -> Iterator[PlacedRow]:
     """Yield what `read` makes of the events of each session; `begins`: whether an event begins one.
 
-    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is no JSON is reported, and left out.
+    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is not JSON is reported, and left out.
     """
     session: list[PlacedEvent] = []
     size = 0

@@ -40,7 +40,7 @@ DETAILS = re.compile(r"<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</sum
 
 @dataclass(slots=True)
 class TurnContent:
-    """What one turn holds, kind by kind. `results`: (text, call id, tool) of tools that answered."""
+    """The content of one turn, by kind. `results`: (text, call id, tool) of tools that answered."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)

@@ -22,8 +22,8 @@ Tools = tuple[Mapping[str, Any], ...]
 
 
 class Conversation(NamedTuple):
-    """What a row says. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity warn;
-    `explained`: the columns that it was read from, where the layout alone doesn't say which.
+    """The conversation of a row. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity
+    warn; `explained`: the columns that it was read from, where the layout alone doesn't say which.
     """
 
     layout: str

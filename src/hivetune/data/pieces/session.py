@@ -74,7 +74,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
 
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
     """Return whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its
-    program may hide what was thought, so that nothing stands there.
+    program may hide what was thought, so that nothing is there.
     """
     has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not has_content and (silent or bool(message.reasoning))
@@ -82,7 +82,7 @@ def is_lone_thought(message: Message, *, silent: bool) -> bool:
 
 def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
     """Return (messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and
-    the answer goes on; without results of calls that it does not hold.
+    the answer continues; without results of calls that it does not hold.
     """
     completed: list[Message] = []
     changes: list[str] = []

@@ -93,7 +93,7 @@ def _sent(text: str) -> list[dict[str, Any]] | None:
 
 
 def refuse_pieces(text: str) -> None:
-    """Raise RowRefused for an answer that is the pieces of a stream, of an API that is not known: what was said stands
+    """Raise RowRefused for an answer that is the pieces of a stream, of an API that is unknown: what was said stands
     in them, between what was not.
     """
     if text.startswith(_BEGINNINGS) and (is_events(text) or _tells_kinds(json_lines(text))):
@@ -249,7 +249,7 @@ def _first_choices(pieces: StreamPieces) -> list[dict[str, Any]]:
 
 
 def _add_calls(calls: dict[Any, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
-    """Add pieces of calls: the first of a call has its name, the others go on with its arguments. Some servers
+    """Add pieces of calls: the first of a call has its name, the others continue with its arguments. Some servers
     number all with 0.
     """
     for piece in pieces:

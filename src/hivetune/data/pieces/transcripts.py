@@ -265,7 +265,7 @@ def ended_rounds(text: str) -> Turns | None:
 
 
 def _answer(text: str) -> dict[str, Any] | None:
-    """Return an answer, with the call at its end; None where that is no JSON."""
+    """Return an answer, with the call at its end; None where that is not JSON."""
     content, begins, call = text.partition("<functioncall>")
     if not begins:
         return {"role": "assistant", "content": text}

@@ -1,4 +1,4 @@
-"""The files of `data check --clean`: usable rows, rejected rows to be mended (quarantine), and duplicates."""
+"""The files of `data check --clean`: usable rows, rejected rows to be repaired (quarantine), and duplicates."""
 
 import json
 from pathlib import Path
@@ -28,8 +28,8 @@ def duplicates_path(clean: Path) -> Path:
 def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
     """Write the usable rows, as they came but redacted, and the files of rejected rows and duplicates.
 
-    `data check` reads a line of the quarantine file as a row, after its "row" was mended. A file gets its name when it
-    is complete. Raise DoesNotFit if the disk is full, OSError if a file can't be written.
+    `data check` reads a line of the quarantine file as a row, after its "row" was repaired. A file gets its name when
+    it is complete. Raise DoesNotFit if the disk is full, OSError if a file can't be written.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     try:

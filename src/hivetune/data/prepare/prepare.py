@@ -94,7 +94,7 @@ def check(
 def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, progress: Progress = silent) -> Snapshot:
     """Return the snapshot of the config's rows for this model: an existing one, or a new one in `out` or the home.
 
-    A preparation that was killed goes on with its finished chunks. Raise DataRefused with the report's numbers,
+    A preparation that was killed continues with its finished chunks. Raise DataRefused with the report's numbers,
     DoesNotFit if the disk is full, UsageError if `out` holds something else, Busy if another process makes it.
     """
     root = home() / "snapshots"
@@ -137,7 +137,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
 
 
 def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
-    """Return the inputs of `data.path`. No row is counted yet; `progress` hears only that work goes on."""
+    """Return the inputs of `data.path`. No row is counted yet; `progress` hears only that work continues."""
 
     def report(_done: int, _total: int | None) -> None:
         progress(0, None)

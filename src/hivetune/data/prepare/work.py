@@ -1,7 +1,7 @@
 """The examination of chunks of rows: read, checked, redacted, rendered and hashed. Each result is one SQLite file.
 
 Small inputs are examined in this process, others in one child process per core, in any order. A chunk whose result
-exists is not examined again, so a preparation that was killed goes on where it was.
+exists is not examined again, so a preparation that was killed continues where it was.
 
 A child (`python -m hivetune.data.prepare.work`) reads a job from the first line of standard input and then one chunk a
 line. It answers with lines: `so_far` now and then, `done` when a chunk is done. It ends when the pipe closes.

@@ -55,7 +55,7 @@ class View:
 
     @property
     def cut(self) -> bool:
-        """Whether the template, not the row, writes the text at the border of prompt and last answer."""
+        """Return whether the template, not the row, writes the text at the border of prompt and last answer."""
         text, start = (self.rendered.text, self.answers[-1].start) if self.whole else (self.tail, 0)
         return MARK.match(text, start) is None
 

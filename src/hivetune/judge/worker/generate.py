@@ -204,7 +204,7 @@ def answer_prompts(
 
 @torch.no_grad()
 def settle_module(module: nn.Module, prompts: Sequence[Sequence[int]]) -> bool:
-    """Choose the attention for `answer_prompts`; whether this architecture can go on from keys and values alone.
+    """Choose the attention for `answer_prompts`; whether this architecture can continue from keys and values alone.
 
     Recurrent and sliding caches can't. Both are found by comparison with a plain forward pass on two real prompts of
     different length; ask once, so that base and tuned model are answered alike.

@@ -18,7 +18,7 @@ SideName = Literal["base", "tuned"]
 
 @dataclass
 class Side:
-    """What one model cost: sums over its rows and answers."""
+    """The cost of one model: sums over its rows and answers."""
 
     nll: float = 0.0
     tokens: int = 0
@@ -54,7 +54,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a score task works with."""
+    """The input of a score task."""
 
     model: Path
     adapter: Path | None
@@ -70,7 +70,7 @@ class Scoring:
 
 @dataclass
 class Known:
-    """What an earlier task has left in `scores`: the rows of each model whose loss is there, and the finished turns."""
+    """The results of an earlier task in `scores`: for each model the rows with a loss, and the finished turns."""
 
     losses: set[tuple[str, int]] = field(default_factory=set)
     turns: set[tuple[str, int]] = field(default_factory=set)

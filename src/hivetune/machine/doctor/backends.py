@@ -37,7 +37,7 @@ class BackendSet:
 
 @dataclass(frozen=True)
 class SetResult:
-    """The result of a set's proof. `why` says what is wrong with it, or why it could not be proven."""
+    """The result of a set's proof. `why` says the problem with it, or why it could not be proven."""
 
     of: BackendSet
     status: Literal["right", "wrong", "crashed", "hung", "unavailable"]

@@ -25,7 +25,7 @@ _SHOWN = {
 class MachineFinding:
     """One finding. `severity`: fatal (training can't work), risk (results or runs are in danger), slow, note.
 
-    `mend` is one command, if there is one. `unknown` says what is not known. `about` names the card, if it is one.
+    `repair` is one command, if there is one. `unknown` says what is unknown. `about` names the card, if it is one.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Judgement:
 
     @property
     def fit(self) -> bool:
-        """Whether training can work on this machine."""
+        """Return whether training can work on this machine."""
         return not any(finding.severity == "fatal" for finding in self.findings)
 
 

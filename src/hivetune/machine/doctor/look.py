@@ -272,7 +272,9 @@ class SeenCard:
 
 @dataclass(frozen=True)
 class Look:
-    """Everything that was read. `variables` are those that concern computing, without the values of secrets."""
+    """All facts that were read from the machine. `variables` are those that concern computing, without the values of
+    secrets.
+    """
 
     machine: Machine
     host: Host
@@ -283,7 +285,8 @@ class Look:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where to look; tests replace the root, folders of packages, variables, NVIDIA cards and permissions.
+    """The places to read facts from; tests replace the root, folders of packages, variables, NVIDIA cards and
+    permissions.
 
     `measure`: time the disk and connect to services on the loopback.
     """

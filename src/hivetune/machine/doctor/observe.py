@@ -20,7 +20,7 @@ CPU_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run needs from the machine; with `dtype` auto it is measured."""
+    """The demands of a run on the machine; with `dtype` auto the precision is measured."""
 
     dtype: str = "auto"
     method: str = "lora"

@@ -87,7 +87,7 @@ def facts_as_text(seen: Look) -> str:
 
 
 def findings_as_text(judgement: Judgement) -> str:
-    """Return each finding with its evidence and command, then what is not known."""
+    """Return each finding with its evidence and command, then what is unknown."""
     lines: list[str] = []
     for number, finding in enumerate(judgement.findings, 1):
         lines += _finding(number, finding)
@@ -192,7 +192,7 @@ _SAYS = {
 
 
 def with_proof(judgement: Judgement, proven: Sequence[ProvenDevice]) -> Judgement:
-    """Return the judgement with the failures of the proofs; what could not be proven is not known."""
+    """Return the judgement with the failures of the proofs; what could not be proven is unknown."""
     found = [finding for device in proven for finding in _findings(device)]
     right = [device for device in proven if device.proof is not None and device.proof.dtype is not None]
     if not right and proven:

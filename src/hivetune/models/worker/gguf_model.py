@@ -89,7 +89,7 @@ def take_gguf(file: Path, work: Path) -> None:
 
 def _tokenizer_class(model_type: str) -> Any:
     """Return the class that transformers' AutoTokenizer chooses by the config. AutoTokenizer would read 100,000
-    words once more: 3 s."""
+    words again: 3 s."""
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     return tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(model_type) or "PreTrainedTokenizerFast")

@@ -91,7 +91,9 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
 
 
 class Delta(NamedTuple):
-    """What an adapter adds to a weight: scale * B A. Of E experts in one tensor a is [E * R, I] and b [O, R * E]."""
+    """The change of a weight by an adapter: scale * B A. Of E experts in one tensor a is [E * R, I] and b [O, R *
+    E].
+    """
 
     a: Tensor
     b: Tensor
@@ -100,7 +102,7 @@ class Delta(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a delta adds to one tensor of the model's files.
+    """The part of a delta for one tensor of the model's files.
 
     expert: its number where each expert has a tensor of its own in the files. half: 0 gate, 1 up, where the module has
     one tensor of both. transposed: the file stores [I, O].

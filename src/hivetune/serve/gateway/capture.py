@@ -2,7 +2,7 @@
 once.
 
 One thread writes, several answers in one transaction. The last byte of an answer is sent when the answer is durable, or
-after `KEEP_WAIT_S`; then the answer says so. While the disk is full or another process holds the database, up to
+after `KEEP_WAIT_S`; then the answer reports it. While the disk is full or another process holds the database, up to
 `MAX_WAITING` entries wait. Beyond that, answers are not captured, and are counted as left out.
 """
 

@@ -2,7 +2,7 @@
 lost.
 
 When a model server is replaced or dies before the first byte of an answer, the request goes to the next one, and the
-client sees nothing of it. After the first byte of a stream there is no retry, only an error event that says so.
+client sees nothing of it. After the first byte of a stream there is no retry, only an error event that reports it.
 """
 
 import asyncio

@@ -73,7 +73,7 @@ class Keeper:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Look and mend until cancelled; then end every model server."""
+        """Look and repair until cancelled; then end every model server."""
         try:
             async with asyncio.TaskGroup() as both:  # neither goes on without the other
                 both.create_task(self._watch_health())

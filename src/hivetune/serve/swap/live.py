@@ -84,14 +84,14 @@ class LiveBackend:
             self._start()
 
     def retire(self) -> None:
-        """Take no new request. Waiting ones go elsewhere, running ones go on."""
+        """Take no new request. Waiting ones go elsewhere, running ones continue."""
         self.retired = True
         for start in self._starts.values():
             if not start.done():
                 start.set_exception(BackendRetired())
 
     def restore(self) -> None:
-        """Take requests again, because this server is wanted again. Running ones go on."""
+        """Take requests again, because this server is wanted again. Running ones continue."""
         self.retired = False
         self.silent_since = None
 

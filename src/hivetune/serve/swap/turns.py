@@ -1,10 +1,10 @@
 """Which waiting requests may start: one adapter at a time, in slots that remember what they hold. Pure: no clock.
 
 llama.cpp never computes two adapters in one batch. A request of another adapter waits until those before it have ended,
-so steady traffic for one adapter starves the others. Here the adapters take turns. A turn goes on while it has requests
-and nobody else has waited longer than `longest_wait_s`; then it admits no more. While somebody has waited that long,
-the next turn belongs to the adapter whose last turn is longest ago, else to that of the oldest request. So an overdue
-adapter starts after at most one batch of each other adapter.
+so steady traffic for one adapter starves the others. Here the adapters take turns. A turn continues while it has
+requests and nobody else has waited longer than `longest_wait_s`; then it admits no more. While somebody has waited that
+long, the next turn belongs to the adapter whose last turn is longest ago, else to that of the oldest request. So an
+overdue adapter starts after at most one batch of each other adapter.
 
 Among the requests for one adapter, the client with the fewest running requests comes first, then a short prompt before
 a long one, then the earliest. While other clients ask, the long prompts of one client have at most a quarter of the

@@ -197,9 +197,9 @@ class Withdrawn(UsageError):
 
 @dataclass(frozen=True)
 class Routes:
-    """What can be asked for. `bases`: names of the base models. `labels`: NAME@VERSION -> its base. `champions` and
-    `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to 1. `withdrawn`:
-    label -> why it was rolled back."""
+    """The models that a request can name. `bases`: names of the base models. `labels`: NAME@VERSION -> its base.
+    `champions` and `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to
+    1. `withdrawn`: label -> why it was rolled back."""
 
     bases: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def full_command(page: DocPage, entry: DocEntry) -> str:
 
 
 def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
-    """Return what must stand behind the option `entry`, as capital letters; None where it can't be told.
+    """Return what must follow the option `entry`, as capital letters; None where it can't be told.
 
     The form of the synopsis that has the option decides: by its name, or as OPTION.
     """
@@ -66,7 +66,7 @@ def _means_options(word: str) -> bool:
 
 
 def _forms(text: str, command: str) -> list[str]:
-    """Return what stands behind each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line."""
+    """Return what follows each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line."""
     first, *rest = re.split(rf"(?:^|(?<=\s)){re.escape(command)}(?=\s|$)", text)
     return [] if first.strip() else [" ".join(form.split()) for form in rest]
 
@@ -87,7 +87,7 @@ def _placeholders(words: Sequence[str]) -> list[str] | None:
 
 
 def _without_brackets(text: str) -> str:
-    """Return what is left when everything optional is taken out."""
+    """Return the rest when everything optional is taken out."""
     while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
         text = shorter
     return text.replace("…", "...")

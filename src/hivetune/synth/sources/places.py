@@ -32,7 +32,7 @@ class DocSource:
 
 @dataclass(frozen=True)
 class Places:
-    """Where to look. `roots`: folders that hold what packages install below / (usr/share/man, usr/share/doc).
+    """The places of pages. `roots`: folders with installed packages, like / (usr/share/man, usr/share/doc).
 
     `help_of`: commands that the user named; no other is run.
     """

@@ -156,7 +156,7 @@ def _looks_like_term(block: DocBlock) -> bool:
 
 
 def _entries(heading: str, body: Sequence[DocBlock]) -> Iterator[DocEntry]:
-    """Yield each term with the text that is indented below it, or stands behind it up to the next term."""
+    """Yield each term with the text that is indented below it, or follows it up to the next term."""
     at = 0
     while at < len(body):
         if body[at].kind != "term":

@@ -52,7 +52,7 @@ DISK_BYTES_PER_S = 200e6
 
 @dataclass(frozen=True)
 class Workload:
-    """What the data asks for. `lengths` and `trained` are tokens of one typical step's rows, `longest` of any row."""
+    """The workload of the data. `lengths` and `trained` are tokens of one typical step's rows, `longest` of any row."""
 
     lengths: tuple[int, ...]
     trained: tuple[int, ...]
@@ -87,7 +87,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class StreamedFrom:
-    """Where streamed layers come from, and how fast.
+    """The source of streamed layers, and its speed.
 
     From `hiding_tokens` tokens of a micro-batch on, reading them costs no time; `waited_s` is what it costs in a step.
     """
@@ -100,7 +100,9 @@ class StreamedFrom:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the steps of a run are computed. `micro_batches` and `step_s` are means over the steps of the workload."""
+    """The way in which a run's steps are computed. `micro_batches` and `step_s` are means over the steps of the
+    workload.
+    """
 
     setup: TrainingSetup
     device: Device

@@ -55,7 +55,7 @@ Path = Literal["fast", "general"]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """What decides memory and time of a step, besides its tokens.
+    """The setup that decides memory and time of a step, besides its tokens.
 
     adapter_parameters: trained ones, A and B of all modules. active_adapter_parameters: those that one token meets,
     where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices are NF4. recompute: layers whose
@@ -290,7 +290,7 @@ def can_stream(setup: TrainingSetup) -> bool:
     """Return whether layers can be streamed: on the fast path only, where each layer is computed by hand.
 
     Layers in 4 bits are on the general path while they stay. They are streamed to a card only: a processor would pack
-    them anew each time.
+    them again each time.
     """
     if setup.quantized:
         return setup.architecture.is_fast and setup.kind != "cpu" and not setup.architecture.modules

@@ -58,7 +58,9 @@ SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the f
 
 @dataclass(frozen=True)
 class CountedRows:
-    """How many rows there are. `tokens`: mean of a row, by its characters. `words`: the number and how it is known."""
+    """The number of rows. `tokens`: mean of a row, estimated from its characters. `words`: the number and how it is
+    known.
+    """
 
     rows: int
     tokens: float
@@ -74,7 +76,7 @@ class _Part(NamedTuple):
 
 
 class _Sources(NamedTuple):
-    """What `data.path` names: files, whether one of them is a pipe, which is read once, and whether the store too."""
+    """The sources in `data.path`: files, whether one is a pipe (read once), and whether the store is among them."""
 
     files: list[str]
     piped: bool
@@ -228,7 +230,7 @@ class _Crew:
 
 @dataclass(frozen=True)
 class Planned:
-    """Everything that `hivetune plan` shows. `choice` is None when nothing fits."""
+    """The content of `hivetune plan`. `choice` is None when nothing fits."""
 
     config: RunConfig
     architecture: Architecture

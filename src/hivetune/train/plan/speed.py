@@ -260,11 +260,9 @@ WORTH_STARTING = 1.3
 
 @dataclass(frozen=True)
 class Worth:
-    """What more workers are worth, before they are started.
-
-    Whole packs are divided among them, against the bytes that travel. `alone_s`, `together_s`: a step by one worker and
-    by all. `exchange_s`: the part of `together_s` that is bytes. `link`: what carries them, in words; "" inside one
-    machine.
+    """The predicted gain of more workers. Whole packs are divided among them, which costs a transfer of weights and
+    gradients. `alone_s`, `together_s`: a step by one worker and by all. `exchange_s`: the part of `together_s` that is
+    bytes. `link`: what carries them, in words; "" inside one machine.
     """
 
     workers: int

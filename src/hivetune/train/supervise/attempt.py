@@ -16,7 +16,7 @@ METRICS_TAIL_BYTES = 8192
 
 @dataclass(frozen=True)
 class Terms:
-    """What the caller asks of a run while it goes on. Each function is called about four times a second.
+    """The caller's requests to a running run. Each function is called about four times a second.
 
     `on_step` gets the number of finished steps. While `stand_still` is true the worker computes nothing. `ends` returns
     0, 1 for an end after a checkpoint, or 2 for an end now. `on_look` is called at every look. `start` makes a worker's
@@ -32,7 +32,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an attempt ended. `step`: the one it died in, -1 while loading; `durable`: the newest state that is safe.
+    """The end of an attempt. `step`: the one it died in, -1 while loading; `durable`: the newest state that is safe.
 
     `diagnosis` is None where the worker was done or stopped as asked. `phase`: its last heartbeat.
     """

@@ -22,7 +22,7 @@ def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | Non
 
 
 def lower_rank(run: Path) -> str:
-    """Halve rank and alpha (the scale stays) and begin anew; the checkpoints of the old rank are set aside."""
+    """Halve rank and alpha (the scale stays) and begin again; the checkpoints of the old rank are set aside."""
     config, choices = read_resolved(run)
     before, rank = config.lora.r, max(1, config.lora.r // 2)
     lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})

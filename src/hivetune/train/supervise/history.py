@@ -84,7 +84,7 @@ def _is_known(identifier: str) -> bool:
 
 
 def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:
-    """Return warnings about what differs from the machine and packages that the run began with. The run goes on."""
+    """Return warnings about what differs from the machine and packages that the run began with. The run continues."""
     started = (entry for entry in events if entry["event"] == "supervisor_started")
     first = next((entry for entry in started if {"versions", "fingerprint"} <= entry.keys()), None)
     if first is None:

@@ -27,7 +27,7 @@ NOTHING_FINE = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """How far a child came. `finite`: of each item that it finished. `words`: how it ended, "" when it finished all.
+    """The progress of a child. `finite`: of each item that it finished. `words`: how it ended, "" when it finished all.
 
     `started`: it got as far as the first item.
     """
@@ -39,7 +39,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an isolation found. `rows`: those to quarantine, with the reason. `children`: how many were started."""
+    """The result of an isolation. `rows`: those to quarantine, with the reason. `children`: how many were started."""
 
     culprit: Culprit
     words: str

@@ -148,7 +148,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the machine and the settings allow.
+    """The changes that the machine and the settings allow.
 
     `void`: rungs that would change nothing here. `published`: by fault, the rungs that helped others with this card, in
     their order, each with its thread. They come before the catalogue's, and at the first failure.
@@ -170,7 +170,7 @@ Culprit = Literal["row", "kernel", "chance", "machine"]
 
 @dataclass(frozen=True)
 class Reply:
-    """What to do now. `rungs` are those of the next attempt; `tried` is the one among them that is new."""
+    """The next action. `rungs` are those of the next attempt; `tried` is the one among them that is new."""
 
     kind: ReplyKind
     why: str
@@ -239,7 +239,7 @@ def after_isolation(history: Sequence[Failure], culprit: Culprit, reason: str, b
     """Return what follows the replay of the last failure's rows, and that failure as the history keeps it.
 
     A guilty row is quarantined by then, and the step is made without it. Where the replay showed nothing about the
-    rows, they may be replayed once more.
+    rows, they may be replayed again.
     """
     last = replace(history[-1], isolated=True)
     with_replay = [*history[:-1], last]

@@ -1,7 +1,7 @@
 """The supervisor of a run: it starts the worker, explains each death, climbs the ladder, and ends with what there is.
 
 It never imports torch. Everything that happens is an event in RUN/events.jsonl, which this process alone writes. A
-supervisor that is killed itself is replaced by the next one, which goes on from what is on disk.
+supervisor that is killed itself is replaced by the next one, which continues from what is on disk.
 """
 
 import math
@@ -71,7 +71,7 @@ FIRST_SAMPLE_S = 5.0
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to. `result` is the worker's own document; `faults` are the catalogue's ids in order.
+    """The result of a run. `result` is the worker's own document; `faults` are the catalogue's ids in order.
 
     `useful_share`: the part of the wall time that went into steps that count. `error`: what ended a run that is not
     done, and what to do.
@@ -368,7 +368,7 @@ class _Supervisor:
             action = self._isolate(failure)
 
     def _isolate(self, failure: Failure) -> Reply:
-        """Replay the rows of the step. Quarantine a guilty one and go on, else do what the ladder says next."""
+        """Replay the rows of the step. Quarantine a guilty one and continue, else do what the ladder says next."""
         run = self.run
         plan, data = read_plan(run), open_snapshot(self.snapshot)
         steps = plan.steps

@@ -329,7 +329,7 @@ class Saver:
         self._buffer = bytearray()
 
     def forget(self) -> None:
-        """Clear the standby: its state is doubtful, and nobody may go on from it."""
+        """Clear the standby: its state is doubtful, and nobody may continue from it."""
         self.wait()
         if self._standby is not None:
             self._standby.clear()

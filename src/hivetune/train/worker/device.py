@@ -47,7 +47,7 @@ def with_threads(config: RunConfig, choices: Choices) -> Choices:
 def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
     """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
-    Another device is measured anew.
+    Another device is measured again.
     """
     if changes.device not in (None, settled.device):
         anew = replace(settled, device=changes.device, dtype=None, threads=None)
@@ -76,7 +76,7 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
 
 
 def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
-    """Return the choices with the kernels of a run that begins on a CPU: it must not go on with others in silence."""
+    """Return the choices with the kernels of a run that begins on a CPU: it must not continue with others silently."""
     if dtype not in KERNEL_SUFFIXES:
         return replace(choices, kernels="torch")
     reason = missing_kernels_reason()
@@ -184,7 +184,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to count the peak anew. Where the system can't do that (not Linux), it stays the process's own."""
+    """Begin to count the peak again. Where the system can't do that (not Linux), it stays the process's own."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

@@ -59,7 +59,7 @@ from hivetune.train.worker.watch import Spike, check_rollbacks, find_bad_rows, s
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Train the run of `task` to its end; return what it came to. A rank of torchrun above 0 only computes packs."""
+    """Train the run of `task` to its end; return its result. A rank of torchrun above 0 only computes packs."""
     ranks = read_ranks()
     if ranks.rank:
         return serve_as_rank(task, ranks, heartbeat)
@@ -168,9 +168,9 @@ class Loop:
         return Step(number, documents, rate, trained_tokens, self.updater.answer(), summed.exponent, started)
 
     def end_step(self, step: Step) -> bool:
-        """Read what a step came to and journal it. Raises StepNotFinite, LossDiverged.
+        """Read the result of a step and journal it. Raises StepNotFinite, LossDiverged.
 
-        Return False where it does not count and is made anew: its rows left the plan, or it was rolled back.
+        Return False where it does not count and is made again: its rows left the plan, or it was rolled back.
         """
         session, history = self.session, self.state.history
         loss: float | None = None
@@ -232,7 +232,7 @@ class Loop:
         return step in session.plan.chunk_ends or step % session.validate_every == 0 or step == session.num_steps
 
     def pause(self) -> None:
-        """Validate where it is due; at the end of a chunk also save a checkpoint, and begin anew with the patience."""
+        """Validate where it is due; at the end of a chunk also save a checkpoint, and begin again with the patience."""
         if self.is_pause(self.state.step):
             self.validate()
         if self.state.step in self.session.plan.chunk_ends and not self.state.stopped_early:
@@ -279,10 +279,10 @@ class Loop:
         save_now(session, self.state)
 
     def quarantine(self, documents: Sequence[Document], problem: str) -> None:
-        """Take the rows that are not finite out of the plan; the step is then made anew without them.
+        """Take the rows that are not finite out of the plan; the step is then made again without them.
 
         Raises StepNotFinite where single rows are not the cause: the supervisor decides what to change. Raises
-        BaseNotFinite where nothing was trained yet, which no setting of the training can mend.
+        BaseNotFinite where nothing was trained yet, which no setting of the training can repair.
         """
         session, step = self.session, self.state.step
         bad = find_bad_rows(session.model, documents)
@@ -372,7 +372,7 @@ NUM_REPORTED = 3
 
 
 class StepAnswer:
-    """What a step came to, on its way to the host."""
+    """The result of a step, on its way to the host."""
 
     def __init__(self, reported: Tensor):
         on_card = reported.device.type == "cuda"

@@ -1,4 +1,4 @@
-"""The adapter of a run that can't go on, written from its checkpoints: the best by validation, else the last.
+"""The adapter of a run that can't continue, written from its checkpoints: the best by validation, else the last.
 
 It works without the base model's weights and without a device.
 """

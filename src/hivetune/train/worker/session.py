@@ -277,7 +277,7 @@ def journal(session: Session, event: str, *, started: float | None = None, **fie
 
 
 def finish(session: Session, progress: LoopState) -> dict[str, Any]:
-    """Save, write the adapter (the best by validation, else the last), and return what the run came to.
+    """Save, write the adapter (the best by validation, else the last), and return the run's result.
 
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, and DataRefused
     when the plan ended and none of its rows could be trained: neither is a success.

@@ -1,8 +1,8 @@
 """The rule and the search for all rules in one text, in linear time.
 
 No rule fires on a high-entropy word alone, because such a rule fires in every other line of prose. A secret has a known
-prefix (AKIA, ghp_) or stands behind a word such as `password=`. A number is personal when its checksum and shape are
-right, or behind a word that names it.
+prefix (AKIA, ghp_) or follows a word such as `password=`. A number is personal when its checksum and shape are right,
+or behind a word that names it.
 
 A rule costs nothing in a text without its markers or that its gate excludes, and most words of a file come again and
 again. So what a word may matter to is remembered. A pattern that begins at a marker is tried only there. Every
@@ -72,9 +72,8 @@ Traits = frozenset[int | str]  # of a word: the numbers of the rules with a mark
 
 
 class _Marker(NamedTuple):
-    """What a word must hold for some rules: of a marker with white space its longest word with the space around it.
-
-    With `alone`, the marker must be a word of its own.
+    """A text that a word must contain for some rules. Of a marker with white space it is the longest word with the
+    space around it. `alone`: the marker must be a whole word.
     """
 
     text: str
@@ -221,7 +220,7 @@ MAX_BROKEN, MIN_PIECE = 300, 8  # characters: of a secret that is looked for ove
 
 
 def _over_two_lines(rule: Rule, text: str, start: int) -> tuple[int, int] | None:
-    """Return the span of a secret that begins at `start` and goes on in the next line, or None."""
+    """Return the span of a secret that begins at `start` and continues in the next line, or None."""
     line_break = LINE_BREAK.search(text, start, start + MAX_BROKEN)
     if line_break is None or line_break.start() < start + MIN_PIECE:
         return None

@@ -50,12 +50,12 @@ class Track:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will be written: it was rotated, and silent for a minute."""
+        """Return whether the file is complete: rotated, and unchanged for a minute."""
         return self.rotated and self.status is not None and time.time() - self.status.st_mtime > CLOSE_AFTER_S
 
     @property
     def is_due(self) -> bool:
-        """Whether there may be something to read or to close."""
+        """Return whether there may be something to read or to close."""
         if self.status is None:
             return False
         if self.position.closed:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActorOrder:
-    """Everything that an actor needs to load the run's model.
+    """The input of an actor, to load the run's model.
 
     `model`: as the config names it; `model_folder`: where the run's machine has it; `model_hash`: of its manifest;
     `recompute`: layers computed again where memory is too small.

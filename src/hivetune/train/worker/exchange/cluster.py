@@ -3,7 +3,7 @@
 Each round's weights go into Ray's object store once. Packs go to whoever is free. An actor adds the integers of its
 packs up itself, so one sum a round comes back from it. If it dies or is late, its packs of the round are computed by
 others. Ray's control plane is only needed to place actors, and a thread of its own speaks with it: while the cluster's
-head is away, the actors that are there go on.
+head is away, the actors that are there continue.
 
 Shapes: N adapter weights.
 """
@@ -198,7 +198,9 @@ class RayCrew:
         self._computed: Counter[int] = Counter()
 
     def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
-        """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
+        """Compute a round. Raise WorkerWrong if a comparison finds a wrong worker, CanaryFailed if it is this process
+        or unknown.
+        """
         self._step = step
         self._rounds += 1
         for seat in [seat for seat in self._seats if seat.number in self._comparisons.dismissed]:

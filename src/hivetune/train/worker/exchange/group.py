@@ -100,14 +100,14 @@ def _broken() -> Iterator[None]:
 
 
 class Share(NamedTuple):
-    """What one rank computes of a round: numbers of the works that count, then those that are only compared."""
+    """The share of one rank in a round: first works that count, then works that are only compared."""
 
     counted: Sequence[int]
     compared: Sequence[int] = ()
 
 
 class Report:
-    """What the ranks report of a round besides integers: a vector in which one rank writes each number.
+    """The report of the ranks on a round, besides integers: a vector in which one rank writes each number.
 
     The others leave it 0, so the sum over all ranks is exact. `works`: of each work the largest value, 1 if it fits,
     and the losses. `ranks_R2`: of each rank the seconds that it computed, and 1 after a wrong test product.
@@ -199,7 +199,9 @@ class GroupCrew:
         store.set("welcome", json.dumps(welcome))
 
     def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
-        """Raises WorkerWrong when a comparison shows one, CanaryFailed when it is this process or nobody can tell."""
+        """Compute a round. Raise WorkerWrong if a comparison finds a wrong worker, CanaryFailed if it is this process
+        or unknown.
+        """
         self._step = step
         while True:
             self._gather()

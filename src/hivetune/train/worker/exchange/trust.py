@@ -98,7 +98,7 @@ class Vote(NamedTuple):
 
 
 class Comparisons:
-    """What the comparisons of packs have shown about each worker over the steps of a run."""
+    """The results of comparing packs, for each worker over the steps of a run."""
 
     def __init__(self, tell: Tell):
         self._tell = tell

@@ -25,7 +25,7 @@ CHECKED_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Pack:
-    """What a gradient needs besides documents: dropout's `seed`, the loss's `scale`, the grid's `exponent`, and the
+    """The input of a gradient besides documents: dropout's `seed`, the loss's `scale`, the grid's `exponent`, and the
     number of `packs` in the step."""
 
     seed: int
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True)
 class WorkResult:
-    """What a work came to. `nlls`: of each document, or the sum of a pack.
+    """The result of a work. `nlls`: of each document, or the sum of a pack.
 
     A pack also has the largest value `peak` of its gradient, and the gradient on the grid, `integers_N`, where it is
     finite and `fits`.

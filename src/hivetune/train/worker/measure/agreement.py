@@ -120,7 +120,7 @@ def replayed_answer(model: LoraModel, documents: Sequence[Document]) -> Computed
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two results are apart.
+    """The difference between two results.
 
     `loss`: the largest of a row, nats a token; `gradient`: relative to the other's length.
     """

@@ -236,7 +236,7 @@ def _loss_rows(sizes: Sizes) -> int:
 
 
 def layout_of(tokens: int) -> Layout:
-    """Return a layout of three rows behind a prefix of a quarter of the tokens, and one row of what is left."""
+    """Return a layout of three rows behind a prefix of a quarter of the tokens, and one row of the rest."""
     prefix = tuple(range(1, 1 + tokens // 4))
     length = tokens // 5
 

@@ -50,7 +50,7 @@ class StepPart:
     truth: tuple[Tensor, ...]
 
     def problem(self, dtype: torch.dtype) -> str:
-        """Compute the part and return what is wrong with the answer; empty: nothing."""
+        """Compute the part and return the problem with the answer; empty: nothing."""
         results = self.run()
         for number, (tensor, truth) in enumerate(zip(results, self.truth, strict=True)):
             off = distance(tensor, truth)

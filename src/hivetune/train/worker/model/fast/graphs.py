@@ -1,7 +1,7 @@
 """Replayed steps: a step's begin, each shape of a micro-batch and its end are recorded where they come often.
 
 A graph holds addresses. So its inputs are written by copy into the same memory each time, its buffers are the
-workspace's, and when one of those has moved it is recorded anew. On a processor there is nothing to record: the same
+workspace's, and when one of those has moved it is recorded again. On a processor there is nothing to record: the same
 work is done on the same memory, which is how tests know what a card will do.
 """
 
@@ -38,7 +38,7 @@ class Replay:
 
     A piece is done once or more without a graph, so that its buffers have their size and its kernels are chosen:
     neither may happen while it is recorded. The arithmetic is the same whether it is replayed or not, so resumed runs
-    may count anew.
+    may count again.
     """
 
     def __init__(

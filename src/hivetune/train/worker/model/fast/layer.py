@@ -12,7 +12,7 @@ computes o and the MLP only at rows that predict something; the first one comput
 A name's suffix gives its shape, one letter a dimension:
 
     T  tokens of the micro-batch                       D  hidden size, the width of the stream
-    S  rows that go on after attention: T, in the      F  width of the MLP
+    S  rows that continue after attention: T, in the      F  width of the MLP
        last layer the R rows that predict something    H  query heads
     R  as a first letter those rows, as a last letter  W  outputs of a merged matrix, then its rank columns:
        the rank columns of a merged matrix                [q | k | v | ranks], [gate | up | ranks], [D | ranks]
@@ -190,7 +190,7 @@ def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Te
 
 
 def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return stream and attention's output at the rows that go on: in the last layer those that predict something.
+    """Return stream and attention's output at the rows that continue: in the last layer those that predict something.
 
     Keys and values are needed everywhere, the rest is not: in a chat with short answers most rows end here.
     """
@@ -227,9 +227,9 @@ def enter(
     y_TD: Tensor,
     rstd_T: Tensor,
 ) -> None:
-    """Write the stream, and its norm, which attention or the MLP reads; the stream itself where norms stand behind.
+    """Write the stream, and its norm, which attention or the MLP reads; the stream itself where norms follow.
 
-    Norms stand behind in OLMo 2.
+    Norms follow in OLMo 2.
     """
     if w_D is not None:
         walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
@@ -282,7 +282,7 @@ def sandwich(
 ) -> Tensor:
     """Return the delta of the stream: the product's output without rank columns.
 
-    It is normed once more in Gemma 2 and 3, and multiplied in Granite.
+    It is normed again in Gemma 2 and 3, and multiplied in Granite.
     """
     delta_SD = y_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale != 1.0:

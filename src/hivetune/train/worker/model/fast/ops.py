@@ -304,7 +304,7 @@ def _across(a_TR: Tensor, b_TK: Tensor, out: Tensor) -> None:
 
 
 def _dropped(ops: TorchOps, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
-    """Return x with the member's mask, in a buffer that the next call writes over."""
+    """Return x with the member's dropout mask, in a buffer that the next call overwrites."""
     dropped_TK = drop.workspace.take("dropped", *x_TK.shape, dtype=x_TK.dtype)
     ops.drop(x_TK, drop, member.salt, dropped_TK)
     return dropped_TK

@@ -18,9 +18,8 @@ RANGES, READERS = tl.constexpr(3), tl.constexpr(5)
 
 @triton.jit
 def _block(blocks, segments, LIST: tl.constexpr):
-    """Return where a program's block of tokens is: its offset in its segment; the segment's start, size and depth.
-
-    Then the first entry and the length of its list in another table, whose columns are `LIST` and the next.
+    """Return the block of a program: its offset in its segment; the segment's start, size and depth; and the place and
+    length of its list in another table (columns `LIST` and `LIST` + 1).
     """
     block = blocks + 2 * tl.program_id(0)
     segment = segments + tl.load(block) * 7
