@@ -38,7 +38,7 @@ Config = RunConfig | Path | str | Mapping[str, Any]
 
 
 def configure(config: Config, overrides: Iterable[str] = ()) -> RunConfig:
-    """Return the config with each `a.b=c` of `overrides` applied. Raises UsageError naming what is wrong."""
+    """Return the config with each `a.b=c` of `overrides` applied. Raises UsageError naming the problem."""
     if isinstance(config, RunConfig):
         return override_config(config, overrides)
     if isinstance(config, Mapping):
@@ -105,7 +105,8 @@ def measure(
     meanwhile: Callable[[], None] = lambda: None,
     start: Launch = launch_child,
 ) -> list[str]:
-    """Choose precision and micro-batch size of a run by measuring two steps; return what the environment is set to.
+    """Choose precision and micro-batch size of a run by measuring two steps; return the environment variables that were
+    set.
 
     If driver, torch or card changed, the machine is tested first. `meanwhile` is called while the steps run.
     """

@@ -43,7 +43,7 @@ class Checker:
 
 @dataclass
 class Checking:
-    """Checks answers one after the other; `row` has at least TOLD_OF_ROW.
+    """Checks answers in order; `row` has at least TOLD_OF_ROW.
 
     A function of the user's that failed `FUNCTION_FAILURES` times is not run again: 500 answers on which it hangs for
     10 s each would take hours.

@@ -176,7 +176,7 @@ def lm_eval(
 
 
 def _run(named: str | None, sides: list[str]) -> Run | None:
-    """Return the run whose base model is meant, if a side is `base`."""
+    """Return the run with the base model of the side `base`, if there is one."""
     named = named or next((text for text in sides if parse_side(text).kind == "run"), None)
     return load_run(find_run(named)) if named is not None and BASELINE in sides else None
 

@@ -116,7 +116,7 @@ def _look(config: RunConfig) -> None:
 
 
 def seen_lines(seen: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
-    """Yield what a decision rests on, as pairs of words."""
+    """Yield the facts behind a decision, as pairs of texts."""
     yield "champion", f"{seen.desired or 'none yet'}{f', not served: {seen.problem}' if seen.problem else ''}"
     opened, allowed = seen.open, seen.allowed
     if opened is not None:

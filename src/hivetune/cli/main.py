@@ -301,7 +301,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
-    """Return the error with what the command leaves behind as its hint, unless it has a hint already."""
+    """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
     left = LEFT_BEHIND.get(_command_of(arguments) or "", "")
     return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or left)
 

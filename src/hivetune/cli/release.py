@@ -114,7 +114,7 @@ def register(
 
 
 def show_registry() -> None:
-    """List releases with their aliases and verdicts, or manage what they rest on."""
+    """List releases with their aliases and verdicts, or manage them."""
     with closing(open_database()) as database:
         documents = [_document(database, release) for release in registry.releases(database)]
     if not documents:

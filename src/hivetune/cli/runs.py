@@ -81,7 +81,7 @@ def runs() -> None:
 
 
 def show_run(run: RunArgument) -> None:
-    """Show one run: state, losses, speed, and each fault with what was done about it."""
+    """Show one run: state, losses, speed, and each fault with its remedy."""
     folder = find_run(run)
     status = run_status(folder)
     show(status_line(status))
@@ -107,7 +107,7 @@ def show_run(run: RunArgument) -> None:
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return what the run computes with, and a line for people; a damaged config is reported, not fatal."""
+    """Return the choices of the run, and a line for people. A damaged config is reported, not fatal."""
     try:
         config, choices = read_resolved(folder)
     except UsageError as error:

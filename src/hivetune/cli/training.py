@@ -44,7 +44,7 @@ def open_configured(config: RunConfig, name: str) -> Run:
 
 
 def _waiting() -> Callable[[Busy], None]:
-    """Return a callback that waits, and says once what it waits for."""
+    """Return a callback that waits, and reports once the reason."""
     told = False
 
     def wait(busy: Busy) -> None:
@@ -215,7 +215,7 @@ def learn(
 
 
 def show_stages(document: dict[str, Any]) -> None:
-    """Show what was learned from, the result of each stage, and which one ships."""
+    """Show the rows of training, the result of each stage, and the stage that ships."""
     show(learned_words(document["learned_from"]) or "lessons besides good rows: none")
     names = (("stage1", "stage 1"), ("stage2", "stage 2"), ("longer", "stage 1, longer"))
     rows = [

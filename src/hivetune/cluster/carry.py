@@ -76,10 +76,10 @@ def check_carried(run: Run) -> None:
 
 
 def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
-    """Bring a run to its end on a free device of the cluster at `address`, and return the document of `train --json`.
+    """Finish a run on a free device of the cluster at `address`, and return the document of `train --json`.
 
-    A signal asks for the clean end and for the run to come home; a second one leaves it as it is here. Raises what ends
-    a run, Busy, UsageError, and MachineNotFit when no machine is left that can bring it forward.
+    A signal ends the run cleanly and copies it back; a second one skips the copy. Raises the errors that end a run,
+    Busy, UsageError, and MachineNotFit when no machine is left that can bring it forward.
     """
     if run.record["status"] == "done":
         return {**run.record["result"], "already_done": True}
@@ -233,7 +233,7 @@ class _Carrier:
             time.sleep(FOLLOW_EVERY_S)
 
     def _visit_home(self, actor: Any) -> float:
-        """Bring all of the run home as it is now, while it continues there; return how many seconds that took."""
+        """Copy the whole run back as it is now, while it continues there; return how many seconds that took."""
         began = time.monotonic()
         packed = self._ask(actor.gather.remote())
         if packed is not None:
@@ -254,7 +254,7 @@ class _Carrier:
         return True
 
     def _fetch(self, actor: Any, size_bytes: int) -> None:
-        """Put the run as it is there in the place of the folder here, when all of it has come."""
+        """Replace the folder here by the remote run, when all of it has arrived."""
         self._homes += 1
         parcel, came = (self._beside.with_name(f"{self._beside.name}.{n}.tmp") for n in ("parcel", f"{self._homes}"))
         try:
@@ -312,7 +312,7 @@ def bring_home(came: Path, run: Run) -> None:
 
 
 def _follow(run: Path, growth: Growth) -> None:
-    """Write to a journal here what it has there. One that is shorter here waits until all of the run comes home."""
+    """Append the remote lines of a journal. A journal that is shorter here waits until the whole run is copied back."""
     if growth.name not in FOLLOWED:
         raise _Lost(f"it tells of a journal {growth.name!r}")
     with open(open_plain(run / growth.name, os.O_RDWR | os.O_CREAT), "r+b") as file:
@@ -323,7 +323,7 @@ def _follow(run: Path, growth: Growth) -> None:
 
 
 def _clear(run: Path) -> None:
-    """Delete what an earlier process that carried this run and was killed left beside it."""
+    """Delete the leftovers of an earlier process that was killed while it sent this run."""
     for path in run.parent.glob(f".{glob.escape(run.name)}.*.tmp"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

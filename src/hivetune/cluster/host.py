@@ -1,7 +1,7 @@
 """One device of a machine that takes in a whole run of another machine, brings it forward, and gives it back.
 
-Ray makes a process of `RunHost` on the machine and calls its methods one after the other, from one thread. It loads no
-torch: the run is `hivetune resume` in this machine's own environment. The files of the run are deleted here at the end.
+Ray makes a process of `RunHost` on the machine and calls its methods in order, from one thread. It loads no torch: the
+run is `hivetune resume` in this machine's own environment. The files of the run are deleted here at the end.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class RunHost:
             file.write(piece)
 
     def begin(self) -> None:
-        """Unpack what was received and continue with it. Raises ValueError, OSError, UsageError for a damaged run."""
+        """Unpack the received run and continue it. Raises ValueError, OSError, UsageError for a damaged run."""
         room, kept = self._room, self._room.folder / _KEPT
         unpack(room.folder / _IN, kept)
         (room.folder / _IN).unlink()

@@ -192,8 +192,8 @@ def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: 
 
 
 def _next(cycle: OpenCycle) -> ActionKind:
-    """Return the first station whose artefact is missing. An earlier one that was lost comes before those that rest on
-    it. A cycle whose model was worse has only its replay before it."""
+    """Return the first station whose artefact is missing. A lost earlier artefact comes before the stations that depend
+    on it. A cycle whose model was worse has only its replay before it."""
     return "replay" if _replays(cycle) else next(station for station in STATIONS if station not in cycle.done)
 
 
@@ -223,7 +223,7 @@ def _begin(observed: Observation, settings: CycleConfig, now: float) -> Action:
 
 
 def _lacks(observed: Observation, settings: CycleConfig) -> str:
-    """Return what a new cycle lacks that comes at no known time, or "" when it lacks nothing."""
+    """Return what a new cycle is waiting for, without a known time, or ""."""
     if observed.unusable:
         return f"the rows can't be used: {observed.unusable}"
     if observed.known:
@@ -256,5 +256,5 @@ def _doubled(first_s: float, times: int, longest_s: float) -> float:
 
 
 def _later(moment: float | None, now: float) -> float:
-    """Return the end of a wait: never in the past, whatever the clock did."""
+    """Return the end of a wait, never in the past."""
     return moment if moment is not None and moment > now else now + LOOK_AGAIN_S

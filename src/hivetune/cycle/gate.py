@@ -115,8 +115,8 @@ def _against(rival: Rival, reason: str) -> str:
 
 
 def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Require any gain in what the config requires. Speed and size are held against the base, which does not change.
-    Where the base model was upgraded since, losses are of other tokens, and answers decide."""
+    """Require any gain in the required metrics. Speed and size are held against the base, which does not change. Where
+    the base model was upgraded since, losses are of other tokens, and answers decide."""
     by_answers = config.loss_gain is None and config.success_gain is not None
     wanted = config.model_copy(
         update={
@@ -186,7 +186,7 @@ def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
 
 def replay_gain(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
     """Return whether a training without the new rows (`base`) is better than the candidate (`tuned`) on these rows, and
-    what was measured."""
+    the measurements."""
     gain = _gain(rows)
     if isinstance(gain, str) or gain.ci95 is None:
         why = gain if isinstance(gain, str) else f"{gain.units} older rows are too few for an interval"

@@ -164,7 +164,7 @@ class Loop:
     def _notice(
         self, action: Action, outcome: str, words: str, details: Mapping[str, Any]
     ) -> tuple[NoticeKind, str, str] | None:
-        """Return what a person is told about an act, or None for most acts."""
+        """Return the notice about an act, or None for most acts."""
         with closing(open_database()) as database:
             champion = champion_of(database, self.name)
         label = self.name if champion is None else champion.label
@@ -232,8 +232,7 @@ class Loop:
             self.listener.say(f"waits: {action.reason}")
 
     def _collect(self) -> None:
-        """Collect from the sources. One that is gone holds up nothing: the cycle continues with the rows that are
-        there."""
+        """Collect from the sources. A missing source is skipped: the cycle continues with the other rows."""
         if not self.config.cycle.sources:
             return
         stop, last = Event(), [0.0, time.monotonic()]

@@ -208,7 +208,7 @@ def allowed_at(
 
 
 def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
-    """Predict the energy by what an hour of training has taken so far on this machine."""
+    """Predict the energy from earlier hours of training on this machine."""
     known_hours, kwh = spent(acts)
     return None if hours is None or not known_hours or not kwh else hours * kwh / known_hours
 
@@ -288,8 +288,8 @@ def verdict_of(cycle: CycleRow, rivals: Rivals) -> bool | None:
 
 
 def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
-    """Return how many candidates of closed cycles were judged against this champion, whoever was champion when they
-    opened."""
+    """Return how many candidates of closed cycles were judged against this champion, even if another one was champion
+    when they opened."""
     gates = [gate_of(cycle) for cycle in cycles_of(database, name) if cycle.closed is not None]
     champion = [] if rivals.champion is None else [rivals.champion.label]
     return sum("rivals" in gate and gate["rivals"][:1] == champion for gate in gates)
@@ -315,7 +315,7 @@ def read_replay(cycle: CycleRow) -> dict[str, Any]:
 
 
 def _sealed(path: Path) -> dict[str, Any]:
-    """Return a sealed document, or {} where it is missing or damaged: what it says is measured again."""
+    """Return a sealed document, or {} where it is missing or damaged: its content is measured again."""
     try:
         return read_sealed(path)
     except UsageError:

@@ -130,8 +130,8 @@ def pool_config(config: RunConfig) -> RunConfig:
 
 
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
-    """Return the ids of the rows that a release was trained on or judged by, whoever registered it. Where its snapshot
-    is gone, those of all cycles of its name."""
+    """Return the ids of the rows that a release was trained on or judged by, even if a person registered it. If its
+    snapshot is gone, return the rows of all cycles of its name."""
     folder = snapshot_folder(database, release.snapshot)
     if folder is None:
         return trained_rows(database, release.name)

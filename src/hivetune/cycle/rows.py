@@ -24,8 +24,8 @@ MAX_IN_A_ROW = 5  # cycles that go on from the last one before the next begins f
 
 @dataclass(frozen=True)
 class RowChoice:
-    """The chosen rows. `left_out`: id -> reason, of all splits; all other rows are used. `new_groups`: those that count
-    towards the threshold. `new_tokens`, `old_tokens` and `general_tokens`: of the rows that are trained."""
+    """The chosen rows. `left_out`: id -> reason, of all splits; all other rows are used. `new_groups`: groups that
+    count towards the threshold. `new_tokens`, `old_tokens` and `general_tokens`: of the rows that are trained."""
 
     left_out: Mapping[str, str]
     new_groups: int
@@ -72,7 +72,9 @@ def needs_scores(rows: Sequence[PoolRow], settings: ChoiceSettings) -> bool:
 
 
 def choose_rows(rows: Sequence[PoolRow], settings: ChoiceSettings) -> RowChoice:
-    """Choose what a cycle trains on and is judged on. Each row is in `left_out` at most once, with its first reason."""
+    """Choose the rows that a cycle trains and judges on. Each row is in `left_out` at most once, with its first
+    reason.
+    """
     left_out = _over_shares(rows, settings)
     groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, settings)})
     left_out |= _over_budget(_remaining(rows, left_out, "train"), settings)
@@ -136,7 +138,7 @@ def _stated_source(row: PoolRow) -> str | None:
 def _over_voices(
     rows: Sequence[PoolRow], voice: Callable[[PoolRow], str | None], settings: ChoiceSettings
 ) -> list[str]:
-    """Return rows of voices above their share of the tokens: 30 %, or what they had among the champion's rows."""
+    """Return rows of voices above their share of the tokens: 30 %, or their share among the champion's rows."""
     tokens: Counter[str] = Counter()
     before: Counter[str] = Counter()
     mine: dict[str, list[PoolRow]] = defaultdict(list)

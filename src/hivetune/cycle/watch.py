@@ -88,7 +88,7 @@ def regression_reason(before: Service, now: Service) -> str:
 
 
 def _by_question(answers: Sequence[SeenAnswer]) -> dict[int, list[SeenAnswer]]:
-    """Group answers by the length of their question, where there are enough to say what is usual."""
+    """Group answers by the length of their question, if there are enough of each length."""
     groups: dict[int, list[SeenAnswer]] = {}
     for answer in answers:
         groups.setdefault(answer.asked, []).append(answer)

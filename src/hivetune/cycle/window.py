@@ -77,7 +77,7 @@ class Clocks:
 
 
 def parse_window(text: str | None) -> Window:
-    """Read a window. Raises UsageError for what is neither HH:MM-HH:MM nor a cron expression."""
+    """Read a window. Raises UsageError unless it is HH:MM-HH:MM or a cron expression."""
     if text is None:
         return None
     hours = _HOURS.fullmatch(text.strip())

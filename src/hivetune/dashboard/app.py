@@ -127,7 +127,9 @@ class _Dashboard:
         return page, parts_of(page) if page.live else {}
 
     def _parts(self, make: MakePage, page_request: PageRequest) -> Mapping[str, str]:
-        """Return the parts of a page for a stream. What can't be shown now is said in its place, and tried again."""
+        """Return the parts of a page for a stream. A part that can't be shown is replaced by the reason, and tried
+        again.
+        """
         try:
             return parts_of(make(self.watcher, page_request))
         except (HivetuneError, OSError, sqlite3.Error) as error:

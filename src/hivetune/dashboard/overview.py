@@ -129,7 +129,7 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
 def needs_of(
     runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: dict[str, int]
 ) -> Iterator[Suggestion]:
-    """Yield what needs a person. `names`: what a person types for each run."""
+    """Yield the problems that need a person. `names`: name of each run on the command line."""
     for status in runs:
         name = names[status.run]
         if status.state == "interrupted":

@@ -48,7 +48,7 @@ class Page:
 
 @contextmanager
 def of_this_version(path: Path) -> Iterator[None]:
-    """Raise UsageError for a document, perhaps of another version, that lacks what is shown of it."""
+    """Raise UsageError for a document that lacks a shown field, perhaps of another version."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:

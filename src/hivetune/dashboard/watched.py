@@ -117,7 +117,7 @@ class WatchedRun:
         return planned_rates(self.path)
 
     def _follow(self) -> bool:
-        """Read on, and return False when what was read before counts no more."""
+        """Read on, and return False if earlier lines are void."""
         while (part := read_after(self.path / METRICS, self.place)).entries or part.anew:
             if part.anew or _goes_back(part.entries, self.read.tally.step):
                 return False
@@ -216,8 +216,8 @@ def _registered() -> list[Path]:
 
 
 def planned_rates(run: Path) -> PlannedRates | None:
-    """Return what the plan expects, or None for a run that was not measured before step 0, or whose model or rows are
-    gone."""
+    """Return the plan's predictions. None for a run that was not measured before step 0, or without its model or
+    rows."""
     try:
         config, choices = read_resolved(run)
         record = read_record(run)

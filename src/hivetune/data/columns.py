@@ -89,7 +89,7 @@ def is_content(key: str, value: Any) -> bool:
 
 @lru_cache(4096)
 def column_kind(name: str) -> Kind:
-    """Return what the name of a column says."""
+    """Return the meaning of a column by its name."""
     if name in MEDIA:
         return "media"
     if (name in CONTENT or name in TOOLS) and name != "user":  # mostly who asked, not what
@@ -124,8 +124,8 @@ def unexplained(row: Row, layout: Format, conversation: Conversation) -> str | N
 
 
 def leaves_out(row: Row, layout: Format, conversation: Conversation) -> bool:
-    """Return whether a column under a name of no list holds a value that the conversation does not. What the records of
-    programs hold beside the conversation is known.
+    """Return whether a column with an unknown name has a value that the conversation lacks. Other columns of programs'
+    records are known.
     """
     if layout.name not in PUBLISHED:
         return False
@@ -142,9 +142,7 @@ def leaves_out(row: Row, layout: Format, conversation: Conversation) -> bool:
 
 
 def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> bool:
-    """Return whether a choice is not named, or what was expected is not the answer: then a system under test gave that,
-    and may have used the same words.
-    """
+    """Return whether a choice is not named, or the expected text is not the answer, which a tested system gave."""
     if name == "expected" and isinstance(value, str):
         return not any(message.content.strip() == value.strip() for message in conversation.messages)
     if name in TRUE_ANSWERS and isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -275,7 +273,7 @@ def tools_of(row: Row) -> Any:
 
 
 def thoughts_of(row: Row) -> str | None:
-    """Return what was thought before the answer, in a column of its own."""
+    """Return the reasoning before the answer, from its own column."""
     name = first_of(row, THOUGHTS)
     value = row[name] if name else None
     return value if isinstance(value, str) and value.strip() else None

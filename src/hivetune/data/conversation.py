@@ -102,7 +102,7 @@ def _answers(turn: Any) -> bool:
 
 
 def _question_of_preference(row: Row, better: Any) -> str:
-    """Return the part of a line for `--columns` that names what was asked; `...` where nobody can tell."""
+    """Return the part of a `--columns` line for the question; `...` if it is unclear."""
     if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
         return "prompt=input.messages"
     turns = [name for name in ("messages", "conversations", "prompt") if isinstance(row.get(name), list)]

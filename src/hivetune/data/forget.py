@@ -62,7 +62,8 @@ class Forgotten:
 
 
 def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgotten:
-    """Remove every interaction of `value`, keep it out, and return what it tainted. It may be repeated.
+    """Remove every interaction of `value`, exclude it from later collections, and return the tainted snapshots. It may
+    be repeated.
 
     `row` is the id of an interaction or its place (`file:line` under any name of the file, `stream:id`). Exact copies
     are removed too, and the row at that place in the file is kept out of later preparations.

@@ -7,7 +7,7 @@
     where=outcome=resolved                  other rows are set aside
     system='You answer in one sentence.'    a text in quotes is the text itself
 
-A column that is really called so goes before all of these. `a.as_json` is what is no text as JSON text.
+A column that is really called so goes before all of these. `a.as_json` is what is not a text as JSON text.
 """
 
 import difflib
@@ -118,7 +118,7 @@ def side_of(row: Row, field: str, column: str) -> Any:
 
 
 def _short(parts: tuple[str, ...]) -> list[str]:
-    """Return the last part of each name, where that tells them apart."""
+    """Return the last part of each name, if these parts are unique."""
     last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
     return last if len(set(last)) == len(last) else list(parts)
 
@@ -152,7 +152,7 @@ def value_of(row: Row, column: str) -> Any:
 
 
 def _opened(row: Row, column: str) -> Row:
-    """Return the row with the JSON texts on the way of a path as what they say."""
+    """Return the row with the JSON texts along a path decoded."""
     head = _HEAD.match(column)
     name = head[1] if head else ""
     value = row.get(name)
@@ -227,7 +227,7 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Raise UsageError for a field of ours that is none, since its column would be read by nobody, and for a path."""
+    """Raise UsageError for an unknown field, whose column would be ignored, and for an invalid path."""
     fields = sorted({*CONTENT, *NOTES, *TOOLS, *SYSTEM, *TURN_FIELDS, *OWN_FIELDS, ROWS, WHERE})
     for name, column in columns.items():
         if name not in fields:

@@ -73,7 +73,7 @@ class RawRow:
 
 
 def read_rows(chunk: Chunk) -> Iterator[RawRow]:
-    """Yield the rows of one chunk in order; blank lines are no rows. Raise OSError when the file is gone."""
+    """Yield the rows of one chunk in order; blank lines are not rows. Raise OSError when the file is gone."""
     if chunk.kind == "store":
         yield from _store_rows(chunk)
     elif chunk.kind == "oversize":
@@ -129,9 +129,7 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
 
 
 def _truncated(line: bytes) -> RowRefused | None:
-    """Return the refusal of a last line that breaks off; it has no line break. `parse_row` says whatever else
-    is wrong.
-    """
+    """Return the refusal of an incomplete last line, which has no line break. `parse_row` reports other problems."""
     try:
         json.loads(line)
     except UnicodeDecodeError as error:
@@ -353,8 +351,8 @@ def _refuse_by_file(row: Row, conversation: Conversation, chunk: Chunk) -> None:
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
-    """Return what was said of an answer is said of its last turn alone. A rating beside two answers is of the worse
-    one.
+    """Return the row with its judgement on the last turn of the answer only. A rating of two answers belongs to the
+    worse one.
     """
     if two is not None:
         feedback = None if example.feedback is not None and example.feedback < 0 else example.feedback
@@ -376,7 +374,7 @@ def _with_advice(refused: RowRefused, line: str) -> RowRefused:
 
 
 def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[str, Any]) -> Example:
-    """Return what the store knows goes before what the row says: it may come from a column map."""
+    """Return the example. The store's values win over the row's: they may come from a column map."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
     if success is None:

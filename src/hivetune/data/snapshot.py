@@ -1,6 +1,6 @@
 """The snapshot: an immutable folder of tokenised rows, memory-mapped and addressed by its content.
 
-    tokens.u32     token ids of all rows, one after the other
+    tokens.u32     token ids of all rows, in order
     trained.u8     1 where a token is trained, in the same places
     offsets.u64    row i is tokens[offsets[i]:offsets[i + 1]]
     rows.sqlite    the messages of each row, its source and split

@@ -47,8 +47,8 @@ _MODEL_ANSWERS = frozenset(("prediction", "predicted", "model_output", "model_an
 
 
 class Suggestion(NamedTuple):
-    """A mapping, what it reads of the first rows as (question, answer), the paths of text that it leaves out, and how
-    many rows of the sample it reads.
+    """A mapping, its (question, answer) of the first rows, the paths of text that it leaves out, and the number of
+    sample rows that it reads.
     """
 
     columns: dict[str, str]
@@ -186,7 +186,7 @@ def _speaker_fields(turns: Sequence[Row], text: str) -> list[str]:
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """Yield a question and an answer, the likeliest first; what was given with the question is joined to it."""
+    """Yield a question and an answer, the likeliest first; the context is joined to the question."""
     all_columns = _columns(rows)
     columns = [column for column in all_columns if column.share >= FILLED_SHARE and not _is_metadata(column)]
     only_pair = len(columns) == 2 and len(all_columns) <= 3  # beside an id or a date
@@ -243,7 +243,7 @@ def _as_question(col: _Column) -> float:
 
 
 def _as_answer(col: _Column, columns: Sequence[_Column]) -> float:
-    """Return how much a column looks like answers. What was expected goes before what a model under test said."""
+    """Return how much a column looks like answers. An expected answer is preferred to that of a model under test."""
     if col.name in TRUE_ANSWERS:
         return 6.5
     tested = col.name in _MODEL_ANSWERS or any(r.name in TRUE_ANSWERS for r in columns if r is not col)
@@ -254,7 +254,7 @@ def _as_answer(col: _Column, columns: Sequence[_Column]) -> float:
 
 
 def _is_context(col: _Column) -> bool:
-    """Return whether a column is what a question is about: by its name, or as nobody knows what else it is."""
+    """Return whether a column is the context of a question: by its name, or for lack of another meaning."""
     if col.name in (*SYSTEM, *THOUGHTS) or _is_answer(col):
         return False
     return col.name in CONTEXT or (col.name not in QUESTIONS and col.different > 0.0 and not col.path.count("."))
@@ -266,7 +266,7 @@ def _repeats(col: _Column, sides: Sequence[_Column]) -> bool:
 
 
 def _is_metadata(col: _Column) -> bool:
-    """Return whether a column is no part of a conversation: ids, times, numbers, addresses, notes by their names."""
+    """Return whether a column is not part of a conversation: ids, times, numbers, addresses, notes by their names."""
     if col.name in (*QUESTIONS, *ANSWERED, *LABELS, *TRUE_ANSWERS, *CONTEXT):
         return False
     if col.name in MEDIA or col.name in NOTES or col.name in FACTS:

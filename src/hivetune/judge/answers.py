@@ -99,7 +99,7 @@ class KeptAnswers:
             self.answers[prompt.key] = found
 
     def note_served(self, **figures: float | None) -> None:
-        """Note what a start of the server cost; the newest figures count."""
+        """Record the cost of a start of the server; the newest figures count."""
         known = {name: value for name, value in figures.items() if value is not None}
         self.journal.append("served", **known)
         self.served |= known
@@ -107,7 +107,7 @@ class KeptAnswers:
 
 @contextlib.contextmanager
 def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
-    """Open what a side answered before, for reading and for more. Damaged lines are asked again."""
+    """Open the earlier answers of a side, to read and append. Damaged lines are asked again."""
     known = list(read_journal(folder / ANSWERS))
     with Journal(folder / ANSWERS) as journal:
         kept = KeptAnswers(label, journal)
@@ -193,7 +193,7 @@ def ask_all(
 def ask_prompt(
     asked: Asked, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
 ) -> TimedAnswer:
-    """Return one answer, with a few retries. Raises HivetuneError when all failed, UsageError for what was refused."""
+    """Return one answer, with a few retries. Raises HivetuneError if all failed, UsageError for a refused request."""
     for attempt in range(_TRIES):
         try:
             return asked.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)

@@ -39,8 +39,8 @@ MIN_TO_ABORT, RESOLUTION = 20, 1e-6
 
 @dataclass(frozen=True)
 class Finding:
-    """One metric, what it says about deploying, and why in words. `gain95`: the 95 % interval of what the tuned model
-    gains, where one direction of the metric is worse for whoever uses the model; None where none is."""
+    """One metric, its vote on deploying, and the reason. `gain95`: the 95 % interval of the tuned model's gain; None if
+    no direction of the metric is worse for users."""
 
     metric: Metric
     outcome: FindingOutcome
@@ -106,7 +106,7 @@ def gain_finding(
     """Judge a gain: loss, success or preference.
 
     `estimate`: tuned - base. `deciding`: the gain, positive when the tuned model is better, at the level of the gate's
-    look. A gain that is too small is read off the plain interval, since what few units can't exclude is no evidence
+    look. A gain that is too small is read off the plain interval, since what few units can't exclude is not evidence
     against a model.
     """
     name, gain = said_name(metric.name), deciding.value

@@ -55,7 +55,7 @@ class KeptQuestions:
 
 
 def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
-    """Return what the tuned model of an evaluation keeps of its frozen questions of these origins (win, own, general).
+    """Return how many frozen questions of these origins the tuned model of an evaluation keeps (win, own, general).
 
     A past win must be kept whatever the baseline answers today. Of the others, what the baseline answers rightly must
     be kept.
@@ -133,7 +133,7 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
     """Return the prompts beside the held-out rows: past wins of the releases among the sides, the user's own, general
     ones.
 
-    Their numbers go from -1 downwards, as they are no rows of a snapshot. Raises DataRefused for a file that can't be
+    Their numbers go from -1 downwards, as they are not rows of a snapshot. Raises DataRefused for a file that can't be
     used, UsageError for a damaged set.
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}

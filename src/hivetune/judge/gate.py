@@ -141,9 +141,9 @@ def _not_finite_field(value: Any, field: str) -> str:
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
-    """Return what a `deploy` does not rest on.
+    """Return the gaps in the evidence for `deploy`.
 
-    A lower loss alone does not say that a single answer is right, and rows that were nearly trained are no evidence.
+    A lower loss alone does not say that a single answer is right, and rows that were nearly trained are not evidence.
     """
     reasons: list[str] = []
     if not _answer_pairs(evaluation, "success"):
@@ -214,7 +214,9 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
 
 
 def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
-    """Judge what a judge model prefers: the share of pairs won by the tuned model less the share won by the base."""
+    """Judge the preferences of a judge model: the share of pairs won by the tuned model less the share won by the
+    base.
+    """
     threshold, found = config.preferred_gain, evaluation.get("preferences")
     if found is None:
         return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold, True)]

@@ -34,7 +34,7 @@ EMPTY_ANSWER: Mapping[str, Any] = {
 
 
 def plan_evaluation(snapshot: Snapshot, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
-    """Return the rows whose loss is computed, and those that are answered.
+    """Return the rows to score, and the rows to answer.
 
     Raises UsageError for a broken checker in the config, before anything is loaded.
     """

@@ -412,7 +412,7 @@ def frozen_table(document: Mapping[str, Any]) -> str:
 
 
 def judge_note(document: Mapping[str, Any]) -> str:
-    """Say what a judge model preferred, and how often it contradicted itself."""
+    """Return a sentence on a judge model's preferences, and on how often it contradicted itself."""
     found = document.get("preferences")
     if not found:
         return ""

@@ -292,7 +292,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def alpha_of_look(look: int, alpha: float = ALPHA) -> float:
-    """Return what the `look`-th judgement of one champion may spend, counted from 1: alpha / (look (look + 1)).
+    """Return the error level of the `look`-th judgement of one champion, counted from 1: alpha / (look (look + 1)).
 
     The shares of all looks to come add up to alpha, so that an equal model takes the champion's place with at most
     alpha however often one looks. 95 % intervals every night do so with 53 % within 30 nights, tested one-sided. The
@@ -371,7 +371,7 @@ def was_busy(noise: float, repeats: float) -> bool:
 
 
 def is_busy(others_share: float | None) -> bool:
-    """Return whether other programs used so much of the machine that times taken beside them decide nothing."""
+    """Return whether other programs used so much of the machine that measured times are unreliable."""
     return others_share is not None and others_share >= BUSY_SHARE
 
 

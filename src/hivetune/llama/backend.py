@@ -277,7 +277,7 @@ class Backend:
         return total
 
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Return the token ids that this server makes of a chat, up to where the answer begins."""
+        """Return this server's token ids of a chat, up to the start of the answer."""
         body: dict[str, Any] = {"messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
@@ -290,7 +290,7 @@ class Backend:
     def request(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Exchange one JSON document. Raises UsageError for what the server refuses, HivetuneError when it is gone."""
+        """Exchange one JSON document. Raises UsageError for a refused request, HivetuneError if the server is gone."""
         with contextlib.closing(self._open(path, body, timeout_s)) as connection:
             response = self._response(connection, path)
             with explained():

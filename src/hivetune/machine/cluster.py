@@ -180,7 +180,7 @@ def ray_environment(address: str) -> dict[str, str]:
 def connect_ray(address: str) -> Any:
     """Return the module `ray`, connected to the cluster at `address`.
 
-    Raises MachineNotFit when nobody answers there, when the token is another one, or when this machine is no node of
+    Raises MachineNotFit when nobody answers there, when the token is another one, or when this machine is not a node of
     it; UsageError without a token.
     """
     need_ray()

@@ -20,7 +20,7 @@ NEAR_LIMIT_C = 3.0
 
 
 def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, Any]:
-    """Return what the machine and the process tree of `pid` use now, and the cards."""
+    """Return the current use of the machine, of the process tree of `pid`, and of the cards."""
     memory = psutil.virtual_memory()
     taken: dict[str, Any] = {
         "available_bytes": memory.available,

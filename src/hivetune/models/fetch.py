@@ -20,7 +20,7 @@ OFFLINE = ("1", "on", "yes", "true")
 def fetch_model(name: str, progress: Progress = silent) -> Path:
     """Return the prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
 
-    Raises UsageError for a name that is no model, MachineNotFit without the packages or the network that it takes.
+    Raises UsageError for a name that is not a model, MachineNotFit without the packages or the network that it takes.
     """
     prepared = find_prepared(name)
     if prepared is not None:

@@ -108,7 +108,7 @@ def _tensor_bytes(name: str, kind: int, shape: tuple[int, ...]) -> int:
 
 
 class _Reader:
-    """The reader of one value after the other. It raises ValueError or struct.error with what is wrong. `arrays_of`:
+    """The reader of one value after the other. It raises ValueError or struct.error with the problem. `arrays_of`:
     the beginning of keys whose arrays are kept; of others only the length is."""
 
     def __init__(self, file: BinaryIO, size_bytes: int, arrays_of: str = "\0"):

@@ -122,7 +122,7 @@ def find_prepared(name: str) -> Prepared | None:
 
 
 def read_prepared(folder: Path) -> Prepared:
-    """Return what a prepared folder says of itself. Raises UsageError for a folder that prepare_model did not write."""
+    """Return the record of a prepared folder. Raises UsageError for a folder that prepare_model did not write."""
     try:
         described: dict[str, Any] = read_json(folder / DESCRIPTION)
         return Prepared(

@@ -59,7 +59,7 @@ class Heartbeat:
             os.set_blocking(handle, False)
 
     def beat(self, beat: Beat) -> None:
-        """Report what was just finished or is about to begin, without blocking.
+        """Report the work that just ended or is about to begin, without blocking.
 
         If the pipe is full because the supervisor is frozen, the beat is dropped: the waiting bytes are enough.
         """

@@ -54,7 +54,7 @@ def cluster_of(config: RunConfig) -> str | None:
 
 
 def ask_cluster(address: str) -> ClusterView:
-    """Return what the cluster has, asked by `hivetune cluster status` in a process of its own.
+    """Return the machines and devices of the cluster, from `hivetune cluster status` in its own process.
 
     Raises MachineNotFit when nobody answers, or refuses this machine.
     """
@@ -81,7 +81,7 @@ def ask_cluster(address: str) -> ClusterView:
 def own_address(address: str) -> str:
     """Return the address by which the cluster's other machines reach this one: the one that reaches its head.
 
-    Raises UsageError for what is no address, MachineNotFit when nobody answers there, or another program does.
+    Raises UsageError for what is not an address, MachineNotFit when nobody answers there, or another program does.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

@@ -41,7 +41,7 @@ REAP_S = 30.0
 class Child:
     """A running task. Call `wait_beats`, which is its clock, until `ended`.
 
-    `worked`: it has finished an item. `still`: it was paused, which is no hang.
+    `worked`: it has finished an item. `still`: it was paused, which is not a hang.
     """
 
     process: "subprocess.Popen[bytes]"

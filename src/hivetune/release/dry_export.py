@@ -58,7 +58,7 @@ class DryExport:
 
 
 def dry_export(run: Run) -> DryExport:
-    """Return what is known of such a model and such rows, or try it now.
+    """Return the known result for this kind of model and rows, or try it now.
 
     Raises DoesNotFit on a full disk. Any other failure is part of the result: the training itself can continue.
     """

@@ -119,8 +119,8 @@ def base_gguf(
     on it.
 
     `model_sha256` is the hash of the prepared folder's manifest. A base that was upgraded since a release was trained
-    on it is no base of that release, which keeps the file that was written then. Raises UsageError where there is none,
-    and as `write_gguf_model`.
+    on it is not a base of that release, which keeps the file that was written then. Raises UsageError where there is
+    none, and as `write_gguf_model`.
     """
     recipe = find_recipe(quant)
     if made := _find_base(model_sha256, recipe.name):

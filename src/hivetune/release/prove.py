@@ -184,7 +184,7 @@ def score_passages(
 ) -> tuple[list[list[Any]], list[bool]]:
     """Return the scores of each passage at each of its places, and whether its last token ended the answer.
 
-    llama.cpp is made to write the tokens one after the other. A bias that no other token can outdo forces the next one;
+    llama.cpp is made to write the tokens in order. A bias that no other token can outdo forces the next one;
     the server reports the log-probabilities from before the bias. `slots`: of the server; a passage stays in one, where
     its beginning is cached. `adapter`: the only one that is applied; with None none is. Raises HivetuneError when the
     server is gone or reports nothing.

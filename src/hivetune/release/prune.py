@@ -40,7 +40,7 @@ class Unused:
 
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
-    """Return what can be deleted without losing a run, a release, or anything that can't be made again. Deletes
+    """Return files that can be deleted without losing a run, a release, or anything that can't be made again. Deletes
     nothing."""
     runs = list(known_runs(database))
     everything = [
@@ -139,7 +139,7 @@ def _measured() -> Iterator[Unused]:
 
 
 def _left_over() -> Iterator[Unused]:
-    """Yield what a process left when it was killed: `.NAME.tmp`, `.NAME.task`."""
+    """Yield leftovers of killed processes: `.NAME.tmp`, `.NAME.task`."""
     unfinished = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")
     for path in sorted(path for pattern in unfinished for path in home().glob(pattern)):
         if _older(path, YOUNG_DAYS):

@@ -133,7 +133,7 @@ def register(
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
-    """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming those that exist."""
+    """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming the existing ones."""
     name, _, which = reference.partition("@")
     known = releases(database, name)
     if not known:
@@ -206,9 +206,9 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
 def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
     """Withdraw the champion and return to the previous release: (new champion, withdrawn).
 
-    `reference`: the name, or one release. Whoever objects to one release names it, so that two objections never roll
-    back two releases. A withdrawn release is not promoted again without force. Raises UsageError when there is nothing
-    to return to, or another release is the champion now.
+    `reference`: the name, or one release. Anybody who objects to one release names it, so that two objections never
+    roll back two releases. A withdrawn release is not promoted again without force. Raises UsageError when there is
+    nothing to return to, or another release is the champion now.
     """
     champion = find(database, reference)
     moved = UsageError(f"{champion.label} is no longer the champion", hint="see the champion: hivetune registry")
@@ -295,7 +295,7 @@ def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
 def prune(database: sqlite3.Connection, release: Release) -> int:
     """Delete the artefacts of an unused release; its row and history stay. Returns the bytes freed.
 
-    The row is changed first: a crash leaves files that are no release, never a release without files.
+    The row is changed first: a crash leaves files that are not release, never a release without files.
     """
 
     def check() -> None:

@@ -2,7 +2,7 @@
 one.
 
 The choice is pure: the same request in the same state gets the same answer, with the reason that its header tells. What
-the gateway knows of a family lies in one sealed file, `experts/NAME/router.json` below the home. Whoever trains
+the gateway knows of a family lies in one sealed file, `experts/NAME/router.json` below the home. Anybody who trains
 specialists writes it, whole or not at all.
 """
 
@@ -154,7 +154,7 @@ class Chosen:
 
 
 def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
-    """Read what an OpenAI request says about itself; `agent`: the header X-Hivetune-Agent.
+    """Read the routing keys of an OpenAI request; `agent`: the header X-Hivetune-Agent.
 
     Fields of another form than the API's are ignored.
     """

@@ -24,7 +24,7 @@ _SHOWN_CHARS = 48
 
 @dataclass(frozen=True)
 class KeyedRow:
-    """One row of the input with what was declared of it.
+    """One row of the input with its declarations.
 
     `numbers`: its rows in the snapshot. `group`: its session, or itself. `keys`: its declarations. `text`: its last
     question.
@@ -69,7 +69,7 @@ class RowDomain:
 
 
 def declared_keys(agent: str | None, category: str | None, system: str | None, tools: Iterable[str]) -> dict[str, str]:
-    """Return what a row or a request declares.
+    """Return the declarations of a row or a request.
 
     A system prompt and a set of tools count as their hashes, since texts are long.
     """

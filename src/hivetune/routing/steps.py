@@ -1,4 +1,4 @@
-"""The specialists of a shared release in `hive.db`: what became of each domain, step by step, with its reason.
+"""The specialists of a shared release in `hive.db`: the outcome of each domain, step by step, with its reason.
 
 A step is a line that is never edited. A specialist is served when its release is a champion (registry.py), which is not
 said here.
@@ -41,7 +41,7 @@ class SpecialistStep:
 
 
 def specialist_name(shared: str, domain: RowDomain) -> str:
-    """Return NAME-DOMAIN, as a release is called. Raises UsageError where that is no name."""
+    """Return NAME-DOMAIN, as a release is called. Raises UsageError where that is not a name."""
     room = MAX_NAME_LENGTH - len(domain.slug) - 1
     return check_release_name(f"{shared[:room]}-{domain.slug}")
 
@@ -98,7 +98,7 @@ def champion_domains(database: sqlite3.Connection, shared: str) -> dict[str, Row
 def retire_release(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
     """Take the champion of a name out of service without a successor; an expert's step reports it.
 
-    Raises UsageError where `reference` is no champion.
+    Raises UsageError where `reference` is not a champion.
     """
     champion = find(database, reference)
     if "champion" not in champion.aliases:

@@ -1,4 +1,4 @@
-"""The choices of a run: what was measured or chosen before step 0, kept in config.resolved.yaml.
+"""The choices of a run: the measurements or chosen before step 0, kept in config.resolved.yaml.
 
 A recorded choice is never made again, so a resumed run computes as it began. The changes of a recovery apply to one
 worker and are not recorded.
@@ -21,7 +21,7 @@ from hivetune.run.folder import CONFIG
 
 @dataclass(frozen=True)
 class Choices:
-    """None: not chosen, the engine's default holds. The same record says what a recovery changes.
+    """The choices of a run; None: the engine's default. A recovery's changes have the same form.
 
     `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
     `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.

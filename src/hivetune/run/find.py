@@ -47,7 +47,7 @@ def find_run(name: str, or_else: str = "") -> Path:
 
 
 def shortest_name(folder: Path) -> str:
-    """Return what a person types for this run, quoted: its name if it is unique, else its folder."""
+    """Return the name to type for this run, quoted: its name if it is unique, else its folder."""
     if not database_path().exists():
         return quoted(folder)
     with closing(open_database()) as database:

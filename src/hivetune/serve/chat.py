@@ -247,7 +247,7 @@ MAX_ROWS = 1000  # reading the info of one takes 50 us
 def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path | None]:
     """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run, and the run's folder if
     there is one. A folder is a run; a name of both a release and a run means the release. Missing files are made.
-    Raises UsageError, and what an export raises."""
+    Raises UsageError, and the errors of an export."""
     path = Path(name).expanduser()
     if path.is_file() or path.suffix == ".gguf":
         return Voice(path.stem, path), run_of_export(path)

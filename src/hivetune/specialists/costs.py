@@ -70,7 +70,7 @@ def measure_costs(survey: Survey, attended: Attended = ALONE) -> FamilyCosts:
 
 
 def known_costs(shared: str) -> tuple[AdapterCost, ...]:
-    """Return what was measured last for this family; empty where nothing was, or where the file is damaged."""
+    """Return the last measurements of this family; empty without any, or if the file is damaged."""
     path = specialists_folder(shared) / _COSTS
     try:
         return tuple(from_plain(AdapterCost, cost) for cost in read_sealed(path)["costs"]) if path.exists() else ()

@@ -30,10 +30,8 @@ OWN_SHARE = 0.95  # of the rows with a key's value that must be a domain's, so t
 
 @dataclass(frozen=True)
 class Routed:
-    """The family's table and what it is worth. `by_key`, `by_text`: each domain routed by its keys, and by its text
-    alone.
-
-    `judged_on`: the base as it is served, or why not.
+    """The family's table and its gain. `by_key`, `by_text`: each domain routed by its keys, and by its text alone.
+    `judged_on`: the served base, or the reason for another one.
     """
 
     table: SpecialistTable

@@ -53,7 +53,7 @@ def propose_domains(survey: Survey, attended: Attended = ALONE) -> list[Speciali
     """Return one step for each domain, in the order of size: decided now, or before for these rows and this shared
     adapter.
 
-    Raises what children and runs raise; what was measured until then is kept.
+    Raises the errors of children and runs; the measurements until then is kept.
     """
     with closing(open_database()) as database:
         known = newest_steps(database, survey.shared.name)
@@ -257,7 +257,7 @@ def fork(survey: Survey, domain: RowDomain | None, terms: Terms = Terms()) -> Pa
 
 
 def remove_forks(survey: Survey) -> None:
-    """Remove the forks, which have been judged; what was measured of them stays."""
+    """Remove the forks, which have been judged; the measurements of them stays."""
     for folder in sorted(survey.folder.glob("fork-*")):
         if folder.is_dir():
             with closing(open_database()) as database:
@@ -281,7 +281,7 @@ def open_specialist(survey: Survey, domain: RowDomain, name: str) -> Run:
 
 
 def inherit_choices(survey: Survey, run: Run) -> None:
-    """Give a run that has not begun what was measured for the shared adapter, where that was trained on this machine.
+    """Give a new run the measurements of the shared adapter, if it was trained on this machine.
 
     The run has the same model, shapes and kind of adapter. To measure again costs as much processor time as a short
     training.

@@ -21,7 +21,7 @@ from hivetune.specialists.survey import ALONE, Attended, Survey, read_survey, sc
 
 @dataclass(frozen=True)
 class Specialists:
-    """The specialists of a config. `steps`: the newest of each domain. `changes`: what became of those that served
+    """The specialists of a config. `steps`: the newest of each domain. `changes`: the outcome of those that served
     before.
 
     `problems`: specialists that should serve and can't, in words. `suggested`: what a person may declare. `costs`: what
@@ -47,7 +47,7 @@ def propose_specialists(config: RunConfig, attended: Attended = ALONE) -> Specia
 def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
     """Review the specialists that serve, train and judge those that were born, and make the router.
 
-    Killed anywhere, the same call continues. Raises what surveys, runs and evaluations raise.
+    Killed anywhere, the same call continues. Raises the errors of surveys, runs and evaluations.
     """
     survey = read_survey(config, attended.bar("reading the rows"))
     changes = review(survey, attended)  # before: a domain whose expert retires now may get a new one
@@ -67,7 +67,7 @@ def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Speciali
 
 
 def review(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:
-    """Return what became of the specialists that serve, each with its reason; nothing where all stay as they are.
+    """Return the outcome of the specialists that serve, each with its reason; nothing where all stay as they are.
 
     They are compared with a new shared adapter, merged where two are equal, or retired. A specialist without test rows
     stays as it is: without evidence, a person decides (`serving` reports it). Two that are equal are trained again as

@@ -98,7 +98,7 @@ def shared_name(config: RunConfig) -> str:
 
 
 def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
-    """Read the rows of the config by what they declare.
+    """Read the rows of the config by their declarations.
 
     Raises UsageError when there is no shared adapter or when it is of another base, DataRefused for rows that can't be
     used.
@@ -177,7 +177,7 @@ def scored_parts(
     """Return for each part the nats of its rows with each of its adapters, all computed by one child.
 
     `model`: another form of the base, such as the quantized one that is served. A loss that is not finite is not a
-    number here. Raises what a child raises; a scoring that was killed continues where it was.
+    number here. Raises the errors of a child; a scoring that was killed continues where it was.
     """
     base = model or survey.model
     about = [sha256_file(base / MANIFEST), survey.config.dtype, survey.config.device]

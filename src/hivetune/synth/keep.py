@@ -139,7 +139,7 @@ def _band_keys(triples: set[tuple[str, ...]]) -> list[int]:
 
 
 class Against:
-    """Reads the rows once; `unreadable` counts those that say nothing that could be compared."""
+    """The rows to compare with, read once. `unreadable`: number of rows without a text to compare."""
 
     def __init__(self, sources: Sequence[str]):
         self._sources = sources

@@ -73,7 +73,7 @@ def make_rows(
 
 
 def _nothing_made(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
-    """Return why there is no row: no page was found, none could be read, or no draft was right."""
+    """Return why there is not a row: no page was found, none could be read, or no draft was right."""
     made, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
     message = f"no row could be made of {', '.join(counts)}: {pages:,} pages found, {made:,} drafts"
     for tally in counts.values():

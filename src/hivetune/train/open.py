@@ -56,8 +56,8 @@ def check_eval(config: EvalConfig) -> None:
 def load_run(folder: Path) -> Run:
     """Return an existing run.
 
-    Raises UsageError when the folder is no run, may be planted, or has lost its snapshot or model, and when one of them
-    or the settings changed since the run began.
+    Raises UsageError when the folder is not a run, may be planted, or has lost its snapshot or model, and when one of
+    them or the settings changed since the run began.
     """
     if folder.is_dir():
         check_own(folder)
@@ -80,7 +80,7 @@ def load_run(folder: Path) -> Run:
 
 
 def with_workers(run: Run, workers: int | str | None) -> Run:
-    """Return the run with another setting `workers`, which is no part of what a run is. A finished run stays as it is.
+    """Return the run with another setting `workers`, which is not part of what a run is. A finished run stays as it is.
 
     Raises Busy while another process trains it.
     """

@@ -45,7 +45,7 @@ def probe_run(
     """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
 
     `meanwhile` is called here beside the child, where it disturbs nothing that is timed. `start` makes the child's
-    process. Returns the variables that the run's workers were given or lost now, for whoever informs the user.
+    process. Returns the variables that the run's workers were given or lost now, for a message to the user.
 
     Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: the supervisor
     finds out why workers die.

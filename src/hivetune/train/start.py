@@ -150,7 +150,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
 
 def account(run: Run, steps_done: int) -> Accounting:
-    """Return the accounting of a run (law 1): the snapshot's, with its training rows divided by what became of them.
+    """Return the accounting of a run (law 1): the snapshot's, with its training rows divided by their outcome.
 
     A row of several views is quarantined when one of them is, else trained when one of them was.
     """

@@ -123,8 +123,8 @@ def run_without(
 def _start(config: RunConfig, champion: Release | None) -> Path | None:
     """Return the adapter that training continues from (`cycle.start_from: last`), or None for the base.
 
-    It is the base too when the champion has another base or another kind of adapter, and after so many cycles in a row
-    that what they forgot adds up.
+    It is the base too when the champion has another base or another kind of adapter, and after MAX_IN_A_ROW cycles,
+    since forgetting adds up.
     """
     if champion is None or begins_from(config.cycle.start_from, trained_in_a_row(champion.folder)) == "base":
         return None

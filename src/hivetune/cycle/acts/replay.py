@@ -35,7 +35,7 @@ SAME_ROWS = 0.95  # of the champion's rows that the cycle has too: a few are for
 
 
 def replay_training(context: ActContext) -> str:
-    """Train again without the new rows, compare that with the candidate, and keep what it showed."""
+    """Train again without the new rows, compare the result with the candidate, and keep it."""
     cycle = context.cycle()
     with closing(open_database()) as database:
         champion, innocent = _champion_then(database, cycle), innocent_rows(database, cycle)
@@ -87,7 +87,7 @@ def _above_budget(context: ActContext) -> str:
 
 
 def _why_no_replay(cycle: CycleRow, champion: Release | None, trained: Set[str], innocent: Set[str]) -> str:
-    """Return what else than its new rows may have made the cycle's model worse, or "".
+    """Return another possible cause of the cycle's worse model than its new rows, or "".
 
     `trained`: rows of the cycle. `innocent`: those that the champion was made with.
     """

@@ -98,7 +98,7 @@ def open_sink(subject: Subject, destination: Destination) -> Sink:
 
 
 def how_to_look(destination: Destination) -> str:
-    """Return the command that shows what was written."""
+    """Return the command that shows the written figures."""
     place = quoted(destination.place)
     if destination.target == "tensorboard":
         return f"tensorboard --logdir {place}"
@@ -142,8 +142,8 @@ class Exporter:
         return len(self._held)
 
     def send(self) -> int:
-        """Send what the tool lacks and return how many points. A tool that is met for the first time, or again, is
-        asked first."""
+        """Send what the tool lacks and return how many points. Ask a tool first at the first contact, or after an
+        error."""
         new, replaced = self._reader.read()
         if self._sink is None:
             sink = open_sink(self._subject, self._destination)
@@ -166,7 +166,7 @@ class Exporter:
             self._sink.finish(state, outcome_of(self._subject.run))
 
     def lose(self) -> None:
-        """Forget what the tool holds: after an error it must be asked again."""
+        """Forget the tool's content: after an error it must be asked again."""
         self._sink = None
 
 

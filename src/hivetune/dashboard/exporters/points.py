@@ -121,11 +121,11 @@ class Sink(Protocol):
     """A tool, opened for one run. Only one process at a time has it open (follow.py holds the lock)."""
 
     def held(self) -> HeldPoints:
-        """Return what the tool has of this run, also from an exporter that was killed."""
+        """Return the tool's points of this run, also from an exporter that was killed."""
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
-        """Remove steps from `step` on, because they were made again, and return the rest. A tool that can't remove
-        points returns `held`."""
+        """Remove steps from `step` on, because they were repeated, and return the rest. A tool that can't remove points
+        returns `held`."""
 
     def add(self, points: Sequence[RunPoint]) -> None:
         """Return when the tool has the points. Raises the errors of the tool's library."""

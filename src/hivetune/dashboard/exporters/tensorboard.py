@@ -42,7 +42,7 @@ class TensorBoard:
         return dict(self._held)
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
-        """Write a session that starts at `step`: readers forget what they have from there on."""
+        """Write a session that starts at `step`: readers forget later steps."""
         newest_ms = max(held.values(), default=0)
         self._write([LoggedEvent(newest_ms / 1000, step, start=True)])
         return dict(self._held)
@@ -70,7 +70,7 @@ class TensorBoard:
             self._note(event)
 
     def _append(self, data: bytes) -> None:
-        """Append to the file. On an OSError it holds what it held before, and is removed if that was nothing."""
+        """Append to the file. On an OSError restore it, or remove it if it was empty."""
         left = memoryview(data)
         try:
             while left:

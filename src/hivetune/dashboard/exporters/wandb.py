@@ -40,7 +40,7 @@ class WandB:
         self._points += points
 
     def finish(self, status: str, outcome: Mapping[str, str]) -> None:
-        """Replace what an earlier report wrote, unless it is the same."""
+        """Replace an earlier report, unless it is equal."""
         if not self._changed and self._written == (status, len(self._points), dict(outcome)):
             return
         for rest in self._folder.glob(f".{self._subject.id}-*"):  # of an exporter that was killed

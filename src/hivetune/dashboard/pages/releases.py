@@ -37,7 +37,7 @@ def releases_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show a release. Damaged or pruned files are named; what the registry itself knows is shown all the same."""
+    """Show a release. Damaged or pruned files are named; the registry's own facts are always shown."""
     release = found_release(request)
     problem, about = "", {}
     with closing(open_database()) as database:

@@ -168,7 +168,7 @@ def _is_quoted(text: str, messages: Messages) -> bool:
 
 
 def check_answers(messages: Messages) -> None:
-    """Check that answers are no loops and that at most a few repeat their question."""
+    """Check that answers are not loops and that at most a few repeat their question."""
     question = ""
     repeated = answers = 0
     for message in messages:

@@ -1,8 +1,8 @@
-"""Rows of a CSV file, quoted as they should be. Lines above the header that are only a title are no rows. A carriage
+"""Rows of a CSV file, quoted as they should be. Lines above the header that are only a title are not rows. A carriage
 return within a line is a character of its field: pandas writes it without quotes.
 
-A quote that is opened and never closed would swallow the rows behind it into one field, and nobody would see it. Where
-a quote is wrong, reading continues at the first line from which records are whole again.
+A quote that is opened and never closed would swallow the rows after it into one field, and nobody would see it. Where a
+quote is wrong, reading continues at the first line from which records are whole again.
 """
 
 import csv
@@ -96,7 +96,7 @@ def _is_row(fields: list[str], header: list[str]) -> bool:
 
 def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: list[str]) -> list[str] | None:
     """Return the fields of a record; those between the tabs of its first line where its quotes are signs like others,
-    as in most files with tabs. The lines behind that one are given back.
+    as in most files with tabs. The lines after that one are given back.
     """
     if form.delimiter != "\t" or (fields is not None and len(fields) in (0, len(header))):
         return fields
@@ -139,7 +139,7 @@ def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
 
 
 def _has_spaces(first: Sequence[str], delimiter: str) -> bool:
-    """Return whether a space follows each delimiter of the header, so that it is no part of the names and values."""
+    """Return whether a space follows each delimiter of the header, so that it is not part of the names and values."""
     return bool(first) and first[0].count(delimiter) == first[0].count(f"{delimiter} ") > 0
 
 
@@ -180,7 +180,7 @@ def _csv_row(line_number: int, header: list[str], fields: list[str], form: _Form
 
 
 def _joined(fields: list[str]) -> list[str]:
-    """Return the fields without the cuts in front of a space: sentences that nobody quoted have commas, too."""
+    """Return the fields without the cuts before a space: sentences that nobody quoted have commas, too."""
     whole = fields[:1]
     for field in fields[1:]:
         if field[:1] == " ":
@@ -223,7 +223,7 @@ def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
 
 
 def _broken(lines: list[str], line_number: int, delimiter: str, columns: int) -> Iterator[PlacedRow]:
-    """Yield the row in which the quote was opened, each line behind it that has as many fields as a row, and those that
+    """Yield the row in which the quote was opened, each line after it that has as many fields as a row, and those that
     are too large.
     """
     for number, line in enumerate(lines):
@@ -281,7 +281,7 @@ def _is_name(cell: str) -> bool:
 
 
 def _look(cell: str) -> str:
-    """Return what a cell looks like: number, time, document, prose or word."""
+    """Return the kind of a cell: number, time, document, prose or word."""
     if as_number(cell) is not None:
         return "number"
     if as_time(cell) is not None:
@@ -296,7 +296,7 @@ def _share(column: Sequence[str], look: str) -> float:
 
 
 def _names(columns: Sequence[Sequence[str]]) -> list[str]:
-    """Return what the columns are called, by what they hold."""
+    """Return names of the columns, by their content."""
     called = [f"column_{number}" for number in range(1, len(columns) + 1)]
     distinct = [
         i for i, column in enumerate(columns) if not (_share(column, "number") == 1 and len(set(column)) == len(column))
@@ -313,7 +313,7 @@ def _names(columns: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _are_letters(column: Sequence[str], choices: int) -> bool:
-    """Return whether a column holds the letters of so many choices, as MMLU's tables do behind them."""
+    """Return whether a column has the letters of that many choices, as in MMLU's tables."""
     return set(column) <= set(_LETTERS[:choices])
 
 

@@ -36,7 +36,7 @@ _BLOCK_BYTES = 1 << 16
 
 class ByteSource(Protocol):
     def read(self, size: int) -> tuple[bytes, str | None]:
-        """Return at most `size` bytes and, at the end of what can be read, what went wrong."""
+        """Return at most `size` bytes, and the problem at the end of the readable part."""
 
 
 def wide_encoding(head: bytes) -> str | None:
@@ -53,8 +53,8 @@ def wide_encoding(head: bytes) -> str | None:
 
 
 def legacy_encoding(head: bytes) -> str | None:
-    """Return the encoding of a beginning most of whose lines beyond ASCII are no UTF-8; None where it is UTF-8, or
-    where too little of it tells.
+    """Return the encoding of a text whose lines beyond ASCII are mostly not UTF-8. None if it is UTF-8, or too short to
+    decide.
     """
     lines = [line for line in head.split(b"\n") if not line.isascii()]
     text = b"\n".join(line for line in lines if not _is_utf8(line))

@@ -1,4 +1,4 @@
-"""Rows of a JSON document: elements of an array (maybe below a key: {"data": [..]}), or objects one after the other.
+"""Rows of a JSON document: elements of an array (maybe below a key: {"data": [..]}), or objects in order.
 
 One of them is in memory at a time. Where an element is broken, reading continues at the next object whose first key is
 that of a row seen before; the broken text is a row of its own, which the checks refuse. So a missing brace or quote
@@ -48,7 +48,7 @@ class _Document:
         return self.source.ended and self.position == len(self.buffer)
 
     def skip(self, end: int) -> str:
-        """Go on to `end` in the buffer; returns what was passed."""
+        """Go on to `end` in the buffer; return the skipped text."""
         passed = self.buffer[self.position : end]
         self.line += passed.count("\n")
         self.position = end
@@ -61,7 +61,7 @@ class _Document:
         return bool(more)
 
     def at_value(self) -> str:
-        """Return the first character behind white space and commas; empty at the end."""
+        """Return the first character after white space and commas; empty at the end."""
         while True:
             end = _SEPARATORS.match(self.buffer, self.position).end()  # type: ignore[union-attr]
             self.skip(end)
@@ -104,9 +104,7 @@ def json_rows(source: TextSource) -> Iterator[PlacedRow]:
 
 
 def _skip_wrapper(document: _Document) -> bool:
-    """Return whether the rows are below a key, as in {"version": 1, "data": [..]}; then continues behind the
-    bracket.
-    """
+    """Return whether the rows are below a key, as in {"version": 1, "data": [..]}; then continues after the bracket."""
     if document.at_value() != "{":
         return False
     if begin := _begin_of_conversations(document):
@@ -173,16 +171,14 @@ def _is_turn(value: Any) -> bool:
 
 
 def _may_be_rows(value: Any) -> bool:
-    """Return whether something behind the rows may be more of them: not the page and the number of what an API
-    lists.
-    """
+    """Return whether text after the rows may be more rows, not the page number and count of an API."""
     if isinstance(value, dict):
         return looks_like_content(value) or any(isinstance(inner, list | dict) for inner in value.values())
     return isinstance(value, list) and bool(value)
 
 
 def _behind(document: _Document) -> Iterator[PlacedRow]:
-    """Yield what follows the rows of a wrapper: its end, and notes; anything else is said."""
+    """Yield the end of a wrapper and notes after its rows; report anything else."""
     while len(document.buffer) - document.position < _KEPT_CHARS and document.read_more():
         pass
     line, rest = document.line, document.buffer[document.position :].strip()

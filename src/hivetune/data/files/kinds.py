@@ -57,12 +57,12 @@ _SAMPLE_BYTES = 1 << 20  # in which the encoding of a text shows
 
 class ByteStream(Protocol):
     def read(self, size: int) -> tuple[bytes, str | None]:
-        """Return at most `size` bytes and, at the end of what can be read, what went wrong."""
+        """Return at most `size` bytes, and the problem at the end of the readable part."""
 
 
 class _Stream:
-    """A file whose decompression may fail anywhere; what came before the failure is kept. `most_bytes`: what it may
-    unpack to.
+    """A file whose decompression may fail anywhere; the bytes before the failure are kept. `most_bytes`: maximum
+    unpacked size.
     """
 
     def __init__(self, file: BinaryIO, errors: tuple[type[Exception], ...], most_bytes: int | None = None):
@@ -161,9 +161,8 @@ def refuse_prose(path: str, name: str, form: str) -> None:
 
 
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
-    """Return one of jsonl, json, csv, tsv, parquet, eval, httprr or TEXT_FORMS; behind it CR_FORMAT,
-    .as=utf-16-le, .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as
-    the user says.
+    """Return one of jsonl, json, csv, tsv, parquet, eval, httprr or TEXT_FORMS; after it CR_FORMAT, .as=utf-16-le,
+    .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of all texts, as the user says.
 
     Raise UsageError when the file can't be read, or is of a kind that holds no rows.
     """
@@ -210,7 +209,7 @@ def _refuse_unknown_encoding(encoding: str) -> None:
 
 
 def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
-    """Return `compression`, behind the encoding and the line breaks of the text where they are not the usual ones."""
+    """Return `compression`, after the encoding and the line breaks of the text where they are not the usual ones."""
     sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
     if encoding := encoding or wide_encoding(head) or legacy_encoding(sample):
         compression = f".as={encoding}{compression}"
@@ -219,7 +218,7 @@ def _written_as(path: str, head: bytes, compression: str, encoding: str | None) 
 
 
 def _written_form(head: str) -> str | None:
-    """Return what a trainer of templates writes, or a recorder of calls, whatever the file is called."""
+    """Return the form of text written by a template or a recorder of calls, independent of the file's name."""
     if is_rendered_file(head):
         return RENDERED
     return "httprr" if head.startswith(HTTPRR_HEAD) else None
@@ -277,8 +276,8 @@ def _most_unpacked(path: str) -> int:
 
 
 def share_before_damage(path: str) -> float | None:
-    """Return how much of a gzip file lies in front of the place where it can't be read on; None when it just
-    ends too early, and for other files.
+    """Return how much of a gzip file lies before the place where it can't be read on; None when it just ends too early,
+    and for other files.
     """
     size, position = os.path.getsize(path), 0
     with open(path, "rb") as file:

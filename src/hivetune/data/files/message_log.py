@@ -1,4 +1,4 @@
-"""Logs with one message a row and the session that it belongs to: the table behind most chat applications."""
+"""Logs with one message a row and the session that it belongs to: the table after most chat applications."""
 
 import itertools
 import json
@@ -162,7 +162,7 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
 
 
 def _only_text(event: Any) -> tuple[str, str] | None:
-    """Return (who speaks, what is said) of an object that holds a text under the name of a party, and nothing else."""
+    """Return (speaker, text) of an object with nothing but a text under a party's name."""
     if not isinstance(event, dict) or len(event) != 1:
         return None
     name, text = next(iter(event.items()))
@@ -247,7 +247,7 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
 
 
 def message_in(event: Mapping[str, Any], shape: MessageShape) -> MessageLine | None:
-    """Return what a row says; None where it is no message of its log."""
+    """Return the message of a row; None if it is not a message of its log."""
     flat = _flat(event)
     if shape.session is None and shape.role not in flat and shape.content not in flat:
         return MessageLine("", None, None, {})
@@ -297,7 +297,7 @@ def _flat(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has(flat: Mapping[str, Any], name: str) -> bool:
-    """Return whether a row says something in a column, or nothing there beside its calls."""
+    """Return whether a row has a text in a column, or only calls."""
     return isinstance(flat.get(name), str | list) and bool(flat[name] or flat.get("tool_calls"))
 
 
@@ -344,7 +344,7 @@ def branch_indices(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
     """Return the places of the messages from the root to the last leaf; all of them where no message names its parent.
 
     The last one is the newest where all have times, else the last of the list, if no message stands before its parent.
-    None where nobody can tell.
+    None if this is unclear.
     """
     everything = list(range(len(messages)))
     plain = _plain(messages)

@@ -16,8 +16,8 @@ _HEADS_END = re.compile(rb"\r?\n\r?\n")
 
 
 def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
-    """Yield one row for each call of a recording of Go's httprr: a line with the sizes of what was sent and what came,
-    and both as they went over the wire. Its place is that line, which may begin inside one of the text.
+    """Yield one row for each call of a recording of Go's httprr: a line with the sizes of request and response, then
+    both as they were sent. Its place is that line, which may begin inside a text line.
     """
     lines = ((number, line.encode("utf-8", "surrogateescape")) for number, line in enumerate(source.lines(), 1))
     line_number, rest = next(lines, (1, b""))[0] + 1, b""
@@ -53,7 +53,7 @@ def _over_wire(data: bytes) -> dict[str, Any]:
 
 
 def _unchunked(data: bytes) -> bytes:
-    """Return a body that came in chunks, each behind its size."""
+    """Return a body that came in chunks, each after its size."""
     chunks: list[bytes] = []
     end = 0
     while chunk := _CHUNK.match(data, end):

@@ -1,5 +1,5 @@
 """Files of plain text whose rows are known by their form: a conversation a line, conversations with blank lines between
-them, one conversation, conversations that a template has written, questions and answers behind `Q:` and `A:`, and lines
+them, one conversation, conversations that a template has written, questions and answers after `Q:` and `A:`, and lines
 that are the rows of a table.
 """
 
@@ -52,13 +52,13 @@ def text_form(head: str, *, table: bool) -> str | None:
 
 
 def is_rendered_file(head: str) -> bool:
-    """Return whether a file begins with what a template writes in front of a conversation, and a turn of it."""
+    """Return whether a file begins with a template's text before a conversation, and a turn."""
     begin = _BEGIN.match(head)
     return begin is not None and is_marked(head[begin.end() :])
 
 
 def _are_questions(lines: Sequence[str]) -> bool:
-    """Return whether the first of these lines begins a question, and answers and questions begin in turn behind it."""
+    """Return whether the first of these lines begins a question, and answers and questions begin in turn after it."""
     sides = [side for line in lines if (side := _side(line)[0]) is not None]
     in_turn = all(this_side != next_side for this_side, next_side in pairwise(sides))
     return len(sides) >= _MIN_ALIKE and _side(lines[0])[0] == "question" and in_turn
@@ -109,7 +109,7 @@ def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _ends_row(line: str, form: str) -> bool:
-    """Return whether a line is behind a row: blank, or the beginning of the next."""
+    """Return whether a line is after a row: blank, or the beginning of the next."""
     if form == QUESTIONS:
         return _side(line)[0] == "question"
     if form == RENDERED:
@@ -129,7 +129,7 @@ def _question(lines: Sequence[str]) -> dict[str, str]:
 
 
 def _side(line: str) -> tuple[str | None, str]:
-    """Return (what a line begins, what it says): `Q: ..`, `Answer 3: ..`, in many languages."""
+    """Return (role, text) of a line: `Q: ..`, `Answer 3: ..`, in many languages."""
     match = _SIDE.fullmatch(line)
     is_header = match is not None and role_of(match.group(1)) is None  # else a turn of a talk
     side = _SIDES.get(part_of(match.group(1))) if match is not None and is_header else None
@@ -137,7 +137,7 @@ def _side(line: str) -> tuple[str | None, str]:
 
 
 def _is_comment(line: str) -> bool:
-    """Return whether a line in front of a row is about the file."""
+    """Return whether a line before a row is about the file."""
     return line.startswith(("# ", "//"))
 
 

@@ -47,7 +47,7 @@ def is_file_format(name: str) -> bool:
 
 
 def may_hold_rows(payload: bytes) -> bool:
-    """Return whether `rows_inside` is worth a look; a quick no for nearly every row."""
+    """Return whether a record may have rows inside; a fast check for most rows."""
     return payload[:1] == b"{" and _batch_mark().search(payload) is not None
 
 

@@ -45,7 +45,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
-    """Return (what was said, whether the program said something too)."""
+    """Return (text, whether the program spoke too)."""
     turns: list[dict[str, Any]] = []
     some_left = False
     kind = ""
@@ -71,8 +71,8 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _whose(line: str, before: str, *, has_ends: bool) -> str:
-    """Return who says a line behind one of `before`: user, assistant, note, or nobody: what is asked behind an empty
-    line is another question, or that of a command again.
+    """Return who says a line after one of `before`: user, assistant, note, or nobody: what is asked after an empty line
+    is another question, or that of a command again.
     """
     in_answer = before == "assistant"
     if _asks(line) and (not in_answer or not has_ends or line.endswith(_END)):
@@ -97,7 +97,7 @@ def _end_of_note(lines: Sequence[str], at: int) -> int:
 
 
 def _question(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return what the user asks the model, without the command in front of it; nothing of other commands."""
+    """Return the user's question without the command before it; empty for other commands."""
     text = str(turn["content"])
     if command := _COMMAND.match(text):
         text = text[command.end() :] if command.group(1) in _ASKS else ""
@@ -105,7 +105,7 @@ def _question(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer without the notes at its end, and apart from what was thought before it."""
+    """Return (reasoning, answer) without the notes at its end."""
     lines = str(turn["content"]).split("\n")
     while lines and (_NOTE.match(lines[-1]) or not lines[-1].strip()):
         lines.pop()

@@ -1,5 +1,5 @@
-"""Traces of any-agent: the request stands in the first call of the model, and each span behind it only says what came
-of it. All spans of one agent are one conversation.
+"""Traces of any-agent: the request stands in the first call of the model, and each span after it only says what came of
+it. All spans of one agent are one conversation.
 
 https://mozilla-ai.github.io/any-agent/tracing/
 """
@@ -37,7 +37,7 @@ def _is_answered(span: Mapping[str, Any]) -> bool:
 
 
 def _turns(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what was asked and what came of it. Nothing where no call holds the request."""
+    """Return the question and its answer. Empty if no call has the request."""
     turns: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []  # calls of tools without their results
     for index, span in enumerate(spans):

@@ -17,8 +17,8 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return each step as a turn, an agent's with its calls and what they gave back. Notes of the program are left
-    out.
+    """Return each step as a turn, an agent's turn with its calls and their results. Notes of the program are
+    removed.
     """
     turns: list[dict[str, Any]] = []
     notes = False

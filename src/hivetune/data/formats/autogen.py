@@ -17,7 +17,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return the conversation; whoever spoke first asks, since each agent writes the roles from its own side."""
+    """Return the conversation; the first speaker asks, since each agent writes the roles from its own side."""
     turns = row["chat_history"]
     first = turns[0].get("name")
     sides = [turn if turn["role"] == "tool" else {**turn, "role": _side(turn, first)} for turn in turns]

@@ -1,4 +1,4 @@
-"""A span or a row of an experiment of Braintrust. What was expected goes before what was answered.
+"""A span or a row of an experiment of Braintrust. The expected answer takes precedence.
 
 https://www.braintrust.dev/docs/guides/traces
 """
@@ -14,7 +14,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return a span or a row of an experiment of Braintrust. What was expected goes before what was answered."""
+    """Return a span or a row of an experiment of Braintrust. The expected answer takes precedence."""
     kind = row["span_attributes"]["type"]
     if kind != "llm" and (kind not in ("task", "eval", "function") or not _is_root(row)):
         raise RowRefused("not-a-model-call", f"a span of type {str(kind)[:40]}")

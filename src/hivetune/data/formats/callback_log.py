@@ -72,7 +72,7 @@ def _only(value: Any) -> Any:
 
 
 def _plain(row: Row) -> Row:
-    """Return what an event says under plain names, with what newer events keep below `data`."""
+    """Return the fields of an event under plain names; newer events keep some below `data`."""
     values = {plain_name(name): value for name, value in row.items()}
     data = values.get("data")
     return {**values, **{plain_name(name): value for name, value in data.items()}} if isinstance(data, dict) else values

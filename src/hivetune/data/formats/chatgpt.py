@@ -94,9 +94,7 @@ def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
 
 
 def _document(call: str) -> str:
-    """Return what a call of the canvas writes: code between marks, as it stands in other answers. Empty for other
-    texts.
-    """
+    """Return the text that a call of the canvas writes: code in a fenced block. Empty for other texts."""
     written = parsed(call)
     text, (kind, _, language) = one_of(written, "content"), str(one_of(written, "type")).partition("/")
     if not isinstance(text, str) or "```" in text:

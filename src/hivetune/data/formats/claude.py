@@ -78,9 +78,7 @@ def _is_search(part: Any) -> bool:
 
 
 def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Message]:
-    """Return an answer step by step: what was said, the calls, their results. Raise NotLearned: a result is not
-    held.
-    """
+    """Return an answer step by step: text, calls, results. Raise NotLearned if a result is missing."""
     text = read_turn({"role": "assistant", "content": _split([b for b in parts if b.get("type") not in _TOOLS])})
     unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *text)
     messages: list[Message] = []
@@ -124,7 +122,7 @@ def _append(content: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
-    """Return what a call that writes an artifact writes, as it stands in other answers; None for other calls."""
+    """Return the text of a call that writes an artifact, as in other answers; None for other calls."""
     call_input = one_of(part, "input")
     text = one_of(call_input, "content")
     kind = one_of(call_input, "type") or kinds.get(str(one_of(call_input, "id")))

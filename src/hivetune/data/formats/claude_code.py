@@ -174,7 +174,9 @@ def _block(event: Row) -> dict[str, Any] | None:
 
 
 def _is_noise(event: Row, role: str | None) -> bool:
-    """Return whether a line is an error of the API, a note to the user or the output of a command: nobody said it."""
+    """Return whether a line is an error of the API, a note to the user or the output of a command, which nobody
+    said.
+    """
     if event.get("isApiErrorMessage") or event.get("isMeta") or event.get("isVisibleInTranscriptOnly"):
         return True
     message = event.get("message")
@@ -209,7 +211,7 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
 
 
 def _command_arguments(line: _Line) -> str:
-    """Return what the user wrote behind the name of a command. The page that a command of their own stands for follows
+    """Return what the user wrote after the name of a command. The page that a command of their own stands for follows
     as a note; a command of the program has none.
     """
     text = _text(line.message).lstrip()

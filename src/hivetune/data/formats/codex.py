@@ -55,8 +55,8 @@ def is_line(row: Row) -> bool:
 
 
 def recognise(head: Head) -> bool:
-    """Return whether the first lines are such a session. The first may be longer than the head: it holds all
-    that the agent was told.
+    """Return whether the first lines are such a session. The first may be longer than the head: it has all instructions
+    of the agent.
     """
     return _FIRST_LINE.match(head.data) is not None or any(map(is_line, head.events))
 
@@ -97,7 +97,7 @@ def _kind_and_payload(event: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
-    """Apply what an event of the program says of the items."""
+    """Apply an event of the program to the items."""
     kind = event.get("type")
     role, column = _EVENT_ROLES.get(str(kind), ("", ""))
     if kind == "turn_aborted":
@@ -128,7 +128,7 @@ def _item(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leave_out_repeated(session: _Session) -> None:
-    """Leave out what events tell and an item says too, or an event in front of it in the same answer."""
+    """Remove events that an item or an earlier event of the same answer repeats."""
     whole = {"user": "", "assistant": ""}
     for item in session.items:
         if _FROM_EVENT not in item and (role := str(item.get("role"))) in whole:
@@ -151,7 +151,7 @@ def _bordered(text: str) -> str:
 
 
 def _repeats(text: str, whole: str) -> bool:
-    """Return whether one of the texts in `whole` is this one; or holds it, behind what an editor writes before a
+    """Return whether one of the texts in `whole` is this one; or holds it, after what an editor writes before a
     question.
     """
     return _bordered(text) in whole or (len(text.strip()) >= _LONG_TEXT and text.strip() in whole)

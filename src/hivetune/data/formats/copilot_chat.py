@@ -1,4 +1,4 @@
-"""Chats of Copilot that VS Code exports: `requests`, each with what was asked and the parts of the response.
+"""Chats of Copilot that VS Code exports: `requests`, each with the question and the parts of the response.
 
 The parts are what the page shows. Where an agent worked, `toolCallRounds` holds what the model wrote, round by round,
 and `toolCallResults` what its tools gave back: then these are read.
@@ -80,7 +80,7 @@ def _worked(rounds: list[dict[str, Any]], results: Any) -> list[Message]:
 
 
 def _result(parts: Any) -> str:
-    """Return what a tool gave back: texts, or trees of pieces of text. Raise RowRefused."""
+    """Return the result of a tool: texts, or trees of pieces of text. Raise RowRefused."""
     values = [one_of(part, "value") for part in listed(parts)]
     if not values or not all(isinstance(value, str) or one_of(value, "node") is not None for value in values):
         raise RowRefused(NOT_HELD, "a tool's result is not held")

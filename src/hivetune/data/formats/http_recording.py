@@ -115,7 +115,7 @@ def _decoded(text: str) -> str | None:
 
 
 def text_of_bytes(data: bytes) -> str | None:
-    """Return the text of a body, unpacked where it is compressed; None where it is no text."""
+    """Return the text of a body, unpacked where it is compressed; None where it is not a text."""
     try:
         if data.startswith(b"\x1f\x8b"):
             data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)

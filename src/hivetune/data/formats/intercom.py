@@ -34,7 +34,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _turn(part: Mapping[str, Any]) -> tuple[Role, Any, float]:
-    """Return what a bot said is read and not learned."""
+    """Return a turn; a bot's is read and not learned."""
     kind = one_of(part.get("author"), "type")
     role = _ROLES.get(kind) if isinstance(kind, str) else None
     if role is None:

@@ -42,8 +42,8 @@ def _is_sent(record: Row) -> bool:
 
 
 def _observations_sent(record: Row) -> Iterator[Row]:
-    """Yield the calls of a model, joined by their ids. A trace is a row only where it holds no call, since it repeats
-    what its calls say.
+    """Yield the calls of a model, joined by their ids. A trace is a row only if it has no call, since it repeats its
+    calls.
     """
     observations = [{**event["body"], "type": _SENT.get(event["type"].partition("-")[0])} for event in record["batch"]]
     steps = joined_by_id([observation for observation in observations if observation["type"] is not None])

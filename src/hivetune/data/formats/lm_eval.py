@@ -1,4 +1,4 @@
-"""Samples of lm-eval with choices: the one that it calls right, behind what stands in front of all of them.
+"""Samples of lm-eval with choices: the one that it calls right, after what stands before all of them.
 
 https://github.com/EleutherAI/lm-evaluation-harness/blob/main/docs/interface.md (`--log_samples`)
 """
@@ -19,7 +19,7 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 def _right_choice(record: Row) -> Row | None:
-    """Return the choice that lm-eval calls right, behind what stands in front of all of them."""
+    """Return the choice that lm-eval calls correct, after the text before all choices."""
     args = record.get("arguments")
     calls = list(args.values()) if isinstance(args, dict) else args if isinstance(args, list) else []
     pairs = [tuple(call.values()) if isinstance(call, dict) else tuple(call) for call in calls if call]

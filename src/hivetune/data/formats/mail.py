@@ -62,9 +62,7 @@ def _messages(lines: Lines) -> Iterator[tuple[int, str]]:
 
 
 def _text(mail: EmailMessage) -> str:
-    """Return what somebody wrote: the plain text, or the HTML as text, in front of what is quoted and of the
-    signature.
-    """
+    """Return the writer's text: plain text, or HTML as text, without quotations and signature."""
     part = mail.get_body(("plain", "html"))
     if part is None:
         return ""

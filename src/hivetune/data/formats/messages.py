@@ -37,9 +37,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _repeats(row: Row, column: str, question: str) -> bool:
-    """Return whether a column says nothing, or what the question says under the column's name: "reach the
-    target 77".
-    """
+    """Return whether a column is empty, or the question repeats it under the column's name: "reach the target 77"."""
     if row[column] in (None, ""):
         return True
     value = str(row[column]).strip()

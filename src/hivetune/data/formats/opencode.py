@@ -1,9 +1,9 @@
 """Transcripts of OpenCode (`/export`), Markdown with one session: what was said below `## User` and `## Assistant`, the
-calls of an answer behind its words. And its export of a session (`opencode export`): `info` of the session, `messages`
+calls of an answer after its words. And its export of a session (`opencode export`): `info` of the session, `messages`
 of info and parts; a tool's call and result are one part.
 
-Nothing in a transcript divides a thought from the words behind it. Only a thought of one paragraph in front of a call
-is told apart; any other answer with a thought is read and not learned.
+Nothing in a transcript divides a thought from the words after it. Only a thought of one paragraph before a call is told
+apart; any other answer with a thought is read and not learned.
 
 https://opencode.ai/docs/tui/#export and https://opencode.ai/docs/cli/#export
 """
@@ -128,7 +128,7 @@ def _exported(row: Row) -> Conversation:
 
 
 def _steps(parts: list[dict[str, Any]]) -> list[Message]:
-    """Return an answer step by step: what was thought and said, the calls, then their results."""
+    """Return an answer step by step: reasoning and text, the calls, then their results."""
     messages: list[Message] = []
     content: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []

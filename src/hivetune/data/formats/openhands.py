@@ -40,7 +40,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield the one row of a file, without what the program says of its own state."""
+    """Yield the one row of a file, without the program's own state."""
     whole: list[dict[str, Any]] = []
     begin = 0
     for number, event, _ in events(lines):
@@ -81,7 +81,7 @@ def _turns(events: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _action_turns(event: Row) -> list[dict[str, Any]]:
-    """Return what an action says that no provider's answer follows."""
+    """Return the turns of an action without a provider's answer."""
     action, args = event.get("action"), event.get("args")
     action_args: Mapping[str, Any] = args if isinstance(args, dict) else {}
     text = one_of(action_args, "content", "final_thought", "thought") or event.get("message")

@@ -61,7 +61,7 @@ def recognise(row: Row) -> bool:
 
 
 def _are_attributes(tags: Any) -> bool:
-    """Return whether tags are what a span says; elsewhere they are words about a row."""
+    """Return whether tags are the attributes of a span; elsewhere they describe a row."""
     pairs = objects(tags)
     if pairs is not None:
         return all("key" in pair and "value" in pair for pair in pairs)
@@ -69,7 +69,7 @@ def _are_attributes(tags: Any) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return what a span says in its attributes, else in its events, else as a step."""
+    """Return the conversation in a span's attributes, else in its events, else as a step."""
     flat = _flat_attributes(row)
     events = _events(row, flat)
     status = row.get("status")
@@ -146,8 +146,8 @@ def _events(row: Row, flat: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _step(row: Row, flat: Mapping[str, Any]) -> Conversation:
-    """Return what the span says of itself: a call of a model. Of MLflow also the first span of a trace without such
-    calls (the others of it hold no inputs then).
+    """Return the conversation of a span itself: a call of a model. Of MLflow also the first span of a trace without
+    such calls (the others of it hold no inputs then).
 
     Raise RowRefused: not-a-model-call, or the problem with the step.
     """
@@ -230,8 +230,8 @@ def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Mess
 
 
 def _event_fields(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an event says of its message: in itself, in its attributes (some programs write all of it as one
-    text), or in its body.
+    """Return the message of an event: in itself, in its attributes (some programs write all of it as one text), or in
+    its body.
     """
     fields = {key: value for key, value in event.items() if key not in ("name", "event.name", "attributes", "body")}
     fields |= attributes(event.get("attributes"))

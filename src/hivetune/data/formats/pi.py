@@ -84,7 +84,7 @@ def _is_answer(event: Mapping[str, Any]) -> bool:
 
 
 def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what an entry adds to the conversation, as other programs write it."""
+    """Return the messages of an entry, in the form of other programs."""
     kind, message = event.get("type"), event.get("message")
     if kind in ("compaction", "branch_summary"):
         return [{"role": "user", "content": event.get("summary")}]

@@ -59,7 +59,7 @@ _PARTS = names("text image thinking message function function_call tool_use tool
 
 
 def _read_parties(name: str, row: Row, column: str) -> Conversation | None:
-    """Return what `user` and `assistant` said, behind what `column` says to the model. None without the two."""
+    """Return the texts of `user` and `assistant`, after the instruction in `column`. None without both."""
     texts = [row.get("user"), row.get("assistant")]
     if not all(isinstance(text, str) and text for text in texts) or system_of(row) is not None:
         return None
@@ -194,7 +194,7 @@ def _is_question(row: Row) -> bool:
 
 
 def _are_sentences(row: Row) -> bool:
-    """Return whether a row is a `key` and a `value` with sentences in both; names and settings are no sentences."""
+    """Return whether a row is a `key` and a `value` with sentences in both; names and settings are not sentences."""
     return set(row) == {"key", "value"} and looks_like_content(row["key"]) and looks_like_content(row["value"])
 
 

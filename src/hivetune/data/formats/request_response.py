@@ -89,7 +89,7 @@ def _sides(row: Row) -> tuple[str, str] | None:
 
 
 def _is_flat_response(row: Row) -> bool:
-    """Return whether the row itself says what was answered, as Ollama's does beside what was asked."""
+    """Return whether the row itself has the answer, as Ollama's rows do."""
     lists = any(objects(listed(row.get(name))[:1]) for name in ("choices", "candidates"))
     return lists or has_completions(row) or (isinstance(row.get("message"), dict) and "messages" in row)
 
@@ -106,7 +106,7 @@ def _listed_and_text(row: Row) -> tuple[str, str] | None:
 
 
 def _asks_flat(row: Row, answered: str) -> bool:
-    """Return whether the row itself says what was asked."""
+    """Return whether the row itself has the question."""
     if any(isinstance(parsed(row.get(key)), list) for key in ("messages", "contents", "input")):
         return True
     if answered in ("", "response", "response_body") and isinstance(row.get("prompt"), str):
@@ -127,7 +127,7 @@ def _is_structured(value: Any) -> bool:
 
 
 def _observed_apart(message: Message) -> list[Message]:
-    """Return what a program observed and wrote into the model's turn of its request, as turns of its own."""
+    """Return observations that a program wrote into the model's turn, as separate turns."""
     if message.role != "assistant" or message.tool_calls or _OBSERVED.search(message.content) is None:
         return [message]
     texts = enumerate(map(str.strip, _OBSERVED.split(message.content)))

@@ -24,8 +24,8 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return a text that is learned whole, or its turns where speakers take turns in it. Raise RowRefused where a
-    template wrote it and nobody can tell them.
+    """Return a text that is learned whole, or its turns if speakers take turns in it. Raise RowRefused if a template
+    wrote it and its turns are unclear.
     """
     text = text_of(row["text"], "text")
     turns = turns_of(text, whole=True)

@@ -18,9 +18,7 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return the command is what a model can learn; the result is what a machine said, so it is never trained
-    unasked.
-    """
+    """Return the row with its command as the answer. The result came from a machine, so it is never trained."""
     question = next(row[key] for key in _QUESTION if row.get(key) is not None)
     command = row.get("command")
     if isinstance(command, str) and command.strip():

@@ -258,7 +258,7 @@ def _hash_file(path: str, digest: "hashlib._Hash") -> None:
 
 
 def _decompress(path: str, form: str, spilled: str) -> str | None:
-    """Copy what can be decompressed, and return the problem in words, or None."""
+    """Copy what can be decompressed, and return the problem, or None."""
     with open(spilled, "wb") as out:
         stream = open_bytes(path, form)
         while True:
@@ -269,15 +269,15 @@ def _decompress(path: str, form: str, spilled: str) -> str | None:
 
 
 def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> Chunk:
-    """Return a chunk with a row for each problem: what lies behind `line` could not be read."""
+    """Return a chunk with a row for each problem: the rest after `line` was unreadable."""
     text = "".join(f"{line}\tp\tbroken-file:{problem}\n" for problem in problems).encode()
     Path(path).write_bytes(text)
     return Chunk("numbered", path, name, 0, len(text), 1, True, len(problems))
 
 
 def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
-    """Return a message for each row that is probably lost behind the damage of an archive, at least one: a share of
-    lost rows above `data.max_rejected` must refuse the data. Their number is estimated from the `rows` before it.
+    """Return a message for each row that is probably lost after the damage of an archive, at least one: a share of lost
+    rows above `data.max_rejected` must refuse the data. Their number is estimated from the `rows` before it.
     """
     share = share_before_damage(path)
     if share is None:

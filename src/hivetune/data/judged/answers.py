@@ -27,7 +27,7 @@ MAX_COMPARED_WORDS = 2000
 
 
 class TwoAnswers(NamedTuple):
-    """The conversation with the better answer at its end, the worse one, and which kind of row said so."""
+    """The conversation with the better answer at its end, the worse one, and the kind of row that judged them."""
 
     said: Conversation
     worse: Message
@@ -104,7 +104,7 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
 
 
 def _behind_question(request: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
-    """Return the turns of an answer behind the question that a row asks in columns, with all that belongs to it."""
+    """Return the turns of an answer, after the question and its context from other columns."""
     question = read_conversation({**request, "output" if "instruction" in request else "completion": "."}, mapped=True)
     answer = read_messages([_plain_turn(turn) for turn in turns], None)
     return question._replace(messages=(*question.messages[:-1], *answer))

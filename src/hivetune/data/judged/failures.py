@@ -46,7 +46,7 @@ _MIN_LIMIT, _MAX_COUNT_DIGITS = 16, 10
 
 def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
     """Return what failed outside of the answer, in the row's own words; empty where the row does not say so. An answer
-    that is an error's message ("Error: the tool timed out.") is no model's.
+    that is an error's message ("Error: the tool timed out.") is not a model's.
     """
     message = answer if len(answer) <= MAX_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
     for text in (message, *_reasons(row)):
@@ -127,7 +127,7 @@ def _is_limit(number: int) -> bool:
 
 
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row that says of itself that it failed, without the columns that say why: nobody can learn them."""
+    """Return a failed row without the columns that give the reason, which can't be learned."""
     reasons = _reason_columns(tuple(row))
     if not reasons:
         return row

@@ -134,7 +134,7 @@ def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int,
 def _retries(
     candidates: Sequence[Candidate], bad: Collection[int], decisions: Decisions, ties: Ties
 ) -> dict[tuple[int, int], int]:
-    """Return (session, what was read) -> the last good answer to it that is trained; tries come one after the other."""
+    """Return (session, what was read) -> the last good answer to it that is trained; tries come in order."""
     failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NO_NAME}
     keys = ((row, (ties.session[row], ties.read[row])) for row in range(decisions.num_rows))
     return {key: row for row, key in keys if key in failed and decisions.fate[row] == TRAIN and row not in bad}
@@ -143,7 +143,7 @@ def _retries(
 def learnable(
     lessons: Lessons, reasons: Mapping[str, int], corrections: int, learn: "LearnConfig"
 ) -> dict[str, object]:
-    """Return the report's `learn`: what is learned from, and what could be, in rows."""
+    """Return the report's `learn`: the number of rows that are learned, and that could be."""
     unused = {
         "pairs": reasons.get("preference-row", 0) if "pairs" not in learn.use else 0,
         "failures": reasons.get("failed", 0) + reasons.get("disliked", 0),

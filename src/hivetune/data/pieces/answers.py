@@ -58,7 +58,7 @@ def is_request(value: Any) -> bool:
 
 
 def read_request(value: Any) -> Request:
-    """Return everything that stood in front of the answer: an object of some API, a list of turns, or a text.
+    """Return everything that stood before the answer: an object of some API, a list of turns, or a text.
 
     Raise RowRefused: earlier-turns-missing, or the problem with a turn.
     """
@@ -149,7 +149,7 @@ def is_response(value: Any) -> bool:
 
 
 def says_answer(value: Mapping[str, Any]) -> bool:
-    """Return whether an object may be what a model's API answered, and not one that it keeps or counts."""
+    """Return whether an object may be an answer of a model's API, not one that it stores or counts."""
     return "status_code" in value or is_response(value) or one_of(value, *_ANSWERED, "content") is not None
 
 
@@ -164,9 +164,7 @@ def _is_output_message(item: Any) -> bool:
 
 
 def continues_request(value: Any) -> bool:
-    """Return whether a response is Anthropic's: its API continues behind a last turn of the assistant, without a
-    break.
-    """
+    """Return whether a response is Anthropic's: its API continues a last turn of the assistant without a break."""
     value = _unwrapped(parsed(value))
     if isinstance(value, str | list):
         return any(item.get("type") == "message_start" for item in pieces_in(value) or ())
@@ -179,7 +177,7 @@ def has_completions(value: Mapping[str, Any]) -> bool:
 
 
 def read_answer(value: Any) -> Answer:
-    """Return what was answered, of a text, a turn or a response object.
+    """Return the answer, of a text, a turn or a response object.
 
     Raise RowRefused: failed, cut-off-answer, unknown-layout, or the problem with a turn.
     """
@@ -350,7 +348,7 @@ def is_of_answer(item: dict[str, Any]) -> bool:
 
 
 def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
-    """Give no weight to the answer in front of `end`, nor to its thoughts and calls."""
+    """Give no weight to the answer before `end`, nor to its thoughts and calls."""
     for item in reversed(items[:end]):
         if not is_of_answer(item):
             return
@@ -358,7 +356,7 @@ def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
 
 
 def unlearn_hidden_calls(items: list[Any]) -> list[Any]:
-    """Return items without such calls; the turn of each, in front of it and behind, is read and not learned."""
+    """Return items without such calls; the turn of each, before it and after, is read and not learned."""
     if not any(one_of(item, "type") in HIDDEN_CALLS for item in items):
         return items
     items = [{**item} for item in items if isinstance(item, dict)]

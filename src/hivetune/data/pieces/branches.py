@@ -39,7 +39,7 @@ def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return nodes that lost their tree, one behind the other: by their times where all have one, else as they
+    """Return nodes that lost their tree, in order: by their times where all have one, else as they
     stand.
     """
     spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]

@@ -76,7 +76,7 @@ def calls_as_text(text: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def result_text(value: Any) -> str:
-    """Return what a tool gave back, as text: strings and text parts as they are, anything else as JSON."""
+    """Return the result of a tool, as text: strings and text parts as they are, anything else as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -91,7 +91,7 @@ def result_text(value: Any) -> str:
 
 
 def _is_file(part: Any) -> bool:
-    """Return whether a part of a result is no text; a document of Cohere's is one, with its words in it."""
+    """Return whether a part of a result is not a text; a document of Cohere's is one, with its words in it."""
     kind = one_of(part, "type")
     return kind in ("image", "image_url") or (kind == "document" and not isinstance(part.get("document"), dict))
 

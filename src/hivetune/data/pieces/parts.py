@@ -112,7 +112,7 @@ def parts_in(text: str) -> list[Any] | None:
 
 
 def has_results(content: Any) -> bool:
-    """Return whether a list of parts holds what tools gave back."""
+    """Return whether a list of parts holds results of tools."""
     return any(isinstance(part, dict) and _kind(part) in _RESULTS for part in listed(content))
 
 
@@ -171,7 +171,7 @@ def _texts_within(kind: Any, part: Mapping[str, Any]) -> list[str]:
 
 
 def _thoughts(part: Mapping[str, Any]) -> list[str]:
-    """Return thoughts in words; what a provider encrypted is not there."""
+    """Return thoughts as text, without encrypted ones."""
     inner = part.get("reasoningContent")
     part = inner.get("reasoningText", {}) if isinstance(inner, dict) else part
     if part.get("encrypted_content") or part.get("redacted") is True:

@@ -107,7 +107,7 @@ def _marked_turns(prompt: str, kind: str, marks: list[re.Match[str]], *, whole: 
 
 
 def _end_of_text(text: str) -> int:
-    """Return where the words of a turn of Zephyr's template end: in front of white space and marks of the end."""
+    """Return where the words of a turn of Zephyr's template end: before white space and marks of the end."""
     end = len(text.rstrip())
     while mark := next((mark for mark in _ZEPHYR_ENDS if text.endswith(mark, 0, end)), None):
         end -= len(mark)
@@ -117,7 +117,7 @@ def _end_of_text(text: str) -> int:
 
 
 def _take_turns(roles: list[str], sides: tuple[str, str] = ("user", "assistant")) -> bool:
-    """Return whether two sides speak in turn, behind a system prompt or without one."""
+    """Return whether two sides speak in turn, after a system prompt or without one."""
     return all(role == sides[i % 2] for i, role in enumerate(roles[1:] if roles[0] == "system" else roles))
 
 
@@ -187,7 +187,7 @@ def goes_on(answer: str) -> bool:
 
 
 def without_header(text: str, *, answer: bool) -> str:
-    """Return a question or an answer without the header that a template (Alpaca's, BlueLM's) writes in front of it."""
+    """Return a question or an answer without the header that a template (Alpaca's, BlueLM's) writes before it."""
     head = text[:_HEADER_CHARS]
     if not answer and "###" in head and _QUESTION_HEADER.match(text) and (begun := _ANSWER_BEGINS.search(text)):
         text = text[: begun.start()].rstrip()
@@ -195,8 +195,8 @@ def without_header(text: str, *, answer: bool) -> str:
 
 
 def without_end(answer: str, question: str) -> str:
-    """Return an answer without the mark at its end that told another model to stop. It stays where the question has it
-    too, or where it closes a tag: then it is what was answered.
+    """Return an answer without another model's end mark. The mark stays if the question has it too, or if it closes a
+    tag.
     """
     mark = _end_mark(answer)
     if mark is None or mark in question or (mark == "</s>" and "<s>" in answer):
@@ -241,7 +241,7 @@ def is_rendered(text: str) -> bool:
 
 
 def _clean(turns: list[dict[str, str]]) -> list[dict[str, str]] | None:
-    """Return the turns without what the templates add of themselves. None when a mark is left in a text."""
+    """Return the turns without the templates' own text. None if a mark is left in a text."""
     if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"]:
         turns = turns[:-1]
     if turns and turns[0]["role"] == "system":

@@ -45,10 +45,10 @@ _IN_MARKS = ("\ue200", "\u2020", "oaicite", "[citation:")  # the first ones are 
 
 
 def clean_texts(conversation: Conversation, *, marked: bool, nul: bool) -> Conversation:
-    """Return the conversation without what is no character of a text.
+    """Return the conversation without what is not a character of a text.
 
     `marked`: a file that was read with its byte order mark was pasted. `nul`: a program printed NUL; in a tool's result
-    it is read as U+FFFD, as all that is no text.
+    it is read as U+FFFD, as all that is not a text.
     """
     citing = [t.role == "assistant" and any(mark in t.content for mark in _IN_MARKS) for t in conversation.messages]
     if not (marked or nul or any(citing)):
@@ -77,7 +77,7 @@ def _uncited(text: str, *, meant: bool) -> str:
 
 
 def _text_of_mark(mark: re.Match[str]) -> str:
-    """Return what a mark says in the sentence around it, behind the blank in front of it."""
+    """Return the text of a mark in its sentence, with the blank before it."""
     kind, fields = mark[1], (mark[2] or "").split("\ue202")
     blank = " " if mark[0].startswith(" ") else ""
     if kind == "url":
@@ -123,7 +123,7 @@ def _python_object(text: str) -> Any:
 
 
 def text_of(value: Any, column: str) -> str:
-    """Return the text of one value, empty for null. Raise RowRefused("wrong-type") for what is no text or number."""
+    """Return the text of one value, empty for null. Raise RowRefused("wrong-type") for what is not a text or number."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -141,8 +141,8 @@ def as_message(role: Role, value: Any, column: str) -> Message:
 def before_media(
     turns: Sequence[Any], read: Callable[[Any], list[Message]]
 ) -> tuple[list[list[Message]], tuple[str, ...]]:
-    """Return (messages of each turn up to the first that holds what is no text, reasons of severity warn): what follows
-    rests on what nobody can read. Raise RowRefused where nothing is learned before it.
+    """Return (messages of each turn up to the first that holds what is not a text, reasons of severity warn): what
+    follows rests on what nobody can read. Raise RowRefused where nothing is learned before it.
     """
     messages: list[list[Message]] = []
     for turn in turns:
@@ -206,7 +206,7 @@ OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
 
 
 def no_role(name: str) -> RowRefused:
-    """Return what to say of a turn whose role nobody knows."""
+    """Return the message about a turn with an unknown role."""
     if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", name.lower())):
         return RowRefused("unknown-role", f"role {name!r}: use system, user, assistant or tool")
     return RowRefused("preference-row", f"a turn of {name!r}: put the two answers in columns chosen and rejected")

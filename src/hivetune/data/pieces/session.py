@@ -51,7 +51,7 @@ def read_session(row: Row) -> Conversation:
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The
-    name of a speaker stays in front of what they say where several ask. Raise RowRefused: who-answers.
+    name of a speaker stays before what they say where several ask. Raise RowRefused: who-answers.
     """
     speakers = Counter(turn["speaker"] for turn in turns if isinstance(turn, dict) and "speaker" in turn)
     if not speakers:
@@ -81,9 +81,7 @@ def is_lone_thought(message: Message, *, silent: bool) -> bool:
 
 
 def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """Return (messages, reasons of severity warn): an empty result where a log does not hold what a call gave back and
-    the answer continues; without results of calls that it does not hold.
-    """
+    """Return (messages, warnings). A missing result of a call becomes empty; results of missing calls are removed."""
     completed: list[Message] = []
     changes: list[str] = []
     for message in messages:
@@ -100,7 +98,7 @@ def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ..
 
 
 def _system_first(messages: list[Message]) -> list[Message]:
-    """Return what a system says between two questions, of a program that asks in several turns, in front of them."""
+    """Return turns with a system text between two questions moved before them."""
     ordered: list[Message] = []
     for i, message in enumerate(messages):
         index = len(ordered)

@@ -28,7 +28,7 @@ _SPEAKER = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.
 
 
 def without_wrapper(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what Tempo keeps below `trace`, and MLflow below `data`, beside what it says of the whole trace."""
+    """Return the spans that Tempo keeps below `trace` and MLflow below `data`, with the fields of the trace."""
     inner = next((record[key] for key in ("trace", "data") if isinstance(record.get(key), dict)), None)
     if inner is None or not any(objects(inner.get(key)) for key in _OF_SPANS):
         return record
@@ -36,8 +36,8 @@ def without_wrapper(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def joined_by_id(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return objects with one id as one, in the order of the first of each: what comes later goes before, unless it is
-    null. What has no id stays alone.
+    """Return objects with one id as one, in the order of the first of each. Later values win, unless they are null.
+    Objects without an id stay separate.
     """
     joined: dict[Any, dict[str, Any]] = {}
     for index, part in enumerate(parts):
@@ -66,8 +66,8 @@ def typed(value: Any) -> Any:
 
 
 def read_step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversation:
-    """Return the conversation of a step, by what it was given and what it gave back. `is_call`: it is a call of a
-    model, so its input is a request; else a chain with inputs of its own.
+    """Return the conversation of a step, from its input and output. `is_call`: it is a call of a model, so its input is
+    a request; else a chain with inputs of its own.
     """
     request_column, response_column = first_of(row, INPUTS) or "", first_of(row, OUTPUTS) or ""
     step_input, response = decoded(row.get(request_column)), decoded(row.get(response_column))
@@ -111,7 +111,7 @@ def _turns_in(written: str) -> str | list[dict[str, str]]:
     """Return the turns of messages that were written as one text, as LangChain does: questions and answers in turn,
     after a system prompt; any other text as it is.
 
-    Raise RowRefused: of other speakers nobody can tell which of its lines are turns.
+    Raise RowRefused: of other speakers it is unclear which of its lines are turns.
     """
     roles = [ROLES[name.lower()] for name in _SPEAKER.findall(written)]
     begins = _SPEAKER.match(written) is not None
@@ -126,7 +126,7 @@ def _turns_in(written: str) -> str | list[dict[str, str]]:
 
 
 def _refuse_more(request: Row, request_column: str, response_column: str) -> None:
-    """Raise RowRefused for a step that was given more than a question: nobody knows what stood in its prompt."""
+    """Raise RowRefused for a step with more input than a question: its prompt is unknown."""
     if "messages" in request or "contents" in request:
         return
     for key, value in request.items():

@@ -180,7 +180,7 @@ def _turns(pieces: Sequence[tuple[_Side, str]]) -> Turns | None:
 
 def _with_thoughts(headers: Sequence[_Header]) -> list[_Header]:
     """Return the headers of a question and its answer, with the only one of thoughts between the two; where an answer
-    has no header of its own, or thinks several times, it begins with the first of those behind the question.
+    has no header of its own, or thinks several times, it begins with the first of those after the question.
     """
     thought, questions, answered = (
         [i for i, (_, kind) in enumerate(headers) if kind == side] for side in ("thoughts", "user", "assistant")
@@ -204,7 +204,7 @@ def _thinks(name: str) -> bool:
 
 
 def _kind(name: str, marked: bool) -> _Side | None:
-    """Return whose words stand below a header of this name. Without marks a party's name begins what it said in a
+    """Return the party whose text follows a header of this name. Without marks a party's name begins what it said in a
     talk.
     """
     if _thinks(name):
@@ -228,7 +228,7 @@ _PARTS = {
 
 @lru_cache(8192)
 def role_of(name: str) -> Role | None:
-    """Return the role of a speaker: `Human`, `ROLE_USER`, `Customer`; None for a name that nobody knows."""
+    """Return the role of a speaker: `Human`, `ROLE_USER`, `Customer`; None for an unknown name."""
     plain = plain_name(name).removeprefix("role_")
     speaker_role = next((role for role, names in SPEAKERS.items() if plain in names), None)
     return speaker_role or ROLES.get(plain)

@@ -44,7 +44,7 @@ _ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
-    """Return every turn of a list, behind `system` unless the list has its own. Raise RowRefused."""
+    """Return every turn of a list, after `system` unless the list has its own. Raise RowRefused."""
     if not isinstance(turns, list):
         raise RowRefused("wrong-type", "messages: a list of objects")
     messages: list[Message] = []
@@ -69,9 +69,7 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
 
 
 def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Message]:
-    """Return a turn whose calls hold their results: its text came when they were done, unless the turn behind goes
-    on.
-    """
+    """Return a turn whose calls have results: its text came after them, unless the next turn continues."""
     name = next((one_of(turn, *ROLE_KEYS[:3]) for turn in following), None)
     goes_on = isinstance(name, str) and ROLES.get(name.strip().lower()) in ("assistant", "tool")
     if goes_on or not read[0].tool_calls or not read[0].content:
@@ -202,7 +200,7 @@ def _plain_turn(role: Role, text: str) -> list[Message]:
 
 
 def _messages_of(role: Role, read: TurnContent, turn: Mapping[str, Any]) -> list[Message]:
-    """Return the results of tools, then what the role itself says with its calls."""
+    """Return the results of tools, then the role's own text with its calls."""
     own_calls, own_results = _own_calls(turn)
     text, calls, reasoning = read.text, [*read.calls, *own_calls], None
     if role == "assistant":
@@ -327,7 +325,7 @@ def _observed(messages: Sequence[Message]) -> list[Message]:
 
 
 def _belongs(first: Message, second: Message) -> bool:
-    """Return whether two turns are parts of one. A call and a text behind it are not: the result is missing between
+    """Return whether two turns are parts of one. A call and a text after it are not: the result is missing between
     them.
     """
     if first.role != second.role or first.role == "tool" or first.weight != second.weight or first.name != second.name:

@@ -191,7 +191,7 @@ def _reasons(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str, 
 
 
 def _lessons(learned: Mapping[str, Any]) -> list[tuple[str, int, str]]:
-    """Return (what, rows, use) of what can be learned besides good rows."""
+    """Return (kind, rows, use) of rows to learn besides good ones."""
     counts = [(kind, learned[kind], "used") for kind in LESSONS]
     counts += [(kind, count, "not used: learn does not name it") for kind, count in learned["not_used"].items()]
     counts += [("worse answers", count, f"left out: {reason}") for reason, count in learned["worse_left_out"].items()]
@@ -259,7 +259,7 @@ def _duplicate(pair: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is said and called, without the system prompt."""
+    """Return texts and calls, without the system prompt."""
     pieces = []
     for turn in messages:
         if turn["role"] != "system":

@@ -91,7 +91,7 @@ def group_hash(key: str) -> int:
 
 
 def split_of(hash64: int, validation: float, test: float) -> Split:
-    """Return the split of a group by its hash. What is neither validation nor test is trained."""
+    """Return the split of a group by its hash. The rest is trained."""
     position = hash64 / SCALE
     if position < test:
         return "test"

@@ -140,7 +140,9 @@ class Stages:
         return replace(example, worse=bad.messages[-1]), notes, view
 
     def _redacted(self, example: Example) -> tuple[Example, tuple[Note, ...]]:
-        """Return the row after redaction, and what was replaced where. Raise RowRefused if a policy rejects it."""
+        """Return the row after redaction, and the replaced texts with their places. Raise RowRefused if a policy
+        rejects it.
+        """
         if "keep" not in (self._job.on_secret, self._job.on_personal) and holds_nothing(example, EVERYTHING):
             return example, ()
         notes: list[Note] = []

@@ -54,7 +54,8 @@ def example_of(raw: RawRow) -> Example:
 
 
 def place_rows(inputs: Inputs, columns: Mapping[str, str], progress: Progress = silent) -> Inputs:
-    """Return the inputs with what the first rows of each file tell, and with a suggested mapping if most are unread.
+    """Return the inputs with findings from the first rows of each file, and a suggested mapping if most rows are
+    unread.
 
     `progress` counts files.
     """
@@ -67,7 +68,7 @@ def place_rows(inputs: Inputs, columns: Mapping[str, str], progress: Progress = 
 
 
 def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of Chunk that the first rows of a file tell."""
+    """Return the fields of Chunk that follow from the first rows of a file."""
     if maps_content(columns):
         return {"inside": columns.get(ROWS, "")}
     rows = [record for record in records if isinstance(record, dict)]

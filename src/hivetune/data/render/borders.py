@@ -154,7 +154,7 @@ class Borders:
     def tokens_of(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]] | None:
         """Return (tokens, (first, last) token of each span), or None if control tokens are not enough.
 
-        Each span begins at a token, behind the same tokens as its prompt has by itself, and ends with a control token.
+        Each span begins at a token, after the same tokens as its prompt has by itself, and ends with a control token.
         """
         assert self._pattern is not None
         marks = list(self._pattern.finditer(text))

@@ -143,7 +143,7 @@ def _find_calls(template: ChatTemplate) -> tuple[bool, bool, bool, bool]:
 
 
 def _try(template: ChatTemplate, *messages: dict[str, Any]) -> str:
-    """Return what the template writes, or nothing if it fails. Raise RenderError if it exceeds its limits."""
+    """Return the rendered text, or nothing if the template fails. Raise RenderError if it exceeds its limits."""
     try:
         return template.apply(messages, None, False)
     except RenderError as error:

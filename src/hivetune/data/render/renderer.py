@@ -63,7 +63,9 @@ class Renderer:
         return self.render_and_note(example)[0]
 
     def render_and_note(self, example: Example) -> tuple[tuple[Rendered, ...], list[str]]:
-        """Return the same, and the keys of REASONS for what is rendered differently from the row. Raise RenderError."""
+        """Return the result of `render`, and the keys of REASONS for parts that are rendered differently from the row.
+        Raise RenderError.
+        """
         if len(example.messages) == 1:  # plain text has no roles, so no template
             return (self._plain_text(example.messages[0].content),), []
         spoken = self.template_for(example.tools)

@@ -25,7 +25,7 @@ _SHOWN = {
 class MachineFinding:
     """One finding. `severity`: fatal (training can't work), risk (results or runs are in danger), slow, note.
 
-    `repair` is one command, if there is one. `unknown` says what is unknown. `about` names the card, if it is one.
+    `repair` is one command, if there is one. `unknown`: open questions. `about`: the card, if it is about one.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Judgement:
 
 
 def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
-    """Return what the knowledge says about this machine and job."""
+    """Return the findings of the knowledge files about this machine and job."""
     demand = demand or Demand()
     whole = of_machine(seen, demand)
     install = _install_command(seen)

@@ -64,7 +64,7 @@ def report_document(seen: Look, judgement: Judgement) -> dict[str, Any]:
 
 
 def facts_as_text(seen: Look) -> str:
-    """Return what was seen, one line each."""
+    """Return the observed facts, one line each."""
     host, software = seen.host, seen.software
     rows = [
         ("system", f"{host.system or 'Linux'}, kernel {host.kernel}{', in a container' if host.container else ''}"),

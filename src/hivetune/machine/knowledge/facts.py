@@ -109,7 +109,7 @@ def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
 
 
 def is_met(when: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
-    """Return whether all patterns of `when` match what was observed."""
+    """Return whether all patterns of `when` match the observations."""
     return all(seen.get(name) is not None and _fits(pattern, seen[name]) for name, pattern in when.items())
 
 

@@ -41,7 +41,7 @@ def check_kind(config: Any, name: str) -> None:
 
 
 def _other_kind(config: Any, kind: str) -> str:
-    """Return what the model is instead, as the rest of a sentence; "" for a causal text model."""
+    """Return the model's kind, as the rest of a sentence; "" for a causal text model."""
     if kind in NOT_ALONE:
         return NOT_ALONE[kind]
     parts = {"vision_config": "images", "image_config": "images", "audio_config": "sound", "vq_config": "images"}

@@ -137,8 +137,8 @@ class Part(NamedTuple):
 
 
 def read_parts(model: Path, adapter: Path) -> tuple[LoraConfig, dict[str, list[Part]], list[str]]:
-    """Return the adapter's settings, what it adds to each tensor of the model's files, and the weights that the files
-    do not have under a known name."""
+    """Return the adapter's settings, its change of each tensor, and the weights that the files lack under a known
+    name."""
     lora, tensors = read_adapter(adapter)
     transposed = transposed_weights(model)
     stored = open_weights(model)

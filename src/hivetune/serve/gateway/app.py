@@ -219,8 +219,7 @@ class Gateway:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def health(self, request: Request) -> Response:
-        """Answer 200 when every wanted model can be asked, else 503. A client with a token also learns what is
-        wrong."""
+        """Answer 200 when every wanted model can be asked, else 503. A client with a token also gets the problems."""
         document: dict[str, Any] = {"status": "ok" if self.keeper.ready else "loading"}
         if request.scope["client_name"] is not None:
             document |= {"champions": dict(self.keeper.routes.champions), "problems": self.keeper.problems}

@@ -57,7 +57,7 @@ class CapturedAnswer:
 
 @dataclass(frozen=True)
 class Feedback:
-    """A person's opinion of an answer. `correction`: what the answer should have been."""
+    """A person's opinion of an answer. `correction`: the right answer."""
 
     id: str
     label: str
@@ -117,7 +117,7 @@ class Capture:
         return True
 
     def close(self) -> None:
-        """Write what is queued, then end. What one last try can't write is counted as left out."""
+        """Write the queue once more, then end. The rest is counted as left out."""
         self._ending.set()
         self._thread.join()
 

@@ -100,7 +100,7 @@ class Guard:
 
 
 def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
-    """Refuse what a proxy and this server could read as two different requests (RFC 9112, 3.2 and 6.3)."""
+    """Refuse a request that a proxy and this server could read differently (RFC 9112, 3.2 and 6.3)."""
     names = [name for name, _ in headers]
     for name in (b"host", b"content-length", b"transfer-encoding", b"authorization"):
         if names.count(name) > 1:

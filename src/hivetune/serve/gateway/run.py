@@ -42,7 +42,7 @@ HTTP_PORT = 80
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """The settings of `hivetune serve`. `names`: what is served, every champion if empty. `allow_hosts`: more accepted
+    """The settings of `hivetune serve`. `names`: names to serve, every champion if empty. `allow_hosts`: more accepted
     values of the Host header, with port. `canary`: share of each name's sessions that its candidate answers.
     `context_tokens` is per slot."""
 
@@ -134,7 +134,7 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: S
 def additions_for(
     settings: GatewaySettings, add: Callable[[Callable[[], bool]], Addition] | None, ending: Callable[[], bool]
 ) -> list[Addition]:
-    """Return what is shown beside the API: nothing where other machines can reach it."""
+    """Return the pages to show beside the API: none if other machines can reach it."""
     return [add(ending)] if add is not None and is_loopback(settings.host) else []
 
 

@@ -314,7 +314,7 @@ def chosen(
     keeper: Keeper, sessions: Sessions, client: str, headers: Mapping[str, str], body: Mapping[str, Any]
 ) -> Chosen:
     """Choose who answers, among what is loaded now. A session that the client names keeps the release that its text
-    chose. A `user` is no session, since it may last a year. A declared key is obeyed each time, so it is not
+    chose. A `user` is not a session, since it may last a year. A declared key is obeyed each time, so it is not
     remembered."""
     tables, routes = keeper.wanted.experts, keeper.routes
     question = question_of(body, headers.get(_AGENT_HEADER))

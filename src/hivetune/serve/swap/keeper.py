@@ -87,7 +87,7 @@ class Keeper:
             await asyncio.gather(*(live.close() for live in lives), *self._closing)
 
     async def look(self) -> None:
-        """Compare what is wanted with what runs, once, and begin the work that follows. It waits for no start, so a
+        """Compare the wanted with the running servers once, and begin the resulting work. It waits for no start, so a
         rollback during a slow one takes effect at once. While the registry can't be read, everything stays as it is."""
         try:
             self.wanted, self.unread = await asyncio.to_thread(self.read), ""
@@ -229,7 +229,7 @@ class Keeper:
             await asyncio.gather(*(live.look_at_health(self.hung_s) for live in list(self.lives.values())))
 
     def _set_routes(self) -> None:
-        """Set the routes to what is loaded. While a champion is loading, the one before it answers."""
+        """Route to the loaded releases. While a champion is loading, the previous one answers."""
         loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
         labels = {label: model for model, deployment in loaded.items() for label in deployment.labels}
         if labels.keys() != self.routes.labels.keys():

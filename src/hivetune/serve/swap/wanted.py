@@ -264,8 +264,8 @@ def gateway_folder() -> Path:
 
 
 def tell_loaded(names: Sequence[str], labels: Collection[str]) -> None:
-    """Write what can be asked now, of `names` or of every name. While the disk can't be written the old list stays, and
-    its readers wait."""
+    """Write the models that can be requested now, of `names` or of every name. While the disk can't be written the old
+    list stays, and its readers wait."""
     with contextlib.suppress(OSError):
         write_json(gateway_folder() / _FILE, {"schema": 1, "names": list(names), "loaded": sorted(labels)})
 

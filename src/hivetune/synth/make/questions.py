@@ -55,7 +55,7 @@ def is_everywhere(entry: DocEntry) -> bool:
 def is_pair(entry: DocEntry) -> bool:
     """Return whether the entry is an option and its negation.
 
-    What is said of both can't be said of one.
+    A description of both does not fit one.
     """
     plain = {name.lstrip("-") for name in entry.names}
     return any(f"no{name}" in plain or f"no-{name}" in plain for name in plain)
@@ -116,7 +116,9 @@ def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.
 
 
 def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
-    """Ask what the manual does not say: an option that does not exist, an aspect that it leaves open, this machine."""
+    """Ask about something that the manual lacks: an option that does not exist, an aspect that it leaves open, this
+    machine.
+    """
     which = draw.randrange(3)
     if which == 0 and entry.kind == "option" and page.command:
         wrong = misspelled(page, fields["name"], draw)
@@ -164,7 +166,7 @@ def _passage(entry: DocEntry) -> str:
 
 
 def more_of(entry: DocEntry, said: str) -> str:
-    """Return the sentences behind those that were told, as far as they need nothing else."""
+    """Return the next sentences, as far as they need no other context."""
     rest = [sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in said]
     more = told(" ".join(rest))
     return more if more and capital(more) not in said else ""

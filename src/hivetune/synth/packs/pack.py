@@ -33,7 +33,7 @@ class WrittenFact:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A category: where its documentation is, what may be installed to have it, and how much is asked of what."""
+    """A category: its documentation, the packages to install for it, and the weights of its kinds of questions."""
 
     category: str
     title: str

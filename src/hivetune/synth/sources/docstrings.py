@@ -35,7 +35,7 @@ def _below(base: Path, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def read_module(module: str, path: Path) -> DocPage:
-    """Read one module: what its docstring says, and an entry for each documented function and class.
+    """Read one module: its docstring, and an entry for each documented function and class.
 
     Raises NotUnderstood.
     """

@@ -88,5 +88,5 @@ def words_in(text: str) -> list[str]:
 
 
 def options_in(text: str) -> frozenset[str]:
-    """Return options as a reader finds them; a value behind = is no part of one."""
+    """Return options as a reader finds them; a value after = is not part of one."""
     return frozenset(option.rstrip(".-") if len(option) > 2 else option for option in OPTION.findall(text))

@@ -63,7 +63,7 @@ def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str 
 
 
 def _typed(name: str, synopsis: Sequence[str]) -> str | None:
-    """Return what is typed to run it: git-log(1) documents `git log`, apt-get(8) documents `apt-get`. The synopsis
+    """Return the command line of a page: git-log(1) documents `git log`, apt-get(8) documents `apt-get`. The synopsis
     decides.
     """
     if name.endswith((".service", ".socket", ".target", ".mount", ".slice", ".path", ".timer")):
@@ -120,7 +120,7 @@ def blocks_below(blocks: Sequence[DocBlock], heading: str) -> list[DocBlock]:
 
 
 def _summary(blocks: Sequence[DocBlock]) -> str:
-    """Return what NAME says behind the hyphen."""
+    """Return the text after the hyphen in NAME."""
     for block in blocks_below(blocks, "NAME"):
         _, dash, said = block.text.partition(" - ")
         if not dash:
@@ -133,7 +133,7 @@ def _summary(blocks: Sequence[DocBlock]) -> str:
 def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
     """Find terms that are written otherwise.
 
-    DocBook and AsciiDoc write a term as a paragraph with an indented one behind it; others write it as a heading.
+    DocBook and AsciiDoc write a term as a paragraph with an indented one after it; others write it as a heading.
     """
     found = [
         DocBlock("term", 0, block.text) if block.kind == "subheading" and _OPTION_TERM.match(block.text) else block

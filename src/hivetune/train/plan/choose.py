@@ -89,7 +89,7 @@ class Workload:
 class StreamedFrom:
     """The source of streamed layers, and its speed.
 
-    From `hiding_tokens` tokens of a micro-batch on, reading them costs no time; `waited_s` is what it costs in a step.
+    From `hiding_tokens` tokens of a micro-batch on, reading them costs no time; `waited_s`: waiting time in a step.
     """
 
     source: StreamSource
@@ -149,7 +149,7 @@ def choose_dtype(setting: str, device: Device) -> str:
 
 
 def auto_dtype(rates: Mapping[str, float], decided: str | None = None) -> str:
-    """Return what `dtype: auto` is where matrix products run at these rates (in any unit).
+    """Return the precision of `dtype: auto` for these rates of matrix products (in any unit).
 
     It is bfloat16 if that is clearly faster. `decided` is what it was on this machine before, by its profile. Near a
     tie that stands, so that two runs on one machine agree; rates that clearly contradict it win.
@@ -392,7 +392,7 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
 
 
 def precisions(device: Device) -> list[str]:
-    """Return what the device computes in, fastest first, and 4-bit weights."""
+    """Return the precisions of the device, fastest first, and 4-bit weights."""
     half = "bfloat16" if "bfloat16" in device.rates else "float16"
     computed = [dtype for dtype in (half, "float32") if dtype in device.rates]
     return [*sorted(computed, key=lambda dtype: -device.rates[dtype]), "nf4"]

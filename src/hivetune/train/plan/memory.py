@@ -203,7 +203,7 @@ def is_unknown(architecture: Architecture) -> bool:
 
 
 def fit_correction(setup: TrainingSetup, points: Sequence[tuple[int, int]]) -> Affine:
-    """Return what probes (tokens, peak bytes), made one after the other, add to the formula, as a line over the tokens.
+    """Return what probes (tokens, peak bytes), made in order, add to the formula, as a line over the tokens.
 
     It holds for other recompute depths and ranks of the same model too, since those change the formula's part. The
     corrected slope is never negative: memory that shrinks with tokens is noise of the probe.
@@ -261,7 +261,7 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
 
 
 def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
-    """Return what a run needs on disk: `keep` checkpoints (three and one in writing), the best, adapter, export."""
+    """Return the disk space of a run: `keep` checkpoints (three and one in writing), the best, adapter, export."""
     n, a = setup.adapter_parameters, setup.architecture
     return {
         "checkpoints": keep * STATE_BYTES * n,

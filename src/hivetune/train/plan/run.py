@@ -258,7 +258,7 @@ class Planned:
 
     @property
     def worth(self) -> Worth | None:
-        """Return what the workers of the config are worth; None without the setting."""
+        """Return the predicted gain of the config's workers; None without the setting."""
         number, choice = self.config.workers, self.choice
         if number is None or choice is None:
             return None

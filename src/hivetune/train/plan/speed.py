@@ -53,7 +53,7 @@ def shape_of(length: int, trained: int) -> StepShape:
 def micro_batch_shapes(
     setup: TrainingSetup, documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool
 ) -> list[StepShape]:
-    """Return what is computed in each micro-batch of a step on these documents: the layouts of the fast path.
+    """Return the layout of each micro-batch of a step on these documents, as on the fast path.
 
     `share`: a common prefix is computed once. The general path pads its documents; that loss is not counted.
     """
@@ -160,7 +160,7 @@ def probed_rate(
 
 
 def probe_key(setup: TrainingSetup) -> str:
-    """Return what a probe in a machine's profile holds for: model, adapters, precision and device."""
+    """Return the key of a probe in a machine's profile: model, adapters, precision and device."""
     a = setup.architecture
     nf4 = " nf4" if setup.quantized else ""
     return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.adapter_parameters} trained, {setup.dtype}{nf4}"

@@ -62,7 +62,7 @@ class Amendment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan. `entry_*` list the rows of all steps one after the other; step i ends before `step_ends[i]`."""
+    """A plan. `entry_*` list the rows of all steps in order; step i ends before `step_ends[i]`."""
 
     snapshot_hash: str
     settings_hash: str

@@ -159,7 +159,7 @@ class _Supervisor:
     started: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
-        """Adopt what an earlier supervisor left, and refuse what can't go well."""
+        """Take over from an earlier supervisor, and refuse a run that must fail."""
         before = list(read_journal(self.run / EVENTS))
         self.events.append(
             "supervisor_started",
@@ -301,7 +301,9 @@ class _Supervisor:
         )
 
     def state_to_disk(self) -> None:
-        """Write what a worker left in memory as a checkpoint. While the disk refuses it, it stays in memory."""
+        """Write the state that a worker left in memory as a checkpoint. While the disk refuses it, it stays in
+        memory.
+        """
         try:
             step = persist(self.run, self.standby)
         except OSError as error:
@@ -368,7 +370,9 @@ class _Supervisor:
             action = self._isolate(failure)
 
     def _isolate(self, failure: Failure) -> Reply:
-        """Replay the rows of the step. Quarantine a guilty one and continue, else do what the ladder says next."""
+        """Replay the rows of the step. Quarantine a row at fault and continue, else take the next rung of the
+        ladder.
+        """
         run = self.run
         plan, data = read_plan(run), open_snapshot(self.snapshot)
         steps = plan.steps

@@ -37,7 +37,7 @@ class NotFinite(ArithmeticError):
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that must survive a death. Everything but the tensors is plain JSON.
+    """The state that must survive a death. Everything but the tensors is plain JSON.
 
     step: optimizer steps done, so training continues with `plan.steps[step]`. param, exp_avg, exp_avg_sq: fp32 by PEFT
     name. Saving copies nothing that is already on the CPU, so the caller passes tensors that stand still meanwhile.
@@ -116,7 +116,7 @@ def from_files(files: Mapping[str, bytes | memoryview]) -> TrainState:
 
 
 def load(folder: Path) -> TrainState:
-    """Return the state in one checkpoint folder. Raises ValueError (with what is wrong) or OSError."""
+    """Return the state in one checkpoint folder. Raises ValueError (with the problem) or OSError."""
     problems = checkpoints.problems_of(folder)
     if problems:
         raise ValueError(f"{folder}: {'; '.join(problems)}")

@@ -26,7 +26,7 @@ PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
 
 
 def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True) -> Choices:
-    """Return `choices` with device, dtype and threads; what was missing is measured and written before step 0."""
+    """Return `choices` with device, dtype and threads; missing choices are measured and written before step 0."""
     settled = complete(config.device, config.dtype, with_threads(config, choices))
     if settled != choices and write:
         write_resolved(run, config, settled)

@@ -211,7 +211,7 @@ class Loop:
         return True
 
     def start_anew(self) -> None:
-        """Prepare for another step than the expected one: what was read ahead may be wrong, and updates count again."""
+        """Prepare for another step than the expected one: steps read ahead may be wrong, and updates count again."""
         self.unread = None
         self.feed.forget()
         self.updater.go_on()
@@ -356,7 +356,7 @@ class Feed:
         return future.result()
 
     def forget(self) -> None:
-        """Drop what was read ahead: the plan was amended, and it may be wrong."""
+        """Drop the steps that were read ahead: the plan was amended, and they may be wrong."""
         self._ahead = {}
 
     def __enter__(self) -> "Feed":

@@ -1,4 +1,4 @@
-"""The throw-away child of an isolation: it replays rows of a run one after the other, so that its death names one.
+"""The throw-away child of an isolation: it replays rows of a run in order, so that its death names one.
 
 Each finished item is one line of the task's journal, on its way to the disk before the next one begins.
 """

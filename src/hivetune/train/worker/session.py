@@ -383,7 +383,7 @@ def _journal_saves(session: Session) -> None:
 
 
 def _take_back(journal: Journal, path: Path, step: int) -> None:
-    """Remove what was measured after `step`: those steps are made again. Others hold the same journal (crew.py)."""
+    """Remove the measurements after `step`: those steps are made again. Others hold the same journal (crew.py)."""
     entries = list(read_journal(path))
     remaining = [entry for entry in entries if entry.get("step", 0) <= step]
     if len(remaining) < len(entries):

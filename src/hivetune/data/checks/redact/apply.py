@@ -30,7 +30,7 @@ MAX_NOTES = 5  # kinds of finds named per row; further kinds are counted
 
 
 def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) -> tuple[Example, tuple[str, ...]]:
-    """Return the example after `policy`, and what was found where, such as "GitHub token in the answer".
+    """Return the example after `policy`, and the places of finds, such as "GitHub token in the answer".
 
     Return the same object if nothing was found. All fields of messages, tool definitions and the checker are searched:
     the checker's expected value must stay equal to the answer's. Raise RowRefused(reason) if the policy is "reject".

@@ -1,7 +1,7 @@
 """The rules for personal data: cards, bank accounts, identity numbers, e-mail, phone numbers, IP and MAC addresses.
 
 A number counts by itself when its shape and checksum leave at most one in a hundred random numbers. Any other number
-counts only behind a word that names it, and then without a checksum. numbers.toml lists both kinds.
+counts only after a word that names it, and then without a checksum. numbers.toml lists both kinds.
 """
 
 import datetime
@@ -144,7 +144,7 @@ def _has_digits(text: str, start: int, end: int) -> bool:
 
 
 def _rules_from(path: Path) -> Iterator[Rule]:
-    """Yield the rules of numbers.toml: numbers that count by themselves, then numbers behind a word."""
+    """Yield the rules of numbers.toml: numbers that count by themselves, then numbers after a word."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     for rule in document["free"]:
         pattern = re.compile(rf"(?:{rule['regex']})(?![\w-]|[.,]\d)", re.ASCII)
@@ -157,7 +157,7 @@ def _rules_from(path: Path) -> Iterator[Rule]:
 
 
 def named_rule(name: str, title: str, placeholder: str, keywords: str, pattern: str, holds: Check | None) -> Rule:
-    """Return a rule for `pattern` behind one of `keywords` (lower case, separated by "|"), at most 28 chars apart."""
+    """Return a rule for `pattern` after one of `keywords` (lower case, separated by "|"), at most 28 chars apart."""
     # The lookahead for a digit is cheap and fails for most words that could name a number.
     behind = re.compile(rf"(?=[^\d\n]{{0,34}}+\d)[^\d\n]{{0,28}}?{pattern}")
     return Rule(name, title, placeholder, behind, tuple(keywords.split("|")), "digits", "behind-word", 1, True, holds)
@@ -293,7 +293,7 @@ def _is_free_phone(text: str, start: int, end: int) -> bool:
 
 
 def _is_chinese_mobile(text: str, start: int, end: int) -> bool:
-    """Return whether the number is beside text without spaces and not behind a word for an order or serial number."""
+    """Return whether the number is beside text without spaces and not after a word for an order or serial number."""
     front = text[max(0, start - 4) : start]
     beside = front[-1:] >= UNSPACED or text[end : end + 1] >= UNSPACED
     return beside and not re.search("单号|订单|编号|訂單|番号", front) and _is_free_phone(text, start, end)
@@ -306,7 +306,7 @@ def _is_trunk(text: str, start: int, end: int) -> bool:
 
 
 def _is_named_phone(text: str, start: int, end: int) -> bool:
-    """Return whether a number behind a phone word is one: a point between short groups makes a version or an amount."""
+    """Return whether a number after a phone word is one: a point between short groups makes a version or an amount."""
     pointed = "." in text[start:end].replace(". ", "")
     return is_phone(text, start, end) and (not pointed or POINTED_PHONE.fullmatch(text, start, end) is not None)
 
@@ -391,7 +391,7 @@ MAIL_PROVIDERS = re.compile(
 
 
 def _is_spoken_email(text: str, start: int, end: int) -> bool:
-    """Return whether the name has two parts or the provider is well known: "look at the dot com" is no address."""
+    """Return whether the name has two parts or the provider is well known: "look at the dot com" is not an address."""
     value = text[start:end].lower()
     return " dot " in value.partition(" at ")[0] or MAIL_PROVIDERS.search(value) is not None
 

@@ -2,7 +2,7 @@
 
 No rule fires on a high-entropy word alone, because such a rule fires in every other line of prose. A secret has a known
 prefix (AKIA, ghp_) or follows a word such as `password=`. A number is personal when its checksum and shape are right,
-or behind a word that names it.
+or after a word that names it.
 
 A rule costs nothing in a text without its markers or that its gate excludes, and most words of a file come again and
 again. So what a word may matter to is remembered. A pattern that begins at a marker is tried only there. Every
@@ -42,7 +42,7 @@ class Rule:
     "coded-word" a word of 12 characters with a digit, "mixed-word" one of 20 that has letters of both cases, too. With
     "long-word", the marker must stand in a word of 20 characters.
 
-    `tried` says where the pattern is tried: anywhere, where a marker begins, behind a marker, or behind a marker that
+    `tried` says where the pattern is tried: anywhere, where a marker begins, after a marker, or after a marker that
     is a word of its own. `group` is the part to replace. With `folded`, markers and pattern read the text in lower
     case. `holds` checks what would be replaced, such as its checksum.
     """

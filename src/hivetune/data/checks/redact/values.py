@@ -1,4 +1,4 @@
-"""Checks of the text behind a word such as `password=`: a generated value, a chosen one, or a placeholder."""
+"""Checks of the text after a word such as `password=`: a generated value, a chosen one, or a placeholder."""
 
 import math
 import re

@@ -89,7 +89,7 @@ class Generations:
         return files
 
     def documents(self) -> list[str]:
-        """Return the files of the pattern that are no logs: CSV, Parquet, JSON."""
+        """Return the files of the pattern that are not logs: CSV, Parquet, JSON."""
         return [path for path in self._paths() if path.endswith(DOCUMENTS) and os.path.isfile(path)]
 
     def _paths(self) -> list[str]:

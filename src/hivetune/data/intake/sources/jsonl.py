@@ -70,7 +70,7 @@ class JsonlReader:
         return bool(self._generations.files())
 
     def documents(self) -> list[str]:
-        """Return the files of the pattern that are no logs; documents.py reads them."""
+        """Return the files of the pattern that are not logs; documents.py reads them."""
         return self._generations.documents()
 
     @property

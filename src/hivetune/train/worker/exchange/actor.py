@@ -1,6 +1,6 @@
 """One device of a cluster's machine, as an actor of Ray that computes packs for a run.
 
-Ray makes a process of `PackActor` on the machine and calls its methods one after the other, from one thread. The
+Ray makes a process of `PackActor` on the machine and calls its methods in order, from one thread. The
 environment has to be complete before torch is loaded, so this module loads it late.
 """
 

@@ -146,7 +146,7 @@ class Report:
 
 @dataclass
 class Member:
-    """A worker that takes part: the number that the supervisor knows it by, and what it said when it called."""
+    """A worker that takes part: the number that the supervisor knows it by, and its `hello`."""
 
     number: int
     call: int
@@ -428,7 +428,7 @@ def _take_seat(store: dist.Store, hello: Mapping[str, Any], heartbeat: Heartbeat
 
 @dataclass
 class Rank:
-    """A worker's own part in its groups, one after the other."""
+    """A worker's own part in its groups, in order."""
 
     model: LoraModel
     products: list[canary.Product]

@@ -115,9 +115,9 @@ class Comparisons:
         self._good[worker] = step
 
     def judge(self, step: int, pack: int, votes: Sequence[Vote], ask: Callable[[], Sequence[Vote]]) -> None:
-        """Compare what several workers computed for one pack; `ask` makes each worker compute it twice more.
+        """Compare several workers' results for one pack; `ask` makes each worker compute it twice more.
 
-        Raises WorkerWrong for a worker in the minority, CanaryFailed when it is this process or when nobody can tell.
+        Raises WorkerWrong for a worker in the minority, CanaryFailed when it is this process or when it is unclear.
         """
         if len({vote.digest for vote in votes}) > 1:
             votes = [*votes, *ask()]

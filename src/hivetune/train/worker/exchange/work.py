@@ -96,7 +96,7 @@ def _number(text: str) -> int:
 
 
 def compute(model: LoraModel, work: Work) -> WorkResult:
-    """Return what the model makes of a work, on its own device. `grad_N` holds a pack's gradient afterwards."""
+    """Compute a work with the model, on its own device. `grad_N` holds a pack's gradient afterwards."""
     pack = work.pack
     if pack is None:
         return WorkResult(tuple(model.nll(work.documents).tolist()))

@@ -51,7 +51,7 @@ class _Inputs:
         return numbers.to(self.backend.device, self._dtype(wide))
 
     def empty(self, *shape: int, wide: bool = False) -> Tensor:
-        """Return a buffer to write to, NaN inside and behind it: nothing may come of what was not written."""
+        """Return a buffer to write to, NaN inside and behind it: no result may depend on unwritten memory."""
         rows = torch.full((shape[0] + 1, *shape[1:]), torch.nan, dtype=self._dtype(wide), device=self.backend.device)
         return rows[: shape[0]]
 

@@ -112,7 +112,7 @@ class Measured:
 
 
 def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any] | None:
-    """Return what a probe depends on besides its key; None where the model was not prepared and may change.
+    """Return the conditions of a probe besides its key; None where the model was not prepared and may change.
 
     `begun`: the choices before the probe.
     """

@@ -37,7 +37,7 @@ def scaling(lora: LoraConfig) -> float:
 def allocate(
     linears: Sequence[Linear], rank: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a flat buffer of zeros and its views by PEFT name: A and B of each module, one after the other."""
+    """Return a flat buffer of zeros and its views by PEFT name: A and B of each module, in order."""
     shapes: dict[str, tuple[int, int]] = {}
     for linear, (name_a, name_b) in zip(linears, names_of(linears), strict=True):
         shapes[name_a], shapes[name_b] = linear.adapter_shapes(rank)
@@ -92,7 +92,7 @@ def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
 
 
 def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
-    """Return whether the adapter computes what it did before the first step."""
+    """Return whether the adapter computes the same as before the first step."""
     if lora.start is None:
         return not any(bool(view.any()) for name, view in adapter.items() if ".lora_B." in name)
     tensors = read_adapter(Path(lora.start))[1]

@@ -69,7 +69,7 @@ class LoraExperts(nn.Module):
 
     Which experts a token meets, and how much each counts, is decided by the router, which stays frozen. The adapter of
     expert e is A[e] [R, I] and B[e] [O, R]. They lie as PEFT's `target_parameters` keeps them: A as [E * R, I], the
-    experts one after the other; B as [O, R * E], the experts next to each other within each rank. `parameters_by_name`:
+    experts in order; B as [O, R * E], the experts next to each other within each rank. `parameters_by_name`:
     parameter of `base` -> (A, B).
     """
 

@@ -102,7 +102,7 @@ class Workspace:
         """How many times a buffer has got a new address."""
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Return a view of the buffer `name`, grown if need be. What is in it is undefined."""
+        """Return a view of the buffer `name`, grown if need be. Its content is undefined."""
         view = self._views.get(name)  # mostly the same as last time
         if view is not None and view.shape == shape and view.dtype == dtype:
             return poison(view)

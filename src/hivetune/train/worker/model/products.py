@@ -51,7 +51,7 @@ def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what a step multiplies with, in torch.mm's form, for test products.
+    """Return the matrix product of a step, in torch.mm's form, for test products.
 
     Where rows of the left factor are not whole in memory, as in gradients of weights, which our product never computes,
     it is torch.
@@ -103,7 +103,7 @@ def product_seconds(shape: tuple[int, int, int], dtype: torch.dtype, device: tor
 
 
 def chosen_products(decided: str | None, dtype: torch.dtype) -> Products:
-    """Return what was decided on this machine before, by its profile, else the fastest on this CPU."""
+    """Return the earlier choice from this machine's profile, else the fastest on this CPU."""
     return next((name for name in get_args(Products) if name == decided), None) or fastest_products(dtype)
 
 

@@ -20,7 +20,7 @@ from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps
 
 
 def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, SavedMlp]:
-    """Return the sum of what each row's experts give, [S, D], and what backward needs."""
+    """Return the sum of each row's experts, [S, D], and the input of backward."""
     gate_up, down, ops = mlp.gate_up.groups, mlp.down.groups, walk.ops
     route = _route(walk, mlp, y_SD)
     drop_n = None if drop is None else drop.of(route.row_n)

@@ -100,7 +100,7 @@ class Replay:
         self._recorded[name][0]()
 
     def _record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record `work`. All graphs take their temporaries from one pool: they run one after the other."""
+        """Record `work`. All graphs take their temporaries from one pool: they run in order."""
         if self._device.type != "cuda":
             return work
         graph = torch.cuda.CUDAGraph()

@@ -255,7 +255,7 @@ class FastModel:
         return make_layout(rows, share=self.share_prefixes, pad=self._pad)
 
     def _draw(self, generator: torch.Generator | None = None) -> int | None:
-        """Return what the masks of a step follow from besides its rows, from the generator that the loop seeds."""
+        """Return the seed of a step's masks, from the generator that the loop seeds."""
         return int(torch.randint(2**62, (), generator=generator)) if self._lora.dropout else None
 
     def _walk(self, batch: BatchTables, *, adapter: bool = True, scale: float = 1.0, keep: bool = False) -> Walk:

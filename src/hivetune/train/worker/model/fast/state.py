@@ -52,7 +52,7 @@ class Saved:
     """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
 
     def of(self, rows: int) -> "Saved":
-        """Return what is kept of the first `rows` tokens: a smaller micro-batch in the same buffers."""
+        """Return the first `rows` tokens: a smaller micro-batch in the same buffers."""
         most = len(self.x_TD)
         if rows == most:
             return self

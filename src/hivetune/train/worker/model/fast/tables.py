@@ -50,7 +50,7 @@ class BatchTables:
         return self if device.type == "cpu" else self.changed(lambda table: table.to(device, non_blocking=True))
 
     def buffers(self, device: torch.device) -> "BatchTables":
-        """Return memory of this shape on a device, for `read`. What is in it is undefined."""
+        """Return memory of this shape on a device, for `read`. Its content is undefined."""
         return self.changed(lambda table: torch.empty(table.shape, dtype=table.dtype, device=device))
 
     def read(self, other: "BatchTables") -> None:
@@ -64,7 +64,7 @@ class BatchTables:
         return [*self.angles, *self.attention, *(table for table in single if table is not None)]
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "BatchTables":
-        """Return what `change` makes of each table."""
+        """Return the tables with `change` applied to each."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         single = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(
@@ -106,7 +106,7 @@ def lay_tables(
 
 
 def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
-    """Return what the dropout of each token follows from: `draw` (of the step) and the tokens up to this one.
+    """Return the seeds of each token's dropout: `draw` (of the step) and the tokens up to this one.
 
     So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a row
     are the same in any company. `whole_rows`: from all tokens of the row instead, so that no two rows share a mask.

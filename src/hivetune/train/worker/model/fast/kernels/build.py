@@ -4,7 +4,7 @@ The library ends with its own SHA-256, which the loader of programs ignores. So 
 the disk is compiled again, not loaded: a truncated one would end the process with SIGBUS.
 
 Compiling takes three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than
-the home's `kernels`. A compiler is needed only where there is no such file yet, and it is no part of the name: a run
+the home's `kernels`. A compiler is needed only where there is no such file yet, and it is not part of the name: a run
 continues with the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no
 programs, another system than Linux) the plain kernels in torch run.
 """
