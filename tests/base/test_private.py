@@ -140,9 +140,9 @@ def test_a_temporary_folder_is_found_again_and_not_taken_from_others(
     folder = temporary_folder("ours")
     assert temporary_folder("ours") == folder and mode(folder) == 0o700
     folder.chmod(0o770)
-    with pytest.raises(UsageError, match="not a folder of this user alone"):
+    with pytest.raises(UsageError, match="accessible to other users"):
         temporary_folder("ours")
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="not a folder of this user alone"):
+    with pytest.raises(UsageError, match="accessible to other users"):
         temporary_folder("ours")

@@ -13,7 +13,7 @@ def test_a_look_before_a_cycle_is_told_in_words() -> None:
         ("new groups of rows", "79 (cycle.after_rows: 50)"),
         ("training", "at most 30 min"),
         ("disk", "700 MB needed, 0 B free"),
-        ("long work", "may go on: no window is set"),
+        ("long work", "may continue: no window is set"),
     ]
 
 

@@ -215,7 +215,7 @@ def test_nobody_talks_to_a_file_that_is_asked_otherwise_than_it_was_trained(plac
     finally:
         file.write_bytes(good)
         manifest.write_text(known)
-    assert code == 1 and "other prompts than were trained on" in refused["error"]["message"]
+    assert code == 1 and "prompts that differ from training" in refused["error"]["message"]
 
 
 def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:

@@ -101,7 +101,7 @@ WRONG = [
     ("collect rowz.jsonl", 2, "rowz.jsonl does not exist"),
     # what would be overwritten, or cannot be written
     ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is also an input and would be overwritten"),
-    ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is read here"),
+    ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is also an input"),
     ("data check rows.jsonl --clean here", 2, "here is a folder"),
     ("data check rows.jsonl --clean /sys/clean.jsonl", 2, "hivetune: /sys/clean.quarantine.jsonl: "),
     ("data check rows.jsonl --html here", 2, "here is a folder"),
@@ -109,7 +109,7 @@ WRONG = [
     ("report last --to tensorboard rows.jsonl", 2, "rows.jsonl is a file\nhint: give a folder for tensorboard"),
     # options that would be left out in silence
     ("cycle status --once", 2, "cycle status takes no options\nhint: options belong to: hivetune cycle CONFIG"),
-    ("cycle mine.yaml pause", 2, "cycle mine.yaml pause: a config names its loop itself"),
+    ("cycle mine.yaml pause", 2, "cycle mine.yaml pause: a config takes no NAME"),
     ("doctor Killed --quick", 2, "takes no options"),
     # what is served
     ("serve --card foo", 2, "--card foo: not a card\nhint: give cuda:0"),

@@ -248,7 +248,7 @@ def test_a_signal_asks_for_the_clean_end_and_brings_the_run_home(run: Run, ray: 
 
 def test_who_waits_for_a_device_can_be_stopped(run: Run, ray: Ray) -> None:
     ray.busy = True
-    with pytest.raises(Stopped, match="while it waited for a device"):
+    with pytest.raises(Stopped, match="while waiting for a device"):
         carry_run(run, "10.0.0.5:6479", lambda text: None)
 
 
@@ -293,9 +293,9 @@ def test_another_run_does_not_take_its_place(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"workers": 2}, "choose one of them"),
+        ({"workers": 2}, "exclude each other"),
         ({"device": "cuda:1"}, "names one card"),
-        ({"lora": {"start": "/runs/before"}}, "on this machine alone"),
+        ({"lora": {"start": "/runs/before"}}, "on this machine only"),
     ],
 )
 def test_what_is_bound_to_this_machine_is_refused(run: Run, settings: dict[str, Any], why: str) -> None:

@@ -111,7 +111,7 @@ def test_an_act_that_leaves_nothing_is_a_failure(
         monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, context: "it is trained")
         assert [loop.step().kind for _ in range(3)] == ["train", "train", "wait"]
     (failed,) = (entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry.get("outcome") == "failed")
-    assert "after the first time its result was missing" in failed["words"]
+    assert "its result was missing after the first time" in failed["words"]
 
 
 def test_a_home_behind_a_link_finds_its_releases(

@@ -227,7 +227,7 @@ def test_snapshots_runs_and_releases_are_named(log: Path, tmp_path: Path) -> Non
 
 
 def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="nothing to forget"):
+    with pytest.raises(UsageError, match="no row to forget"):
         data.forget(user="a", session="b", source=None, row=None)
     monkeypatch.setattr(MODE, "json", True)
     data.forget(user="alice", session=None, source=None, row=None)

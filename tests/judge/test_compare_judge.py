@@ -74,6 +74,6 @@ def test_what_can_not_judge_or_be_judged_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="figures can't judge"):
         judged(document(1), EvalConfig(judge=str(tmp_path / "figures.yaml")), None, "q8_0", silent)
     recorded = {**document(1), "base": {"label": "x", "recorded": True}}
-    with pytest.raises(UsageError, match="no answers that could be judged"):
+    with pytest.raises(UsageError, match="no answers to judge"):
         judged(recorded, EvalConfig(judge="http://127.0.0.1:1/v1#m"), None, "q8_0", silent)
     assert judged(document(1), EvalConfig(), None, "q8_0", silent) == {}

@@ -214,7 +214,7 @@ def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.Mo
         with pytest.raises(kind, match=why):
             run_sweep(config, "mine", ["learning_rate=1e-3,4e-3"], "all", told.append, cluster=address)
     bound = config.model_copy(update={"workers": 2})
-    with pytest.raises(UsageError, match="choose one of them"):
+    with pytest.raises(UsageError, match="exclude each other"):
         run_sweep(bound, "mine", ["learning_rate=1e-3,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
 
 

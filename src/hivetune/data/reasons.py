@@ -199,7 +199,7 @@ REASONS: dict[str, Reason] = {
     "border-in-token": Reason(
         "reject",
         "one token holds the end of the prompt and the start of the answer",
-        "remove white space at the start of answers, or move it to the end of the questions",
+        "remove the white space at the start of answers, or move it to the end of the questions",
     ),
     "no-trained-token": Reason("reject", "no token of the row would be trained", "give one answer the weight 1"),
     "end-not-trained": Reason(

@@ -83,10 +83,10 @@ def test_a_password_is_never_shown() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("redis://h/0", "which stream"),
-        ("redis://h/0?stream=a&prefix=b", "which stream"),
-        ("redis://h/0?prefix=a", "how many partitions"),
-        ("redis://h/0?prefix=a&partitions=1.5", "how many partitions"),
+        ("redis://h/0", "names no stream"),
+        ("redis://h/0?stream=a&prefix=b", "names no stream"),
+        ("redis://h/0?prefix=a", "lacks the number of partitions"),
+        ("redis://h/0?prefix=a&partitions=1.5", "lacks the number of partitions"),
         ("redis://h/0?stream=a&claim_s=soon", "not a number"),
         ("redis://h/0?streem=a", "unknown option streem"),
         ("redis://a,b/0?stream=a", "takes one host"),

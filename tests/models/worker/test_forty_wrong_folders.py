@@ -209,11 +209,23 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda f: header(f, lambda h: h["model.norm.weight"].update(data_offsets=[-128, 0])),
         "outside|damaged",
     ),
-    "head size that is odd": ("llama", config(head_dim=7), "by config.json it is|describes no model"),
-    "key heads that do not divide": ("llama", config(num_key_value_heads=3), "by config.json it is|describes no model"),
-    "no heads": ("granite", config(num_attention_heads=0), "describes no model"),
-    "a width that is negative": ("llama", config(hidden_size=-32), "describes no model|by config"),
-    "an epsilon in words": ("llama", config(rms_norm_eps="tiny"), "describes no model"),
+    "head size that is odd": (
+        "llama",
+        config(head_dim=7),
+        "by config.json it is|transformers can't build a model from config.json",
+    ),
+    "key heads that do not divide": (
+        "llama",
+        config(num_key_value_heads=3),
+        "by config.json it is|transformers can't build a model from config.json",
+    ),
+    "no heads": ("granite", config(num_attention_heads=0), "transformers can't build a model from config.json"),
+    "a width that is negative": (
+        "llama",
+        config(hidden_size=-32),
+        "transformers can't build a model from config.json|by config",
+    ),
+    "an epsilon in words": ("llama", config(rms_norm_eps="tiny"), "transformers can't build a model from config.json"),
     "a rotation without a base": (
         "llama",
         config(rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
@@ -222,7 +234,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "the code of a stranger": (
         "llama",
         config(model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}),
-        "code|describes no model",
+        "code|transformers can't build a model from config.json",
     ),
     "awq by its word": (
         "llama",

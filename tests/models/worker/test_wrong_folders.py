@@ -156,15 +156,21 @@ HAPPENS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: template(f, END.replace("%s", "{{ '<|im_start|>' }}") + GENERATION),
         "ends an answer with '<|im_start|>'",
     ),
-    "no such activation": (lambda f: edit(f, hidden_act="sinus"), "config.json describes no model"),
+    "no such activation": (lambda f: edit(f, hidden_act="sinus"), "transformers can't build a model from config.json"),
     "no such rotation": (
         lambda f: edit(f, rope_parameters={"rope_type": "odd", "rope_theta": 1e4}),
-        "describes no model",
+        "transformers can't build a model from config.json",
     ),
     "heads that do not divide": (lambda f: edit(f, num_attention_heads=3), "config.json"),
-    "a width of text": (lambda f: edit(f, hidden_size="thirty-two"), "config.json describes no model"),
-    "no model type": (lambda f: edit(f, model_type="removed"), "config.json describes no model"),
-    "a new model type": (lambda f: edit(f, model_type="llama9000"), "config.json describes no model"),
+    "a width of text": (
+        lambda f: edit(f, hidden_size="thirty-two"),
+        "transformers can't build a model from config.json",
+    ),
+    "no model type": (lambda f: edit(f, model_type="removed"), "transformers can't build a model from config.json"),
+    "a new model type": (
+        lambda f: edit(f, model_type="llama9000"),
+        "transformers can't build a model from config.json",
+    ),
     "the config of another family": (lambda f: edit(f, model_type="qwen2"), "lack .*bias"),
     "an adapter alone": (
         lambda f: weights(f, lambda t: renamed(t, "model.", "base_model.model.model.")),
@@ -211,11 +217,14 @@ PLANNED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a type that is not its bytes": (lambda f: header(f, lambda h: h[UP].update(dtype="F16")), "damaged header"),
     "no layers": (
         lambda f: edit(f, num_hidden_layers=0) or weights(f, lambda t: pop(t, "layers.")),
-        "without layers|describes no model",
+        "without layers|transformers can't build a model from config.json",
     ),
     "a negative number of layers": (lambda f: edit(f, num_hidden_layers=-2), "hold|config.json"),
-    "layers in words": (lambda f: edit(f, num_hidden_layers="two"), "config.json describes no model"),
-    "layers by halves": (lambda f: edit(f, num_hidden_layers=1.5), "config.json describes no model"),
+    "layers in words": (
+        lambda f: edit(f, num_hidden_layers="two"),
+        "transformers can't build a model from config.json",
+    ),
+    "layers by halves": (lambda f: edit(f, num_hidden_layers=1.5), "transformers can't build a model from config.json"),
     "sizes in a hidden part": (
         lambda f: edit(f, text_config={"model_type": "llama", "hidden_size": 16}, hidden_size=48),
         "by config|describes",
@@ -326,7 +335,7 @@ def test_a_model_of_another_kind(case: str, other: Callable[[str], Path], tmp_pa
         ("qwen2", "layers.0.self_attn.k_proj.bias", "lack .*k_proj.bias"),
         ("mixtral", "layers.1.block_sparse_moe.gate", "lack .*gate"),
         ("mixtral", "experts.2.w2", r"experts.down_proj is \[3"),
-        ("mixtral", "experts.2.w1", "can't be put together"),
+        ("mixtral", "experts.2.w1", "can't be combined"),
         ("phi3", "layers.1.mlp.gate_up_proj", "lack .*gate_up_proj"),
         ("gpt2", "h.1.attn.c_proj.weight", "lack .*c_proj"),
     ],
