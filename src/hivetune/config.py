@@ -429,7 +429,7 @@ def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iter
 
 
 def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, option: str = "--set") -> RunConfig:
-    """Raise UsageError naming for each problem the file, or the option that it came with."""
+    """Raise UsageError naming the file or the option of each problem."""
     origins = {}
     _expand_short(tree)
     _expand_groups(tree, where)

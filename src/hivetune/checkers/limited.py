@@ -93,7 +93,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
-    """Return its exit code, -SIGKILL when it and its children grew too many or too large. Raises TooSlow."""
+    """Return the process's exit code, -SIGKILL if it and its children grew too many or too large. Raises TooSlow."""
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -289,7 +289,7 @@ def _unloaded() -> None:
 
 
 class _Signalled(SystemExit):
-    """SIGTERM or SIGHUP. It is no Exception, so that code which continues after any failure does not catch it."""
+    """SIGTERM or SIGHUP. Not a subclass of Exception, so that `except Exception` does not catch it."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)

@@ -92,7 +92,7 @@ def _losses(run: Path) -> str:
 
 
 def what_can_be_exported(tried: DryExport) -> str:
-    """Return in words which exports will work, so that the user knows before training."""
+    """Return a sentence on the exports that will work, to show before training."""
     if tried.unwritten:
         why = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will fail: {tried.unwritten}"
         return f"--to adapter and --to merged will work; {why}"

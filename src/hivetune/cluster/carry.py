@@ -96,7 +96,7 @@ def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
 
 
 class _Carrier:
-    """One run under way. `held`: the locks of its folder, which is a new folder each time that it comes home."""
+    """One run in transit. `held`: the locks of its folder, which is replaced each time that the run is copied back."""
 
     def __init__(self, run: Run, address: str, ray: Any, stop: StopRequest, held: ExitStack, tell: Teller):
         self._run, self._address, self._ray, self._stop, self._held, self._tell = run, address, ray, stop, held, tell

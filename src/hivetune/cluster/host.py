@@ -83,7 +83,9 @@ class _Room:
 
 
 class RunHost:
-    """Holds its device until its process ends. `admit`, `receive` until all is there, `begin`; then look and fetch."""
+    """The host of a run; it holds a device until its process ends. Call `admit`, `receive` for all data, `begin`; then
+    look and fetch.
+    """
 
     _room: _Room
     _process: "subprocess.Popen[bytes]"
@@ -184,7 +186,7 @@ class RunHost:
         self._kept.close()
 
     def _end(self) -> None:
-        """End its process, and what that may have left in its session."""
+        """End the run's process, and others in its session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

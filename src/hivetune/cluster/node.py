@@ -197,8 +197,8 @@ def mark_of_home() -> str:
 def _ray_folder() -> Path:
     """Return the folder for Ray's sockets and logs.
 
-    It is not below the home, whose path may be too long for a socket. Ray lets everybody into its folder, so it lies in
-    a private one; below /tmp where TMPDIR is too long.
+    It is not in the home, whose path may be too long for a socket. Ray's folder is open to all users, so it is inside a
+    private one, in /tmp if TMPDIR is too long.
     """
     name = f"ht-{mark_of_home()}"
     wanted = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}" / "ray"
@@ -227,7 +227,7 @@ def _ray_start(python: str, words: list[str], extra: Mapping[str, str]) -> None:
 
 
 def _processes() -> list[psutil.Process]:
-    """Return the processes with our mark and all below them. One that has set its title has overwritten its mark."""
+    """Return the processes with our mark and all below them. A process that sets its title overwrites its mark."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

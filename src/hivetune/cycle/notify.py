@@ -53,7 +53,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Sent:
-    """One way that a notice went. `problem`: why it did not arrive, else empty."""
+    """One delivery of a notice. `problem`: the reason of a failure, else empty."""
 
     way: Literal["command", "webhook", "email"]
     problem: str = ""
@@ -154,7 +154,7 @@ def _mail(settings: EmailConfig, notice: Notice) -> str:
 
 
 def _in_time(send: Callable[[], str]) -> str:
-    """Run `send` in its own thread, which alone is held up by a server that sends a byte now and then."""
+    """Run `send` in its own thread, so that a slow server delays only this thread."""
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(send()), daemon=True)
     thread.start()

@@ -107,7 +107,7 @@ def _experts_due(config: RunConfig, champion: Release | None) -> str:
 
 
 def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: float) -> str:
-    """Return why the champion is worse than the one before it, while it is watched and there is one to return to."""
+    """Return why the watched champion is worse than the previous one, if there is one to return to."""
     pair = watched_pair(database, name)
     since = max((move.time for move in history(database, name) if move.alias == "champion"), default=0.0)
     if pair is None or now > since + hours * 3600:
@@ -214,7 +214,7 @@ def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
 
 
 def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> OpenCycle:
-    """Return which stations of an open cycle have left their artefact."""
+    """Return the stations of an open cycle whose artefact exists."""
     release = release_of(database, cycle)
     done: set[Station] = set()
     passed, promoted_at = None, 0.0

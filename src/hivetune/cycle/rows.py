@@ -206,7 +206,7 @@ def _over_budget(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str,
 
 
 def _take(rows: Iterable[PoolRow], room: float) -> list[PoolRow]:
-    """Take rows in order while they fit. A long one that does not fit is skipped."""
+    """Take rows in order while they fit. A row that does not fit is skipped."""
     taken, used = [], 0
     for row in rows:
         if used + row.length <= room:

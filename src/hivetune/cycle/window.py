@@ -135,7 +135,7 @@ def _cron_slots(window: Cron, now: datetime) -> tuple[Slot, Slot]:
 
 
 def _slot_of_day(window: Daily, now: datetime, shift: int) -> Slot:
-    """Return the slot of a day. A time that the clock skips counts as if it did not; of one that comes twice the first
+    """Return the slot of a day. A local time that daylight saving skips counts as usual; of a repeated one the first
     counts."""
     day = now.replace(hour=0, minute=0, second=0, microsecond=0, fold=0) + timedelta(days=shift)
     ends = day + timedelta(days=window.end <= window.start or window.end == 24 * 60)

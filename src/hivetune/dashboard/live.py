@@ -97,12 +97,12 @@ class LivePages:
         return known
 
     def _pause_s(self, known: RenderedPage) -> float:
-        """Return how long a page is kept. All pages that are followed share the same processor time."""
+        """Return how long a page is cached. All open pages share one budget of processor time."""
         addresses = {stream.address for stream in self._streams}
         return min(MAX_AGE_S, max(MIN_AGE_S, known.cost_s * len(addresses) / SHARE))
 
     def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
-        """Render a page, in the thread. A second request for it at the same time gets the same one."""
+        """Render a page in the thread. Simultaneous requests get the same page."""
         known = self._made.get(address)
         if known is not None and time.monotonic() - known.made < MIN_AGE_S:
             return known
@@ -114,5 +114,5 @@ class LivePages:
 
 
 def digest_of(parts: Mapping[str, str]) -> str:
-    """Return the same hash for pages that show the same."""
+    """Return a hash that is equal for pages with equal content."""
     return sha256_bytes(json.dumps(sorted(parts.items())).encode())[:16]

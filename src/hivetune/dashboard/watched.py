@@ -204,7 +204,7 @@ def run_id(path: Path) -> str:
 
 
 def short_path(path: Path) -> str:
-    """Return the path below the home where the folder lies there."""
+    """Return the path relative to the home, if the folder is inside it."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
 
 

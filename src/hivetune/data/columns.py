@@ -167,7 +167,7 @@ def _with_borders(text: str) -> str:
 
 
 def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
-    """Return whether the question does not name one of several choices by its letter: its words may are there by
+    """Return whether the question does not name one of several choices by its letter. A match of the words alone may be
     chance.
     """
     named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)
@@ -252,7 +252,7 @@ def outcome_of(row: Row) -> bool | None:
 
 @lru_cache(512)
 def _outcome_columns(names: tuple[str, ...]) -> tuple[tuple[str, frozenset[str], frozenset[str]], ...]:
-    """Return columns that say how an answer turned out, with the values that say so."""
+    """Return columns with the outcome of an answer, and the values of a failure."""
     return tuple(
         (name, frozenset(outcome["good"]), frozenset(outcome["bad"]))
         for name in names

@@ -34,8 +34,8 @@ _MEDIA_TAG = re.compile(
 
 
 def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
-    """Return the conversation of `row`, by the first format that knows it. `mapped`: the user named its columns, so
-    that no other one is looked at.
+    """Return the conversation of `row`, by the first format that recognises it. `mapped`: the user mapped the columns,
+    so only these are read.
 
     Raises RowRefused: unknown-layout, unexplained-column, or the problem with the row.
     """
@@ -92,7 +92,7 @@ def _refuse_preference(row: Row) -> None:
 
 
 def _is_whole(better: Any) -> bool:
-    """Return whether the better answer holds its question too."""
+    """Return whether the better answer also contains its question."""
     turns = (spoken_turns(better.strip()) or []) if isinstance(better, str) else objects(better) or []
     return len(turns) > 1 and not _answers(turns[0]) and _answers(turns[-1])
 

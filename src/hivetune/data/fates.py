@@ -105,7 +105,7 @@ class Decisions:
                     yield start + number, *columns
 
     def original(self, row: int) -> int:
-        """Return the row that stays for a duplicate, following chains of rows that resemble each other."""
+        """Return the row that is kept for a duplicate, following chains of near duplicates."""
         kind = self.fate[row]
         row = self.stays[row]
         while self.stays[row] != row and self.fate[row] == kind:

@@ -47,7 +47,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """The result: counts of removed rows, the tainted snapshots, and those that no longer exist (`unchecked`).
+    """The result: counts of removed rows, the tainted snapshots, and missing snapshots (`unchecked`).
 
     `past_wins`: removed frozen questions.
     """
@@ -186,7 +186,7 @@ def _bury(
 
 
 def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, forgotten: _Rows) -> tuple[str, ...]:
-    """Record the tainted snapshots, since the ids are nowhere else afterwards. Return those that do not exist."""
+    """Record the tainted snapshots, since the ids exist nowhere else afterwards. Return the missing ones."""
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
         rows_file = Path(path) / ROWS_FILE
@@ -242,7 +242,7 @@ def _forgotten_test(kind: ForgetKind, value: str, rows: _Rows) -> _IsForgotten:
 
 
 def _remove_wins(kind: ForgetKind, value: str, forgotten: _Rows) -> int:
-    """Remove the past wins that were made from it and return their number."""
+    """Remove the past wins made from the forgotten rows and return their number."""
     is_forgotten, removed = _forgotten_test(kind, value, forgotten), 0
     for name in names_with_wins():
         for win in wins_of(name):

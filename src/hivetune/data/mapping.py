@@ -166,7 +166,7 @@ def _opened(row: Row, column: str) -> Row:
 
 @lru_cache(256)
 def _compiled(column: str) -> Any:
-    """Return the path as JMESPath. Raise UsageError where it is none."""
+    """Return the path as JMESPath. Raise UsageError for an invalid path."""
     path = re.sub(r"\.(\d+)(?=\.|\[|\Z)", r"[\1]", column)
     try:
         return jmespath.compile(path)

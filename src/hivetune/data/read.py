@@ -205,7 +205,7 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _original(payload: bytes) -> bytes:
-    """Return bytes that are no UTF-8 stand in converted files as halves of characters, one each."""
+    """Return the original bytes: in converted files each invalid byte is a lone surrogate."""
     try:
         return payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
     except UnicodeError:
@@ -322,9 +322,7 @@ def _conversation(row: Row, *, mapped: bool) -> Conversation:
 
 
 def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
-    """Return a question and its answer with the system prompt of the text that a template wrote of them, where the row
-    keeps that, too.
-    """
+    """Return a question and its answer with the system prompt of their rendered text, if the row has it."""
     if chat.messages[0].role == "system" or len(chat.messages) != 2:
         return chat
     for text in row.values():

@@ -55,7 +55,9 @@ def time_limit(limit_s: float, error: Callable[[], BaseException]) -> Limit:
 
 
 def row_time_limit() -> Limit:
-    """Return the limit of one row, which raises RowRefused("too-slow"). Rules and checks are linear all the same."""
+    """Return the limit of one row, which raises RowRefused("too-slow"). It is a safeguard: rules and checks take linear
+    time.
+    """
     return time_limit(ROW_LIMIT_S, _too_slow)
 
 

@@ -147,9 +147,7 @@ def _contradictory(places: Sequence[str]) -> Advice | None:
 
 
 def _worse(evaluation: Mapping[str, Any]) -> Advice | None:
-    """Name the held-out rows whose loss got worse, the largest rise first, and the agent that most of them belong
-    to.
-    """
+    """Name the held-out rows whose loss got worse, the largest rise first, and their most frequent agent."""
     rows = [
         row
         for row in evaluation["rows"]
@@ -184,7 +182,7 @@ def _rank(rank: Mapping[str, Any] | None) -> Advice | None:
 
 
 def _evidence(metric: Metric) -> Advice | None:
-    """Say how to get to the n that decides."""
+    """Return how to reach the number of rows that decides."""
     if metric.needed is None or metric.passed is not False or metric.needed <= metric.n:
         return None
     how = (

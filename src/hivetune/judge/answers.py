@@ -49,7 +49,7 @@ class Prompt:
 
     @property
     def key(self) -> str:
-        """Return the hash of all that a server is asked."""
+        """Return the hash of a request to a server."""
         return request_hash(self.messages, self.tools)
 
 
@@ -89,7 +89,7 @@ class KeptAnswers:
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
-        """Keep an answer unless its prompt has one already."""
+        """Store an answer unless its prompt already has one."""
         with self.guard:
             if prompt.key in self.answers:
                 return
@@ -297,7 +297,7 @@ def _time_one(
 
 
 def _unfinished(kept: KeptAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
-    """Return the same error with a hint that says how far the side came."""
+    """Return the same error with the side's progress as its hint."""
     keys = {prompt.key for prompt in prompts}
     done = len(keys & kept.answers.keys())
     hint = f"{done} of {len(keys)} answers are kept; the same command continues"

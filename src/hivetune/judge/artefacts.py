@@ -197,10 +197,7 @@ def _figures(path: Path) -> dict[str, float]:
 
 
 def _check_template(run: Path, backend: Backend) -> None:
-    """Raise UsageError for a side whose prompts differ from those it was trained on.
-
-    A run whose data are gone is taken as it is.
-    """
+    """Raise UsageError for a side whose prompts differ from its training. A run without its data is not checked."""
     try:
         check_prompts(run, backend)
     except UsageError:

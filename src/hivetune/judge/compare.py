@@ -116,7 +116,7 @@ def compare_pair(
 
 
 def num_answers(run: Run, settings: EvalConfig, first: str, second: str) -> int:
-    """Return how many answers `compare_pair` counts for two sides that it has to ask."""
+    """Return the number of answers in `compare_pair`'s progress, for two sides that answer."""
     return _num_answers(prompts_of_run(run, settings) + frozen_prompts(settings, (first, second)), settings, 2)
 
 
@@ -138,7 +138,9 @@ def _answer(
     folder: Path,
     progress: Progress,
 ) -> list[SideAnswers]:
-    """Take the times first, in turns, since those answers count too; then ask each side for the rest, many at once."""
+    """First time single answers, both sides in turns; these answers count too. Then ask each side for the rest, many at
+    once.
+    """
     asked_sides = [side for side in sides if side.figures is None]
     check_memory(asked_sides)
     timed = _timed(prompts, settings)
@@ -215,7 +217,7 @@ def comparison_document(
 
 
 def _not_compared(sides: Mapping[str, SideAnswers], losses: Sequence[Mapping[str, Any]] | str) -> dict[str, str]:
-    """Return the metrics that one side can't have, each with its reason; a metric that was only not measured is not
+    """Return the metrics that one side can't have, each with its reason; a metric that was merely not measured is not
     listed.
     """
     missing = {"loss": losses} if isinstance(losses, str) else {}

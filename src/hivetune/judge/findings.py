@@ -82,7 +82,7 @@ def metric_name(name: str) -> str:
 
 
 def said_name(name: str) -> str:
-    """Return the name that begins a reason, without its unit."""
+    """Return the metric's name at the start of a reason, without its unit."""
     return metric_name(name).partition(" (")[0]
 
 

@@ -110,8 +110,8 @@ def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
 def choose_wins(answers: Sequence[Mapping[str, Any]], kept_already: int) -> list[Mapping[str, Any]]:
     """Choose which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
 
-    Only answers that a checker calls right are chosen, first those that the baseline got wrong: training won them.
-    Agents and categories take turns. The limits are WINS_PER_RELEASE, and MAX_WINS with those `kept_already`.
+    Only correct answers are chosen, first ones that the baseline got wrong. Agents and categories take turns. The
+    limits are WINS_PER_RELEASE, and MAX_WINS with those `kept_already`.
     """
     strata: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers:

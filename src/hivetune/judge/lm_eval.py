@@ -40,7 +40,7 @@ _MODULE = "lm_eval"
 
 @dataclass(frozen=True)
 class TaskFigure:
-    """One figure of one task. `rows`: row -> its value, empty where the figure is more than a mean of them."""
+    """One figure of one task. `rows`: row -> its value, empty unless the figure is their mean."""
 
     task: str
     metric: str

@@ -97,7 +97,7 @@ def scored(
 
 
 def num_losses(run: Run) -> int:
-    """Return how many rows `scored` counts for a base and its adapter, where nothing is answered."""
+    """Return the number of rows in `scored`'s progress for a base and its adapter."""
     return 2 * len(run.snapshot.rows("test"))
 
 

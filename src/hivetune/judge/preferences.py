@@ -148,7 +148,7 @@ def preference_rows(
 
 
 def contradictions(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return (pairs on which the judge changed its mind with the order, pairs that it was asked and answered)."""
+    """Return (pairs judged differently in the other order, pairs judged)."""
     asked = [row["orders"] for row in rows if row["asked"] and None not in row["orders"]]
     return sum(set(orders) == {"base", "tuned"} for orders in asked), len(asked)
 

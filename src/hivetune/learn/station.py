@@ -202,7 +202,7 @@ def choose_stage(
 
 
 def why_no_stage2(bad_rows: int, least: int, validation_rows: Sequence[int], use: Sequence[str]) -> str:
-    """Return why there is nothing that a stage 2 could learn or be guarded by; empty where there is."""
+    """Return why a stage 2 can't learn or be guarded; empty if it can."""
     if not {"pairs", "failures"} & set(use):
         return "learn names neither pairs nor failures; with them: learn: [sft, corrections, pairs, failures]"
     if bad_rows < least:

@@ -54,7 +54,7 @@ class Endpoint:
         max_tokens: int,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> TimedAnswer:
-        """Return one greedy answer. Raises Unanswered where another try may help, UsageError where it can't."""
+        """Return one greedy answer. Raises Unanswered if a retry may help, else UsageError."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -218,7 +218,7 @@ def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Return the page cache that counts as used, but that the kernel frees before it kills."""
+    """Return the page cache that the kernel would free before it kills a process."""
     for line in system_text(folder / "memory.stat").splitlines():
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])

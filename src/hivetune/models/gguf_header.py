@@ -108,8 +108,8 @@ def _tensor_bytes(name: str, kind: int, shape: tuple[int, ...]) -> int:
 
 
 class _Reader:
-    """The reader of one value after the other. It raises ValueError or struct.error with the problem. `arrays_of`:
-    the beginning of keys whose arrays are kept; of others only the length is."""
+    """A reader of single values. It raises ValueError or struct.error with the problem. `arrays_of`: prefix of keys
+    whose arrays are kept; of other arrays only the length."""
 
     def __init__(self, file: BinaryIO, size_bytes: int, arrays_of: str = "\0"):
         self.file = file

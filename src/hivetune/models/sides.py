@@ -46,7 +46,7 @@ class NamedSide:
 
 
 def parse_side(text: str, where: str = "") -> NamedSide:
-    """Return the side that a text names. Raises UsageError for a text that can't be one; whether it exists is found
+    """Return the side that a text names. Raises UsageError for an invalid text. Whether the side exists is checked
     later."""
     prefix = f"{where}: " if where else ""
     if text == BASELINE:

@@ -82,7 +82,7 @@ def _ends_with(name: str, end: str) -> bool:
 
 
 def named_end(name: str) -> str:
-    """Return the end of a name that is not a mere number, which other modules have too (`ffn.0` in `h.1.ffn.0`)."""
+    """Return the end of a module name that is more than a number (`ffn.0` in `h.1.ffn.0`)."""
     parts = name.split(".")
     start = next((index for index in reversed(range(len(parts))) if not parts[index].isdigit()), 0)
     return ".".join(parts[start:])

@@ -94,7 +94,7 @@ class Child:
         return line.rpartition(")")[2].split()[0]
 
     def stand_still(self, still: bool) -> None:
-        """Stop its whole session, which keeps its memory, or continue it."""
+        """Pause the child's whole session, which keeps its memory, or continue it."""
         self.still = still
         self._signal(signal.SIGSTOP if still else signal.SIGCONT)
 

@@ -234,8 +234,8 @@ def _score_place(
 
 
 def check_prompts(run: Path, backend: Backend) -> int:
-    """Compare the token ids that the server makes of conversations with those that were trained; held-out ones first.
-    Return how many were compared.
+    """Compare the server's token ids of conversations with the trained ones; held-out conversations first. Return how
+    many were compared.
 
     Raises HivetuneError when one differs, since such a model is asked other questions than it was trained on, and
     UsageError when the run's model or data are gone.

@@ -31,7 +31,7 @@ MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses
 
 @dataclass(frozen=True)
 class Unused:
-    """Something that can be deleted: `what` it is, and `why` nothing needs it."""
+    """Files that can be deleted: `what` they are, and `why` nothing needs them."""
 
     what: str
     path: Path

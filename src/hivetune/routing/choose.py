@@ -197,9 +197,8 @@ def choose(
 
 
 def _declared(table: SpecialistTable, question: Asking) -> tuple[Chosen | None, list[str]]:
-    """Return the specialist of the first key that has one, and in words the agents and categories that have none.
-
-    Such a name decides nothing, so that a request with it is never answered worse than the same one without it.
+    """Return the specialist of the first key that has one, and as text the agents and categories without one. Such a
+    name has no effect, so a request with it is never answered worse.
     """
     without: list[str] = []
     for kind in KEY_KINDS:

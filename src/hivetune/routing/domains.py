@@ -131,7 +131,7 @@ def domains_of(rows: Sequence[KeyedRow], kind: KeyKind, titles: Mapping[str, str
 
 
 def too_small(rows: Sequence[KeyedRow]) -> str:
-    """Return why these rows of a domain can't show that it needs an adapter of its own; empty when they can."""
+    """Return why a domain has too few rows to test for a specialist; empty if it has enough."""
     if len(rows) < MIN_ROWS:
         return f"{len(rows)} of {MIN_ROWS} rows"
     sessions = len({row.group for row in rows if row.split == "validation"})

@@ -63,7 +63,7 @@ class Choices:
     environment: Mapping[str, str | None] | None = None
 
     def made(self) -> dict[str, Any]:
-        """Return the choices that were made, as plain values."""
+        """Return the choices that are set, as plain values."""
         return {name: value for name in self.__dataclass_fields__ if (value := getattr(self, name)) is not None}
 
     def over(self, base: "Choices") -> "Choices":

@@ -178,7 +178,7 @@ def _status(run: Path, tally: RunTally) -> RunStatus:
 
 
 def has_begun(run: Path) -> bool:
-    """Return whether the run has made its choices: it was measured, or has a checkpoint."""
+    """Return whether the run's choices are made: it was measured, or has a checkpoint."""
     return (run / PROBE / OUTCOME).exists() or bool(checkpoints.steps(run))
 
 

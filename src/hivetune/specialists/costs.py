@@ -99,7 +99,7 @@ def rates_of(
 
 
 def _rate(backend: Backend, adapters: int, chosen: int, messages: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return llama.cpp's own rates of one answer, which continues to its full length."""
+    """Return llama.cpp's own rates for one answer of full length."""
     body = {
         "messages": list(messages),
         "max_tokens": _NEW_TOKENS,

@@ -52,7 +52,9 @@ class Serving:
 
 
 def serving(survey: Survey) -> tuple[dict[str, Serving], list[str]]:
-    """Return the specialists of the shared release by name, and in words those that can't serve or serve unchecked."""
+    """Return the specialists of the shared release by name, and problems: specialists that can't serve or serve
+    unchecked.
+    """
     specialists, problems = {}, []
     with closing(open_database()) as database:
         for name, step in newest_steps(database, survey.shared.name).items():
@@ -140,7 +142,7 @@ def adapter_folders(survey: Survey, specialists: Mapping[str, Serving]) -> dict[
 
 
 def as_served(survey: Survey, progress: Progress) -> tuple[Path | None, str]:
-    """Return the base with the rounding of its served file, prepared for the engine; None where it can't be made."""
+    """Return the base with the rounding of its served file, prepared for the engine; None if that fails."""
     try:
         file = base_gguf(survey.config.model, survey.shared.model_sha256, SERVED_QUANT, progress)
         return fetch_model(str(file), progress), f"the base in {SERVED_QUANT}, as it is served"

@@ -21,8 +21,7 @@ from hivetune.specialists.survey import ALONE, Attended, Survey, read_survey, sc
 
 @dataclass(frozen=True)
 class Specialists:
-    """The specialists of a config. `steps`: the newest of each domain. `changes`: the outcome of those that served
-    before.
+    """The specialists of a config. `steps`: the newest of each domain. `changes`: the outcome of earlier specialists.
 
     `problems`: specialists that should serve and can't, in words. `suggested`: what a person may declare. `costs`: what
     their adapters cost, where that was measured.
@@ -45,7 +44,7 @@ def propose_specialists(config: RunConfig, attended: Attended = ALONE) -> Specia
 
 
 def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
-    """Review the specialists that serve, train and judge those that were born, and make the router.
+    """Review the specialists that serve, train and judge new ones, and make the router.
 
     Killed anywhere, the same call continues. Raises the errors of surveys, runs and evaluations.
     """

@@ -118,10 +118,8 @@ def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
 
 
 def prediction_strength(vectors: Sequence[Vector], count: int) -> float:
-    """Return how well clusters of one half say which texts of the other half belong together.
-
-    It is the share of a cluster's pairs that the other half's centers put together too: of the worst cluster, mean over
-    the halves.
+    """Return the prediction strength of a clustering (Tibshirani and Walther). It is the share of a cluster's pairs
+    that the other half's centers also put together: of the worst cluster, mean over the halves.
     """
     found = []
     for split in range(SPLITS):
@@ -138,7 +136,7 @@ def prediction_strength(vectors: Sequence[Vector], count: int) -> float:
 
 
 def _together(here: Sequence[int], there: Sequence[int], cluster: int) -> float:
-    """Return the share of a cluster's pairs that are together `there` too; 0 for a cluster of one text."""
+    """Return the share of a cluster's pairs that are also in one cluster of `there`; 0 for a cluster of one text."""
     sizes = Counter(other for own, other in zip(here, there, strict=True) if own == cluster)
     size = sizes.total()
     return sum(part * (part - 1) for part in sizes.values()) / (size * (size - 1)) if size > 1 else 0.0

@@ -55,7 +55,7 @@ class Attended:
     side_by_side: bool = True
 
     def training(self, label: str, steps: int) -> Terms:
-        """Return the terms of one training, which also moves its bar."""
+        """Return the callbacks of one training, which also update its progress bar."""
         report = self.bar(label)
 
         def on_step(done: int) -> None:
@@ -133,7 +133,7 @@ def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
 
 
 def _rows_of(snapshot: Snapshot) -> tuple[list[KeyedRow], dict[str, str]]:
-    """Return every row of the input, and words for those keys that are hashes."""
+    """Return every row of the input, and texts for keys that are hashes."""
     rows, titles = [], {}
     for row in snapshot.pool():
         info = snapshot.info(row.numbers[0])

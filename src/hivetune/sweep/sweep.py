@@ -89,7 +89,7 @@ def _axis(text: str) -> list[str]:
 
 
 def _parts(values: str) -> list[str]:
-    """Split at the commas that stand in no brackets or quotes."""
+    """Split at commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in values:
         if quote:
@@ -139,7 +139,7 @@ class Loser:
 def losers(
     losses: Mapping[int, RowLosses], tokens: Mapping[int, int], groups: Mapping[int, Hashable], *, looks: int
 ) -> list[Loser]:
-    """Return the variants that stop now, among those that are still in the race.
+    """Return the variants that stop now, among the variants still in the race.
 
     `tokens`: trained tokens of each validation row; `groups`: the session of each row; `looks`: how many comparisons
     over time there are in all. They and the variants share the level of an interval (Bonferroni).

@@ -259,7 +259,7 @@ _CODE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
 def passages_of(page: DocPage) -> Iterator[tuple[str, str]]:
-    """Yield (section, text) of each stretch of the page that one question can be made of."""
+    """Yield (section, text) of each passage of the page that suits one question."""
     for entry in page.entries:
         yield entry.section, f"{entry.usage}\n{entry.text}"
     for passage in page.passages:
@@ -271,7 +271,7 @@ def fits(text: str) -> bool:
 
 
 def request(page: DocPage, section: str, passage: str, draw: random.Random) -> tuple[dict[str, str], ...]:
-    """Return the messages; the wish in them varies, so that the questions do."""
+    """Return the messages; the instruction varies, so that the questions vary."""
     command = f" It documents the command `{page.command}`." if page.command else ""
     asked = f"From {page.label}, section {section}.{command}\n\nPASSAGE\n{passage}\n\n{draw.choice(_WISHES)}"
     return {"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}

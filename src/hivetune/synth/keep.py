@@ -27,7 +27,9 @@ CHECKS_PASSED = ("length", "language", "options", "paths", "units", "parses", "s
 
 
 class KeptRows:
-    """Rows in the order in which they came, in the pool's file. `frozen`: hashes of questions that no row may ask."""
+    """Rows in the order in which they came, in the pool's file. `frozen`: hashes of frozen questions, which no row may
+    ask.
+    """
 
     def __init__(self, pool: "Pool", frozen: Collection[int], maker: str, seed: int):
         self._pool, self._frozen, self._maker, self._seed = pool, frozen, maker, seed
@@ -200,7 +202,7 @@ class Pool:
         )
 
     def settle(self) -> None:
-        """Close the pool of drafts: from here on pages take turns, so that a long one does not fill its category."""
+        """Close the pool of drafts: from here on pages take turns, so that a long page does not fill its category."""
         self._database.executescript(
             "CREATE INDEX by_page ON drafts (category, kind, page, key);"
             "UPDATE drafts SET turn = place.turn FROM (SELECT rowid AS id, row_number() OVER"

@@ -21,7 +21,7 @@ from hivetune.train.open import Run
 
 
 def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
-    """Choose the environment variables of a run's workers once. Return those that were chosen now.
+    """Choose the environment variables of a run's workers once. Return the newly chosen ones.
 
     They are written beside the run's other choices. What the user has set stays, unless it is known to break or falsify
     a run on this card.

@@ -28,7 +28,7 @@ STOP_CODES = {130, 143, -signal.SIGINT, -signal.SIGTERM}
 
 @dataclass(frozen=True)
 class Going:
-    """One run of the queue. When `far_enough()` is true it may pause; None: it goes to its end."""
+    """One run of the queue. It may pause when `far_enough()` is true; None: it runs to its end."""
 
     run: Path
     far_enough: Callable[[], bool] | None = None

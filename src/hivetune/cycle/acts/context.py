@@ -139,8 +139,8 @@ class ActContext:
 
 
 def ends_with_window(context: ActContext, label: str) -> Progress:
-    """Return a progress callback that also ends the work when it is not allowed any more, and that holds up this
-    process while its children stand still."""
+    """Return a progress callback that also ends the work when it is no longer allowed, and pauses this process with its
+    children."""
     report = context.progress(label)
     looked = float("-inf")
 

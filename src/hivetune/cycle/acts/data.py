@@ -139,8 +139,8 @@ def _is_of_base(champion: Release, config: RunConfig) -> bool:
 
 
 def trained_in_a_row(folder: Path) -> int:
-    """Return how many trainings up to this adapter's continued from another, MAX_IN_A_ROW where one of them is
-    gone."""
+    """Return how many trainings in a row, up to this adapter's, started from an adapter. MAX_IN_A_ROW if one of them is
+    missing."""
     for count in range(MAX_IN_A_ROW):
         if not (folder / CONFIG).is_file():
             break

@@ -66,7 +66,7 @@ def _compared(context: ActContext, kept: Set[str], known: Set[str]) -> dict[str,
 
 
 def _replay_run(context: ActContext, run: Run, kept: Set[str]) -> Run:
-    """Return the run on the rows `kept`, found or made."""
+    """Return the run on the rows `kept`; train it if there is none."""
     cycle = context.cycle()
     folder = cycle.folder / REPLAY
     if (folder / RECORD).exists():

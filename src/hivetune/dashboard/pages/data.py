@@ -58,7 +58,7 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def row_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show a row with everything that was made of it."""
+    """Show a row with its uses: snapshots, runs and releases."""
     wanted = request.query.get("place", "").strip()
     uses = list(uses_of_row(wanted)) if wanted and database_path().exists() else []
     return Page("row.html", "Where a row went", {"wanted": wanted, "uses": uses, "problem": ""})

@@ -114,7 +114,7 @@ def has_header(source: TextSource, delimiter: str | None) -> bool:
 
 
 def _beginning(lines: _Lines, delimiter: str | None) -> tuple[int, _Form, list[str] | None]:
-    """Return (lines above the table, its form, names for its columns where its first record does not name them)."""
+    """Return (lines above the table, its form, names of its columns if it has no header)."""
     csv.field_size_limit(MAX_ROW_CHARS)
     top = list(islice(lines, _TOP_LINES))
     title, delimiter = _title(top, delimiter)
@@ -209,7 +209,7 @@ def _with_cr(fields: list[str]) -> list[str]:
 
 
 def _end_of_broken(lines: _Lines, form: _Form, columns: int) -> int:
-    """Return how many of the taken lines are lost: up to the first one from which the next records are whole."""
+    """Return how many of the taken lines are lost, up to the first complete record."""
     if len(lines.taken[0]) > MAX_ROW_CHARS:  # no quote is wrong: the line alone is too large
         return 1
     index = 1

@@ -36,7 +36,7 @@ _scan = json.JSONDecoder().raw_decode
 
 
 class _Document:
-    """The text of the document and where we stand in it."""
+    """The text of the document and the current position."""
 
     def __init__(self, source: TextSource):
         self.source = source

@@ -64,7 +64,7 @@ class MessageShape(NamedTuple):
 
 
 class MessageLine(NamedTuple):
-    """`turn` None: a program's note. `links`: the ids of the message and of the one before it, where it names them."""
+    """`turn` None: a program's note. `links`: the ids of the message and of its predecessor, if given."""
 
     session: str
     turn: dict[str, Any] | None
@@ -77,7 +77,7 @@ Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line
 
 
 def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: bool) -> MessageShape | None:
-    """Return how the messages of a log called `name` are written, by its first events; None: it is no such log."""
+    """Return how the messages of a log called `name` are written, by its first events; None for another kind of log."""
     events = list(sample)
     objects = [event for event in events if event is not None]
     talk = bool(_TALK & set(re.split(r"[\W_\d]+", os.path.basename(name).partition(".")[0].lower())))
@@ -103,7 +103,9 @@ def regroup(path: str, name: str) -> bool:
 
 
 def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name: str) -> Iterator[PlacedRow] | None:
-    """Return the conversations of a log by its first events and the others (`whole`: no others); None: no such log."""
+    """Return the conversations of a log by its first events and the others (`whole`: no others); None for another kind
+    of log.
+    """
     events = [event for _, event, _ in first]
     objects = [event for event in events if event is not None]
     everything = itertools.chain(first, rest)
@@ -137,7 +139,7 @@ def _are_turns(turns: Sequence[Any]) -> bool:
 
 
 def _begun(events: Iterator[Event]) -> tuple[list[Event], Iterator[Event], bool]:
-    """Return the first events, the iterator of the others, and whether there are no others."""
+    """Return the first events, the iterator of the rest, and whether the rest is empty."""
     first: list[Event] = []
     chars = 0
     for event in events:
@@ -366,7 +368,7 @@ def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the id of a message and that of the one before it, where it names them."""
+    """Return the ids of a message and of its predecessor, if given."""
     return {name: value for name, value in message.items() if plain_name(name) in _LINKS}
 
 

@@ -59,7 +59,9 @@ def _row(asking: tuple[Row, bool], answering: tuple[Row, bool]) -> dict[str, Any
 
 
 def _generations(answered: Any) -> Any:
-    """Return answers as LangChain gives them, a list of those to each prompt; some logs keep those to the only one."""
+    """Return answers as LangChain gives them, a list for each prompt; some logs keep only the list of the first
+    prompt.
+    """
     generations = answered if isinstance(answered, list) else one_of(answered, "generations")
     if objects(generations) is None or not all("text" in g or "message" in g for g in generations):
         return {"generations": answered} if isinstance(answered, list) else answered

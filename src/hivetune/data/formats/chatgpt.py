@@ -124,8 +124,8 @@ def _is_compared(row: Row) -> bool:
 
 
 def _preferred(row: Row) -> Conversation:
-    """Return the conversation with the answer that was preferred: the new one where both are rated the same (the user
-    asked for it because the first was cut, or no better), the first one where the user did not compare them.
+    """Return the conversation with the preferred answer: the new one if both are rated equally (the user asked for it),
+    the first one without a comparison.
     """
     question, compared = _comparison(row)
     better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"

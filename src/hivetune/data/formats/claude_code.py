@@ -156,7 +156,7 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
 
 
 def _role(event: Row) -> str | None:
-    """Return who speaks in a line; one that lost its `type` says it in its message."""
+    """Return the speaker of a line; without `type` its message has the role."""
     kind = str(event.get("type", one_of(event.get("message"), "role")))
     if kind in _BLOCKS:
         parts = listed(one_of(event.get("message"), "content"))

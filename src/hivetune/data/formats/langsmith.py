@@ -53,7 +53,7 @@ def _runs_sent(record: Row) -> Iterator[Row]:
 
 
 def _calls_below(record: Row) -> Iterator[Row]:
-    """Yield the calls of a model among the runs below one; what stands above repeats them."""
+    """Yield the calls of a model among the runs below one; runs above repeat them."""
     for child in objects(record.get("child_runs")) or []:
         inside = list(_calls_below(child))
         yield from inside
@@ -101,7 +101,7 @@ def _logged_runs(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _logged_run(run: Row, traces: set[Any]) -> str:
-    """Return the run as an export of LangSmith has it; without a side that it lacks, it is set aside."""
+    """Return the run in the form of LangSmith's export. A run without inputs or outputs is set aside."""
     fields = {key: value for key, value in run.items() if key != "operation"}
     repeats = run.get("run_type") not in _MODEL_RUNS and run["trace_id"] in traces
     sides = {} if repeats else {key: run[key] for key in ("inputs", "outputs") if key in run}

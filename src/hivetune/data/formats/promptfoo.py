@@ -55,8 +55,8 @@ def _promptfoo_row(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _turns_in_yaml(raw: str) -> Any:
-    """Return the turns of a prompt that promptfoo took from YAML; one without a role where they are none, to be
-    refused, and where they refer to each other: a few such lines make millions.
+    """Return the turns of a prompt that promptfoo took from YAML; one without a role, to be refused, if they are not
+    turns, or if YAML aliases would expand to millions.
     """
     import yaml  # here: each worker would pay for it at its start, and hardly any meets such a prompt
 

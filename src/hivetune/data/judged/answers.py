@@ -144,7 +144,7 @@ def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswer
 
 
 def is_small_edit(better: Message, worse: Message) -> bool:
-    """Return whether two answers differ by so little that a pair of them would push both."""
+    """Return whether two answers differ too little for a pair."""
     if better.tool_calls != worse.tool_calls or better.reasoning != worse.reasoning:
         return False
     better_words, worse_words = (message.content.split()[:MAX_COMPARED_WORDS] for message in (better, worse))
@@ -154,7 +154,7 @@ def is_small_edit(better: Message, worse: Message) -> bool:
 
 
 def only_last_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the conversation with its last answer trained alone: no other was judged."""
+    """Return the conversation with only its last answer trained: only this one was judged."""
     last = max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
     return tuple(
         replace(message, weight=0.0) if message.role == "assistant" and number != last else message

@@ -35,7 +35,9 @@ class Candidate(NamedTuple):
 
 
 def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "LearnConfig") -> None:
-    """Take bad answers out of the splits: those of the train side wait for stage 2, each other one gets its reason."""
+    """Take bad answers out of the splits: bad answers of the train side wait for stage 2, each other one gets its
+    reason.
+    """
     candidates, bad = _candidates(decisions, ties, order)
     if not candidates:
         return

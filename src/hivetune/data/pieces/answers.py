@@ -280,7 +280,7 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
 
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
-    """Raise RowRefused for a row that says that its answer broke off."""
+    """Raise RowRefused for a row that reports an incomplete answer."""
     for name in ENDS & row.keys():
         _refuse_cut(row[name])
 
@@ -372,7 +372,7 @@ def unlearn_hidden_calls(items: list[Any]) -> list[Any]:
 
 
 def _without_silent_turns(items: list[Any]) -> list[Any]:
-    """Return items without those that a program logs as the user's between a call and its result, empty."""
+    """Return items without a program's empty user turns between a call and its result."""
     spoken: list[Any] = []
     for item, following in zip(items, [*items[1:], None], strict=False):
         between = one_of(spoken[-1] if spoken else None, "type"), one_of(following, "type")

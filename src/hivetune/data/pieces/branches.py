@@ -25,7 +25,7 @@ def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
 
 
 def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return (the nodes of a tree, those of the branch that was kept)."""
+    """Return (nodes of a tree, nodes of the kept branch)."""
     nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
     if not any(node.get("parent") or node.get("children") for node in nodes.values()):
         nodes = _in_order_of_time(nodes)
@@ -39,9 +39,7 @@ def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return nodes that lost their tree, in order: by their times where all have one, else as they
-    stand.
-    """
+    """Return nodes that lost their tree, in order: by their times if all have one, else in file order."""
     spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
     times = {key: nodes[key]["message"].get("create_time") for key in spoken}
     if all(isinstance(time, int | float) for time in times.values()):

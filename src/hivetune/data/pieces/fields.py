@@ -78,7 +78,7 @@ def extract(row: Mapping[str, Any]) -> Fields:
 
 
 def _verdict(row: Mapping[str, Any]) -> bool | None:
-    """Return False where a row says that its answer is wrong, under a name that means so, or hardly true."""
+    """Return False if a row marks its answer as wrong or as mostly wrong, in a column with such a name."""
     for name, kind in _verdict_columns(tuple(row)):
         value = row[name]
         share = as_number(value) if kind == "share" else None

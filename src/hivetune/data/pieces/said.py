@@ -98,8 +98,8 @@ def is_json_text(value: str) -> bool:
 
 
 def parsed(value: Any) -> Any:
-    """Return the list or object that a text holds as JSON or as Python writes it; any other value as it is.
-    CSV, Parquet and logs keep them so.
+    """Return the list or object in a text of JSON or Python syntax, as in CSV, Parquet and logs; any other value
+    unchanged.
     """
     if isinstance(value, str) and is_json_text(value):
         try:

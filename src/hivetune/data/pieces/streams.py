@@ -216,7 +216,7 @@ def _llama(pieces: StreamPieces) -> Response | None:
 
 
 def _openai(pieces: StreamPieces) -> Response | None:
-    """Return the first of several choices; the pieces of the others stand between its own."""
+    """Return the first of several choices, whose pieces are interleaved with others."""
     texts = dict.fromkeys(("content", "reasoning_content", "reasoning", "refusal"), "")
     calls: dict[Any, dict[str, Any]] = {}
     end = None

@@ -251,7 +251,7 @@ _CALL = re.compile(r"\s*\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*(?:'(.
 
 
 def ended_rounds(text: str) -> Turns | None:
-    """Return the turns of such a text; None for any other, and where somebody's words look like a speaker."""
+    """Return the turns of a talk in rounds; None for other texts, or if a line may be text or speaker."""
     turns: Turns = []
     for piece in filter(str.strip, text.split(END)):
         if (match := _ROUND.match(piece)) is None:

@@ -101,7 +101,7 @@ class ChatTemplate:
 
 
 class _TimeUp(BaseException):
-    """The end of the time. It is no Exception, so that nothing takes it for an error of the template."""
+    """The time limit was reached. Not a subclass of Exception, so that it is not taken for an error of the template."""
 
 
 def bounded(call: Callable[[], Returned]) -> Returned:

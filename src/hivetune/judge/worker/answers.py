@@ -136,7 +136,7 @@ class BothModels:
 
     @property
     def idle_bytes(self) -> int:
-        """Return the bytes of the model whose turn it is not; a model that is served alone does without them."""
+        """Return the bytes of the idle model; a model that is served alone does not need them."""
         return sum(tensor.nbytes for tensor in self._idle.values())
 
     @torch.no_grad()

@@ -105,7 +105,7 @@ class Slots:
         self.started += [started] * len(prompts)
 
     def _join(self, own: Cache, begin_S: Tensor, own_length: int) -> None:
-        """Put new slots beside those that run, all ending at the last column."""
+        """Add new slots to the running ones, all ending at the last column."""
         if not self.answers:
             self.cache, self.begin_S = own, begin_S
             return

@@ -96,7 +96,7 @@ def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
 def choices_of(adapter: Path | None) -> Choices:
     """Return the choices of the run that made the adapter, so that it is scored in the precision of its training.
 
-    Where its kernels can't be had the plain ones score: only a training must not continue with others.
+    If its kernels are unavailable, the plain ones score; only a training must keep its kernels.
     """
     if adapter is None or not (adapter / CONFIG).is_file():
         return Choices()

@@ -272,8 +272,8 @@ class SeenCard:
 
 @dataclass(frozen=True)
 class Look:
-    """All facts that were read from the machine. `variables` are those that concern computing, without the values of
-    secrets.
+    """All facts that were read from the machine. `variables`: environment variables about computing, without the values
+    of secrets.
     """
 
     machine: Machine

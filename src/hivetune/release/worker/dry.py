@@ -101,7 +101,7 @@ def _per_layer(value: Any, total: int) -> bool:
 
 
 def _layer_count(values: dict[str, Any], total: int) -> int:
-    """Return how many of the first layers show how all of them follow each other."""
+    """Return how many of the first layers contain the whole pattern of layers."""
     counts = [1, int(values.get("first_k_dense_replace") or 0) + 1]
     counts += [int(value) + 1 for key, value in values.items() if key.endswith("_offset") and isinstance(value, int)]
     for value in values.values():

@@ -289,7 +289,7 @@ class _Exchange:
 
     @property
     def asker(self) -> Asker:
-        """Return whose turn it is. A session belongs to the client that named it."""
+        """Return the owner of a request. A session belongs to the client that named it."""
         return Asker(self.client, self.session or self.id)
 
     @property
@@ -304,7 +304,7 @@ class _Exchange:
         return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **captured}
 
     def routed(self, label: str) -> None:
-        """Keep the release before it is asked, so that a failure before the first byte counts against it too."""
+        """Record the release before its answer, so that an early failure counts against it too."""
         self.label = label
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:

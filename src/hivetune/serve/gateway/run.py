@@ -62,7 +62,7 @@ class GatewaySettings:
 
 @dataclass(frozen=True)
 class Addition:
-    """Routes of another room on the same port, with the door that guards them."""
+    """Routes of another room on the same port, with their access check."""
 
     routes: Sequence[BaseRoute]
     door: Door

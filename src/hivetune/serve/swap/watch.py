@@ -238,8 +238,8 @@ class Watch:
                 return
 
     def _is_everyones(self, label: str, kind: str, alarm: Alarm) -> bool:
-        """Return whether an alarm holds without the client that it comes from most. While the other clients have asked
-        too little to decide, it waits for them, unless they hardly ask at all."""
+        """Return whether an alarm holds without its most frequent client. It waits until the other clients have enough
+        answers, unless they hardly send requests."""
         worst = max(self._by_client[label].values(), key=lambda tally: int(getattr(tally, kind)))
         bad = getattr(worst, kind)
         num_worst = worst.answers + (bad if kind == "complaints" else 0)  # a complaint is one look more at its answer

@@ -49,7 +49,7 @@ def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener:
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
-    """Return one wording whose fields are all there and not empty."""
+    """Return one wording whose fields are all known and not empty."""
     fitting = [text for text in wordings if _fits(text, fields)]
     return draw.choice(fitting).format_map(fields)
 

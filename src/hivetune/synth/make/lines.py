@@ -72,10 +72,7 @@ def _forms(text: str, command: str) -> list[str]:
 
 
 def _placeholders(words: Sequence[str]) -> list[str] | None:
-    """Return NAME of NAME or <name>.
-
-    None where a word may be one that is typed as it stands, since italics are lost in plain text.
-    """
+    """Return NAME of NAME or <name>. None if the word may be literal, since italics are lost in plain text."""
     found = []
     for word in words:
         if word in ("...",):

@@ -14,7 +14,7 @@ OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z?
 
 
 class NotUnderstood(Exception):
-    """A page that has nothing in it that can be asked about, with the reason."""
+    """A page without anything to ask about, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

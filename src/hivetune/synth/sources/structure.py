@@ -131,7 +131,7 @@ def _summary(blocks: Sequence[DocBlock]) -> str:
 
 
 def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
-    """Find terms that are written otherwise.
+    """Find terms in other layouts.
 
     DocBook and AsciiDoc write a term as a paragraph with an indented one after it; others write it as a heading.
     """

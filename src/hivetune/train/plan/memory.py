@@ -57,10 +57,10 @@ Path = Literal["fast", "general"]
 class TrainingSetup:
     """The setup that decides memory and time of a step, besides its tokens.
 
-    adapter_parameters: trained ones, A and B of all modules. active_adapter_parameters: those that one token meets,
-    where there are experts. kind: cpu, cuda or rocm. quantized: the base's matrices are NF4. recompute: layers whose
-    activations are not kept. path: which implementation runs (worker/model/load.py). products: the library of float32
-    on a CPU, where it is known. streamed: layers whose weights do not stay on the device; three of them at a time do.
+    adapter_parameters: trained ones, A and B of all modules. active_adapter_parameters: parameters that one token uses,
+    with experts. kind: cpu, cuda or rocm. quantized: the base's matrices are NF4. recompute: layers whose activations
+    are not kept. path: which implementation runs (worker/model/load.py). products: the library of float32 on a CPU,
+    where it is known. streamed: layers whose weights do not stay on the device; three of them at a time do.
     """
 
     architecture: Architecture
@@ -80,7 +80,7 @@ class TrainingSetup:
 
 
 def adapters_of(architecture: Architecture, rank: int, target_modules: str | Sequence[str]) -> tuple[int, int]:
-    """Return the trained parameters: all of them, and those that one token meets.
+    """Return the numbers of trained parameters: all, and those used by one token.
 
     A guessed model, whose modules have other names, counts as if all had an adapter. Raises UsageError as
     `match_targets`.
@@ -303,7 +303,9 @@ def with_streamed(setup: TrainingSetup, layers: int) -> TrainingSetup:
 
 
 def fewest_streamed(setup: TrainingSetup, tokens: int, correction: Affine | None, limit_bytes: int) -> int | None:
-    """Return how many layers have to be streamed so that the peak is within the limit; None if all are too few."""
+    """Return how many layers have to be streamed so that the peak is within the limit; None if streaming all layers is
+    not enough.
+    """
     if predict_peak(with_streamed(setup, 0), tokens, correction).bytes <= limit_bytes:
         return 0
     if not can_stream(setup):

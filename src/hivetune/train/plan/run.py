@@ -378,7 +378,7 @@ def precision_of(setup: TrainingSetup) -> str:
 
 
 def own_case(config: RunConfig, architecture: Architecture, setup: TrainingSetup) -> Case:
-    """Return the config's own case among those that would fit."""
+    """Return the config's own case among the fitting ones."""
     return Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
 
 

@@ -31,7 +31,7 @@ def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -> tuple[str, ...]:
-    """Return the rungs that a run of `model` begins with here: those that helped on this machine before.
+    """Return the rungs that a run of `model` begins with here: rungs that helped on this machine before.
 
     They are kept in the machine's profile per model; another driver, card or torch has another profile.
     """

@@ -78,7 +78,7 @@ def isolate(rows: Sequence[int], replay: Replayer, *, control: int | None = None
         return Ending(ending.finite[len(controls) :], ending.words)
 
     def scan(items: Sequence[Item], *, other: bool) -> dict[int, str]:
-        """Return the rows that die or are not finite, each alone, with how.
+        """Return the rows that alone kill their process or are not finite, with the kind of failure.
 
         A child that dies is followed by one that begins after the item it died of.
         """

@@ -40,7 +40,7 @@ class Events(Journal):
 def has_room(folder: Path, size_bytes: int) -> bool:
     """Return whether `size_bytes` can be taken on the disk of `folder`.
 
-    They are taken and given back, because a quota shows in nothing that can be read.
+    The room is allocated and freed again, because no call reports a quota.
     """
     if disk_free_bytes(folder) < size_bytes:
         return False

@@ -49,7 +49,7 @@ def load_as_saved(task: Replay) -> LoraModel:
 def replay(task: Replay, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
     """Compute loss and gradient of each item alone.
 
-    It waits for the device after each, so that a fault has its item's name.
+    Wait for the device after each item, so that a fault belongs to one item.
     """
     snapshot = open_snapshot(task.snapshot)
     finished = 0

@@ -383,7 +383,9 @@ def _journal_saves(session: Session) -> None:
 
 
 def _take_back(journal: Journal, path: Path, step: int) -> None:
-    """Remove the measurements after `step`: those steps are made again. Others hold the same journal (crew.py)."""
+    """Remove the measurements after `step`: these steps are repeated. Other processes use the same journal
+    (crew.py).
+    """
     entries = list(read_journal(path))
     remaining = [entry for entry in entries if entry.get("step", 0) <= step]
     if len(remaining) < len(entries):
@@ -399,7 +401,7 @@ def base_name(model_folder: Path) -> tuple[str, str | None]:
 
 
 def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return sums over all steps that count, whichever process made them."""
+    """Return sums over all valid steps, from any process of the run."""
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     seconds = sum(entry["seconds"] for entry in steps)
     tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)

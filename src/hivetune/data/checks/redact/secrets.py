@@ -72,7 +72,7 @@ def _password(text: str, start: int, end: int) -> bool:
 
 
 def _of_value(check: Callable[[str], bool]) -> Check:
-    """Return a check that looks only at the value."""
+    """Return a check of the value alone."""
     return lambda text, start, end: check(text[start:end])
 
 

@@ -85,7 +85,7 @@ CAPITAL = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
 def _is_scrambled(value: str) -> bool:
-    """Return whether capitals stand where no word of letters begins."""
+    """Return whether capitals occur in the middle of words."""
     steps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
     if steps < 3:
         return False

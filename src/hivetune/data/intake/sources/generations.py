@@ -182,7 +182,7 @@ class Generations:
         )
 
     def _read_folders(self) -> tuple[_Files, frozenset[str]]:
-        """Return all plain files in the folders of the logs, and the names of those that the pattern matches."""
+        """Return all plain files in the folders of the logs, and the names that match the pattern."""
         folders = {folder for folder, _ in self._logs()}
         files = self.files()
         return {path: status for folder in sorted(folders) for path, status in scan(folder).items()} | files, frozenset(
@@ -202,7 +202,7 @@ class Generations:
     def _match_siblings(self, siblings: _Files) -> list[Track]:
         """Find renamed, copied and compressed generations.
 
-        Rotated files that are not older than the log when it was first seen came and went between looks: new ones.
+        Rotated files that are not older than the first look at the log are new generations.
         """
         logs = self._logs()
         new_tracks: list[Track] = []

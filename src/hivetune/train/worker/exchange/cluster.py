@@ -49,7 +49,7 @@ ALL_LAYERS = 10_000
 
 @dataclass
 class Seat:
-    """One device of the cluster: the actor that is there or starts there, and what happened to those before."""
+    """One device of the cluster: its running or starting actor, and the ends of earlier ones."""
 
     number: int
     actor: Any = None
@@ -352,7 +352,7 @@ class Round:
             self._crew._tell("packs_again", {"step": step, "packs": len(packs)})
 
     def _fetch_sums(self) -> bool:
-        """Add the sums that the actors have; return whether works are left, since one of them was lost."""
+        """Add the sums that the actors have; return whether work remains because an actor was lost."""
         crew = self._crew
         calls = {seat.actor.take.remote(crew._rounds): seat for seat in crew._seats if self._of.get(seat.number)}
         usual_tokens = sum(work.cost for work in self._works)

@@ -34,7 +34,7 @@ class Summed:
 
 
 class Whole:
-    """One process that adds in fp32, also for the judged rows of stage 2."""
+    """An exchange of one process that adds in fp32, also for the judged rows of stage 2."""
 
     def __init__(self, model: LoraModel, seed: int):
         self._model, self._seed = model, seed

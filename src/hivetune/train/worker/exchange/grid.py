@@ -32,7 +32,7 @@ def exponent_of(peak: float, before: int) -> int:
 
 
 def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tensor | None:
-    """Return `grad_N` on the grid as int64 on the CPU, so small that `packs` of them can be added; None: it is larger.
+    """Return `grad_N` on the grid as int64 on the CPU, small enough to add `packs` of them; None if it is too large.
 
     `peak`: its largest value.
     """

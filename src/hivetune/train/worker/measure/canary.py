@@ -41,7 +41,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Wrong:
-    """One product whose answer is not the exact one."""
+    """One product with a wrong result."""
 
     product: Product
     what: str

@@ -78,7 +78,7 @@ LIKE_SIZE = (0.5, 2.0)
 
 
 class Point(NamedTuple):
-    """One measured step of one micro-batch; `seconds` without those that it waited for streamed layers."""
+    """One measured step of one micro-batch; `seconds` without waiting for streamed layers."""
 
     shape: StepShape
     seconds: float

@@ -51,7 +51,7 @@ def allocate(
 
 
 def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return views into `flat_N` that lie there as those of `adapter` lie in the master buffer."""
+    """Return views into `flat_N` with the layout of `adapter` in the master buffer."""
     return {
         name: flat_N.as_strided(view.size(), view.stride(), view.storage_offset()) for name, view in adapter.items()
     }

@@ -90,7 +90,7 @@ def preference_loss(judged: JudgedDocuments, nll_B: Tensor, beta: float) -> tupl
 
 
 def units(documents: Sequence[Document]) -> list[list[int]]:
-    """Return numbers of documents that one micro-batch must hold: a good answer with the bad ones compared with it."""
+    """Return groups of documents that one micro-batch must hold: a good answer with its bad ones."""
     numbers_by_row: dict[int, list[int]] = {}
     rows = {document.row for document in documents}
     for number, document in enumerate(documents):

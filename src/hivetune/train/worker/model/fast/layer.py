@@ -190,7 +190,7 @@ def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Te
 
 
 def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return stream and attention's output at the rows that continue: in the last layer those that predict something.
+    """Return stream and attention's output at the needed rows: in the last layer the rows that predict a token.
 
     Keys and values are needed everywhere, the rest is not: in a chat with short answers most rows end here.
     """

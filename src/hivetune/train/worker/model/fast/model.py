@@ -144,7 +144,7 @@ class FastModel:
         self._ahead[id(documents)] = laid
 
     def lay_out(self, documents: Sequence[Document]) -> Iterable[BatchTables]:
-        """Return the tables of the micro-batches of a step, on the host: those laid ahead, else made one by one.
+        """Return the tables of the micro-batches of a step, on the host: prepared ahead, else made one by one.
 
         This is the host's whole work, but for copying them to the device.
         """

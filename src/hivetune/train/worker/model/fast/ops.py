@@ -217,7 +217,7 @@ class TorchOps:
 
 
 def drop_below(rate: float) -> int:
-    """Return the number below which lie `rate` of all 32-bit numbers."""
+    """Return the number below which a share `rate` of all 32-bit numbers lies."""
     return round(rate * 2**32)
 
 

@@ -178,7 +178,7 @@ class Passes:
     def _replayed(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *arguments: Any) -> Result:
         """Compute `layer` forward or backward, by kept calls if there are any.
 
-        Not the last layer, whose rows are those that predict something. `arguments` may be what was kept for more
+        Not the last layer, which has only the rows that predict a token. `arguments` may be what was kept for more
         tokens.
         """
         if self.calls is None:
@@ -228,7 +228,7 @@ class Passes:
 
 
 def _kind(walk: Walk) -> Hashable:
-    """Return a key that is equal where a layer's calls are the same, on other numbers."""
+    """Return a key that is equal for layers with the same calls on other numbers."""
     assert isinstance(walk.attention, NativeAttention)
     return walk.attention.parts, walk.batch.rows_R is None, walk.drop is None
 

@@ -41,7 +41,7 @@ class BatchTables:
 
     @property
     def shape(self) -> Hashable:
-        """Return a key that is equal for layouts that are the same work of the device, on other numbers."""
+        """Return a key that is equal for layouts with the same work of the device on other numbers."""
         flags = (self.straight, self.rows_R is None, self.key_T is None)
         return flags, tuple((tuple(table.shape), table.dtype) for table in self.tensors())
 

@@ -64,7 +64,7 @@ class StreamDevice:
         return pieces
 
     def now(self) -> Stamp:
-        """Return a stamp after everything that the device was given to compute so far."""
+        """Return a stamp after all work queued on the device so far."""
         return time.perf_counter()
 
     def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> tuple[Stamp, Stamp]:
@@ -128,7 +128,7 @@ def device_of(device: torch.device) -> StreamDevice:
 
 
 def _pairs(whole_n: Tensor, pieces: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield parts of `whole_n` and the pieces that they lie in."""
+    """Yield parts of `whole_n` with their pieces."""
     at = 0
     for piece_n in pieces:
         part_n = whole_n[at : at + len(piece_n)]
