@@ -204,7 +204,7 @@ def test_on_a_cluster_each_device_takes_runs(config: Any, monkeypatch: pytest.Mo
     assert "2 runs, 3 at a time" in told and document["best"] == "learning_rate=3e-3"
     assert {(Path(line["run"]) / "options").read_text() for line in document["runs"]} == {"--on 10.0.0.5:6479"}
     monkeypatch.setattr(station, "own_address", lambda address: "10.0.0.1")
-    with pytest.raises(MachineNotFit, match=r"^no device is left\nhint: mend that; the same"):
+    with pytest.raises(MachineNotFit, match=r"^no device is left\nhint: fix that; the same"):
         run_sweep(config, "mine", ["learning_rate=0.25,3e-3"], "all", told.append, cluster="10.0.0.5:6479")
     monkeypatch.setattr(station, "ask_cluster", ask_cluster)
     for address, kind, why in (

@@ -132,7 +132,7 @@ def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="give the name of a file")
     if any(os.path.realpath(path) == os.path.realpath(name) for name in inputs):
-        raise UsageError(f"{path} is read here: it would be overwritten", hint="give another name")
+        raise UsageError(f"{path} is also an input and would be overwritten", hint="give another name")
     return path
 
 

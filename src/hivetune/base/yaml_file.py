@@ -72,7 +72,7 @@ def _count_values(node: yaml.Node | None, counts: dict[int, int]) -> int:
             children = [part for pair in node.value for part in pair]
         counts[id(node)] = 1 + sum(_count_values(child, counts) for child in children)
     if counts[id(node)] > MAX_YAML_VALUES:
-        raise ValueError(f"it stands for more than {MAX_YAML_VALUES:,} values")
+        raise ValueError(f"its aliases expand to more than {MAX_YAML_VALUES:,} values")
     return counts[id(node)]
 
 

@@ -30,8 +30,8 @@ FIRST_COOL_S, MAX_COOL_S = 3600.0, 7 * 86400.0
 
 @dataclass(frozen=True)
 class Permission:
-    """Permission for long work now (window.py). `until`: when it must end, None for never. `again`: when it may go on,
-    if not now. `reason`: why, in words, also when it may."""
+    """Permission for long work now (window.py). `until`: when it must end, None for never. `again`: when it may
+    continue, if not now. `reason`: why, in words, also when it may."""
 
     now: bool = True
     until: float | None = None

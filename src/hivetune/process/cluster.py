@@ -114,5 +114,5 @@ def _need_head(connection: socket.socket, address: str) -> None:
 def no_answer(address: str, reason: str) -> MachineNotFit:
     return MachineNotFit(
         f"the cluster at {address} does not answer: {reason}",
-        hint="start it on its head: hivetune cluster up; or go on without it, on this machine alone",
+        hint="start it on its head: hivetune cluster up; or continue on this machine alone",
     )

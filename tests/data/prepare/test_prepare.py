@@ -99,7 +99,7 @@ def test_an_own_folder(write_rows: Callable[..., Path], chatml: Path, tmp_path: 
     (tmp_path / "full" / "thing").touch()
     with pytest.raises(UsageError, match="not empty"):
         prepare(config(path), chatml, tmp_path / "full")
-    with pytest.raises(UsageError, match="no snapshot"):
+    with pytest.raises(UsageError, match="is not a snapshot"):
         open_snapshot(tmp_path / "full")
 
 

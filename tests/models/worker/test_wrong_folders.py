@@ -227,7 +227,7 @@ PLANNED: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers by halves": (lambda f: edit(f, num_hidden_layers=1.5), "transformers can't build a model from config.json"),
     "sizes in a hidden part": (
         lambda f: edit(f, text_config={"model_type": "llama", "hidden_size": 16}, hidden_size=48),
-        "by config|describes",
+        "by config|can't build",
     ),
     "a vision part in a text model": (lambda f: edit(f, vision_config={"hidden_size": 8}), "takes images besides text"),
     "not causal by a flag": (lambda f: edit(f, is_causal=False), "not causal"),

@@ -67,7 +67,7 @@ def check_against_config(folder: Path, name: str) -> Checked:
         if "conversion of the weights" not in str(error):
             raise _unbuildable(name, error) from None
         fault = "one of a group, such as an expert's, is missing or of another shape"
-        raise UsageError(f"model {name}: its tensors can't be put together: {fault}", hint=_HINT) from None
+        raise UsageError(f"model {name}: its tensors can't be combined: {fault}", hint=_HINT) from None
     except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
         raise _unbuildable(name, error) from None
     refuse_invented(loading_info, name)

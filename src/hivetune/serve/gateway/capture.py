@@ -117,7 +117,7 @@ class Capture:
         return True
 
     def close(self) -> None:
-        """Write the queue once more, then end. The rest is counted as left out."""
+        """Write the queue again, then end. The rest is counted as left out."""
         self._ending.set()
         self._thread.join()
 

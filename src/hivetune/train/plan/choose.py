@@ -143,7 +143,7 @@ def choose_dtype(setting: str, device: Device) -> str:
     """
     if setting != "auto":
         if setting not in device.rates:
-            raise UsageError(f"{setting} is unsupported on {device.name}. {device.note}", hint="set dtype: auto")
+            raise UsageError(f"{setting} is not supported on {device.name}. {device.note}", hint="set dtype: auto")
         return setting
     return auto_dtype(device.rates, device.decided_dtype)
 
@@ -205,7 +205,7 @@ def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
 
 @dataclass(frozen=True)
 class _Search:
-    """What is tried, and on which device and workload."""
+    """The options to try, with device and workload."""
 
     setup: TrainingSetup
     device: Device
@@ -455,6 +455,6 @@ def compared(model: str, device: Device) -> dict[str, Architecture]:
 
 
 def with_advice(error: DoesNotFit, options: Sequence[Option], case: Case) -> DoesNotFit:
-    """Return the same error, with what would fit as its hint."""
+    """Return the same error, with fitting settings as its hint."""
     near = "; ".join(advice(options, case))
     return DoesNotFit(error.message, hint=f"these would fit: {near}" if near else "choose a smaller model")

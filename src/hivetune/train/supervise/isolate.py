@@ -164,7 +164,7 @@ def ending_of(outcome: Outcome, folder: Path) -> Ending:
 
 
 def within(findings: Findings, quarantined: int, most: int) -> Findings:
-    """Return the findings; if they bring the rows `quarantined` so far above `most`, then it is no row."""
+    """Return the findings; if they bring the rows `quarantined` so far above `most`, then it is not a row."""
     count = quarantined + len(findings.rows)
     if count <= most:
         return findings

@@ -63,7 +63,7 @@ def _memory_of_worker(model: Path) -> int:
 
 @dataclass
 class _Worker:
-    """One device and what happened there. `ends`: of its workers since the last finished pack."""
+    """One device and its history. `ends`: deaths of its workers since the last finished pack."""
 
     number: int
     device: str

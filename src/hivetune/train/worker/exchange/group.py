@@ -238,7 +238,7 @@ class GroupCrew:
         self._regroup("it ended", came)
 
     def _regroup(self, reason: str, came: Sequence[Member] = ()) -> None:
-        """Form a group of the members that call again and of those that came; the other members are lost."""
+        """Form a group of the members that call again and of new ones; other members are lost."""
         self._group, newcomers = None, list(came)
         staying: list[Member] = []
         # A member that has a pack to finish first needs about as long for its share as this process did.

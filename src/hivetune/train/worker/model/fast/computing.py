@@ -25,8 +25,8 @@ def choose_ops(
     """Return the kernels to use, and their name or why they are the plain ones; `products` as in products.py.
 
     Kernels in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
-    with them. Raises MachineNotFit when the `kernels` kernels can't be had: a run that began with them must not go on
-    with other roundings in silence.
+    with them. Raises MachineNotFit when the `kernels` kernels can't be had: a run that began with them must not
+    continue with other roundings silently.
     """
     if kernels == "triton":
         return _triton_ops(dtype, device), "triton"
