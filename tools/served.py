@@ -57,6 +57,7 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon": {"ffn_hidden_size": 256},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "granite": {"attention_multiplier": 0.25},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     # A layer of full attention after three others: llama.cpp counts, it reads no list.
     **{
         kind: {

@@ -24,7 +24,16 @@ OTHERS = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_5_moe_text", "qwen3_next"),
     *("gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "starcoder2", "stablelm", "nemotron", "olmo", "olmo3"),
     *("olmoe", "cohere", "cohere2", "arcee", "apertus", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5", "glm4"),
-    *("glm4_moe", "granitemoe", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "lfm2_moe", "seed_oss"),
+    *(
+        "glm4_moe",
+        "granitemoe",
+        "granitemoeshared",
+        "granitemoehybrid",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "lfm2_moe",
+        "seed_oss",
+    ),
     *("bloom", "mellum", "iquestcoder", "internlm3", "minimax_m2", "jais2"),
 )
 
@@ -44,9 +53,19 @@ def check(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TWELVE)
+@pytest.mark.parametrize("kind", [*TWELVE, "granitemoe", "granitemoehybrid"])
 def test_a_family_is_served_as_it_is_trained(kind: str, warm: None) -> None:
     row = check(kind)
+    assert all(EFFECT[0] <= row[key] <= EFFECT[1] for key in ("effect", "lora_effect")), row
+
+
+@pytest.mark.slow
+def test_granite_4_without_experts_and_state_layers_is_served(warm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its small models are of the hybrid's architecture, with layers of attention only."""
+    dense = {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96}
+    dense |= {"position_embedding_type": "rope", "attention_multiplier": 0.25}
+    monkeypatch.setitem(served.OWN, "granitemoehybrid", {"layer_types": ["full_attention"] * 2, **dense})
+    row = check("granitemoehybrid")
     assert all(EFFECT[0] <= row[key] <= EFFECT[1] for key in ("effect", "lora_effect")), row
 
 

@@ -180,6 +180,8 @@ def _settings(conversion: Any, folder: Path) -> dict[str, Any]:
         config.setdefault("rotary_pct", rotated)
     elif kind == "falcon" and not config.get("new_decoder_architecture") and config.get("multi_query", True):
         config["num_kv_heads"] = 1  # transformers keeps the number of heads there
+    elif kind == "granitemoehybrid":
+        config["layer_types"] = [each.replace("full_attention", "attention") for each in config["layer_types"]]
     return config
 
 
