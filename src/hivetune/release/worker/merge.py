@@ -151,8 +151,8 @@ def read_parts(model: Path, adapter: Path) -> tuple[LoraConfig, dict[str, list[P
     missing = []
     for name, delta in pair_up(tensors, lora).items():
         # Files may leave out the model's prefix, as GPT-2's do, or name experts as older versions did, as Granite's do.
-        older = name.replace("experts.gate_up_proj", "input_linear.weight")
-        older = older.replace("experts.down_proj", "output_linear.weight")
+        older = name.replace(".experts.gate_up_proj", ".input_linear.weight")
+        older = older.replace(".experts.down_proj", ".output_linear.weight")
         own = next((candidate for candidate in (name, name.partition(".")[2], older) if candidate in stored), None)
         if own is not None:
             parts.setdefault(own, []).append(Part(delta, transposed=name in transposed))
