@@ -15,6 +15,7 @@ import pytest
 from data.intake.collecting import RedisServer, free_port
 from programs import require_module
 from safetensors.torch import load_file
+from train.supervise.paced_worker import HURRY
 from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
 
 from hivetune.base.disk import home, manifest_problems, sha256_file
@@ -71,7 +72,7 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
 
 def _compute_and_kill(address: str, folder: Path) -> None:
     """A run with one worker of the cluster beside its own, which has the other device. It dies while it has packs."""
-    rows, own = 800, home()
+    rows, own = 500, home()
     alone = begin(folder / "alone", rows, 1, "", own)
     done(alone, folder / "alone")
     run = begin(folder / "beside", rows, address, PACED, own)
@@ -84,6 +85,7 @@ def _compute_and_kill(address: str, folder: Path) -> None:
         time.sleep(0.05)
     os.kill(joined["pid"], signal.SIGKILL)
     joined_or_ended(run, folder / "beside", 2)
+    (own / HURRY).touch()
     done(run, folder / "beside")
     (lost,) = told(folder / "beside", "worker_lost")
     assert lost["packs"], "it had none, so nothing was placed again"
