@@ -163,10 +163,10 @@ def aliases(levels: int) -> str:
     ids=["aliases", "itself", "deep flow", "deep block", "long number", "date", "large", "many", "NUL", "list as key"],
 )
 def test_hostile_files_are_refused_in_little_time(tmp_path: Path, text: str, message: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(UsageError, match=message):
         load_config(write(tmp_path, text))
-    assert time.monotonic() - started < 10  # 0.5 s on a quiet machine; without the bounds some never end
+    assert time.process_time() - started < 10  # 0.5 s on a quiet machine; without the bounds some never end
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
