@@ -4,14 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
+from forked import write_gguf_adapter
+from forked import write_gguf_model as write_gguf
 from gguf_families import NASTY, write_model
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Message
-from hivetune.release.gguf import RECIPES, write_gguf_adapter
-from hivetune.release.gguf import write_gguf_model as write_gguf
 
 TOP = 8
 # llama.cpp keeps keys and values in F16; with weights this large (std 0.3) the largest difference seen over the
@@ -20,9 +20,6 @@ LOGPROB_BOUND = 0.1
 # Of two experts that the router likes as much, the F16 of keys and values decides: then another one is as right, and
 # its answer differs by whole nats. Prompts with a token that near to a tie are left out.
 NEAR_TIE = 0.005
-
-
-def quiet(done: int, total: int | None) -> None: ...
 
 
 def llama_cpp(backend: Backend, prompt: list[int]) -> dict[int, float]:
@@ -73,7 +70,7 @@ def prefixes(tokenizer) -> list[list[int]]:
 @pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "gemma2", "phi3", "phi4", "gpt2-rule"])
 def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", family)
-    file = write_gguf(tmp_path / "model", None, RECIPES["f32"], tmp_path / "gguf", "tiny.gguf", quiet)
+    file = write_gguf(tmp_path / "model", None, "f32", tmp_path / "gguf" / "tiny.gguf")
     renderer = load_renderer(tmp_path / "model")
     tokenizer = renderer._tokenizer
     chat = [Message("system", "Be brief."), Message("user", NASTY[0])]
@@ -112,9 +109,9 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
                 parameter.copy_(0.05 * torch.randn_like(parameter))
     tuned.save_pretrained(tmp_path / "adapter")
     folder = tmp_path / "model"
-    base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
-    merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
-    lora = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
+    base = write_gguf(folder, None, "f32", tmp_path / "base" / "base.gguf")
+    merged = write_gguf(folder, tmp_path / "adapter", "f32", tmp_path / "merged" / "merged.gguf")
+    lora = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora" / "lora.gguf")
     for file in (base, lora):
         settings = read_header(file).settings
         assert settings["general.name"] == family and "general.finetune" not in settings, "no folder's name"
@@ -161,9 +158,9 @@ def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, 
         view.copy_(0.15 * torch.randn(view.shape, generator=generator))
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(folder), None)
     tuned = PeftModel.from_pretrained(module, tmp_path / "adapter").eval()
-    base = write_gguf(folder, None, RECIPES["f32"], tmp_path / "base", "base.gguf", quiet)
-    merged = write_gguf(folder, tmp_path / "adapter", RECIPES["f32"], tmp_path / "merged", "merged.gguf", quiet)
-    lora_file = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora", "lora.gguf", quiet)
+    base = write_gguf(folder, None, "f32", tmp_path / "base" / "base.gguf")
+    merged = write_gguf(folder, tmp_path / "adapter", "f32", tmp_path / "merged" / "merged.gguf")
+    lora_file = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora" / "lora.gguf")
     assert sum("_exps" in name for name in read_header(lora_file).tensors) == 2 * 2 * 3
     prompts = prefixes(load_renderer(folder)._tokenizer)
     largest = 0.0
