@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hivetune' has no attribute {name!r}")
     walk = vars(importlib.import_module("hivetune.walk"))
     # All of them at once: `hivetune.train` and `hivetune.serve` are folders too, which the import has just bound.
-    globals().update({each: walk[each] for each in __all__})
+    globals().update({name_of: walk[name_of] for name_of in __all__})
     return walk[name]
 
 

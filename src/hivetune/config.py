@@ -414,7 +414,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         hint = "it needs at least two lines: 'model: ...' and 'data: {path: ...}'"
         raise UsageError(f"{spelled(path)} contains no settings", hint=hint)
     if path.is_file():  # not a pipe: `train <(...)` has no folder
-        _place_beside(tree, path.parent)
+        _resolve_paths(tree, path.parent)
     return _overridden(tree, overrides, spelled(path))
 
 
@@ -442,8 +442,8 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, opti
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        known = {each.key: each.meaning for each in (*known_settings(), *stored_settings())}
-        problems = dict.fromkeys(_explain(problem, where, origins, known) for problem in error.errors())
+        meanings = {setting.key: setting.meaning for setting in (*known_settings(), *stored_settings())}
+        problems = dict.fromkeys(_explain(problem, where, origins, meanings) for problem in error.errors())
         raise UsageError("\n".join(problems), hint="list all settings: hivetune config") from None
 
 
@@ -454,19 +454,19 @@ def _expand_groups(tree: dict[str, Any], where: str) -> list[str]:
         section, _, key = name.partition(".")
         if not isinstance(tree.get(section), dict) or key not in tree[section]:
             continue
-        value, known = tree[section].pop(key), ", ".join(group.parts)
+        value, parts = tree[section].pop(key), ", ".join(group.parts)
         if group.listed is not None and isinstance(value, str | list):
             chosen = [value] if isinstance(value, str) else value
             value = {part: group.listed for part in chosen}
         elif not isinstance(value, dict) or group.listed is not None:
-            what = "a list" if group.listed is not None else "a mapping"
-            raise UsageError(f"{where}: '{name}': must be {what} of {known}, got {value!r}")
+            kind = "a list" if group.listed is not None else "a mapping"
+            raise UsageError(f"{where}: '{name}': must be {kind} of {parts}, got {value!r}")
         for part, of_part in value.items():
             if part not in group.parts:
-                raise UsageError(f"{where}: '{name}': unknown part {part!r}", hint=f"it has: {known}")
-            other, _, stored = group.parts[part].partition(".")
+                raise UsageError(f"{where}: '{name}': unknown part {part!r}", hint=f"it has: {parts}")
+            target, _, stored = group.parts[part].partition(".")
             _expand_short(tree)
-            tree.setdefault(other, {})[stored] = of_part
+            tree.setdefault(target, {})[stored] = of_part
             expanded.append(group.parts[part])
     return expanded
 
@@ -483,7 +483,7 @@ def former_names(path: Path) -> list[tuple[str, str]]:
     ]
 
 
-def _place_beside(tree: dict[str, Any], folder: Path) -> None:
+def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
     """Make relative entries of `data.path` relative to the working directory; `folder` is that of the config."""
     _expand_short(tree)
     data = tree.get("data")
@@ -512,9 +512,9 @@ def config_schema() -> dict[str, Any]:
         section, _, key = name.partition(".")
         parts = {}
         for part, stored in group.parts.items():
-            other, _, stored_key = stored.partition(".")
-            parts[part] = dict(sections[other][stored_key])
-            sections[other][stored_key]["deprecated"] = True
+            target, _, stored_key = stored.partition(".")
+            parts[part] = dict(sections[target][stored_key])
+            sections[target][stored_key]["deprecated"] = True
         shape: dict[str, Any] = {"type": "object", "properties": parts, "additionalProperties": False}
         if group.listed is not None:
             shape = {"type": ["array", "string"], "items": {"enum": list(group.parts)}}
@@ -571,16 +571,16 @@ def _group_setting(name: str, stored: Mapping[str, KnownSetting]) -> KnownSettin
 
 def stored_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[KnownSetting]:
     """Return every setting under the name by which `config.resolved.yaml` stores it."""
-    found = []
+    settings = []
     for name, info in section.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            found += stored_settings(kind, f"{prefix}{name}.")
+            settings += stored_settings(kind, f"{prefix}{name}.")
         else:
             default = "" if info.is_required() else json.dumps(info.default)
             choices = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
-            found.append(KnownSetting(prefix + name, default, info.description or "", choices))
-    return found
+            settings.append(KnownSetting(prefix + name, default, info.description or "", choices))
+    return settings
 
 
 def _override(tree: dict[str, Any], override: str, origin: str) -> str:
@@ -603,9 +603,9 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
     return key
 
 
-def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], known: Mapping[str, str]) -> str:
+def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], meanings: Mapping[str, str]) -> str:
     """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it."""
     key = key_of(problem)
     where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
     where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {refusal_text(problem, known)}"
+    return f"{where}: {refusal_text(problem, meanings)}"

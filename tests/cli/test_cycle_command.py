@@ -1,6 +1,6 @@
 """What `hivetune cycle --dry-run` tells people."""
 
-from hivetune.cli.cycle import seen_lines
+from hivetune.cli.cycle import observation_lines
 from hivetune.cycle.decide import FailedAct, Observation, OpenCycle, Permission
 
 
@@ -8,7 +8,7 @@ def test_a_look_before_a_cycle_is_told_in_words() -> None:
     seen = Observation(
         desired="helpdesk@1", served="helpdesk@1", new_groups=79, predicted_hours=0.5, disk_needed_bytes=7 * 10**8
     )
-    assert list(seen_lines(seen, 50)) == [
+    assert list(observation_lines(seen, 50)) == [
         ("champion", "helpdesk@1"),
         ("new groups of rows", "79 (cycle.after_rows: 50)"),
         ("training", "at most 30 min"),
@@ -27,7 +27,7 @@ def test_a_look_at_trouble_leaves_nothing_out() -> None:
         forgotten_rows=2,
         unusable="no row is left",
     )
-    told = dict(seen_lines(seen, 50))
+    told = dict(observation_lines(seen, 50))
     assert told == {
         "champion": "none yet",
         "open cycle": "c1, for rows; done: snapshot, train",

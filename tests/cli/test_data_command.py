@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from data.conftest import chat
 
-from hivetune.cli.data import say_places
+from hivetune.cli.data import print_problems
 from hivetune.data.snapshot import open_snapshot
 
 
@@ -115,7 +115,7 @@ def test_places_with_the_same_words_take_one_line_and_secrets_never_do(capsys: p
     same = [{"source": f"a.csv:{n}", "reason": "empty-answer", "hint": "fill it in"} for n in range(2, 42)]
     secrets = [{"source": f"a.csv:{n}", "reason": "redacted-secret", "hint": "a token; revoke it"} for n in range(6)]
     other = {"source": "a.csv:50", "reason": "empty-answer", "hint": "another"}
-    assert say_places([*secrets, *same, other]) == 47
+    assert print_problems([*secrets, *same, other]) == 47
     lines = capsys.readouterr().err.splitlines()
     assert lines[:6] == [f"a.csv:{n}: redacted-secret: a token; revoke it" for n in range(6)]
     assert lines[6:] == ["a.csv:2 and 39 more rows: empty-answer: fill it in", "a.csv:50: empty-answer: another"]

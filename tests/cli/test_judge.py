@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hivetune.cli import release as commands
-from hivetune.cli.judge import what_next
+from hivetune.cli.judge import next_step_text
 from hivetune.errors import HivetuneError
-from hivetune.judge.findings import said_of_passed
+from hivetune.judge.findings import passed_text
 from hivetune.judge.gate import read_evaluation
 from hivetune.records import Metric, Verdict
 
@@ -28,7 +28,7 @@ def success(n: int, *, required: bool) -> Metric:
     ],
 )
 def test_where_no_answer_is_checked_the_next_step_is_a_checker(metric: Metric, words: str) -> None:
-    assert words in what_next(Verdict("not-enough-evidence", (), (metric,)))
+    assert words in next_step_text(Verdict("not-enough-evidence", (), (metric,)))
 
 
 def test_a_metric_that_more_rows_would_decide_is_open_and_not_failed() -> None:
@@ -36,11 +36,11 @@ def test_a_metric_that_more_rows_would_decide_is_open_and_not_failed() -> None:
         {"passed": passed, "needed": needed}
         for passed, needed in ((True, None), (False, None), (False, 22), (None, None))
     ]
-    assert [said_of_passed(metric) for metric in asked] == ["yes", "no", "open", "reported"]
+    assert [passed_text(metric) for metric in asked] == ["yes", "no", "open", "reported"]
 
 
 def test_a_verdict_that_does_not_rest_on_checkers_keeps_its_next_step() -> None:
-    assert "answers in eval.json" in what_next(Verdict("abort", (), (success(0, required=True),)))
+    assert "answers in eval.json" in next_step_text(Verdict("abort", (), (success(0, required=True),)))
 
 
 @pytest.mark.parametrize(

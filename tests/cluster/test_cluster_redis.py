@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from data.intake.collecting import RedisServer
 
-from hivetune.cluster.node import check_redis, judge_redis, redis_words
+from hivetune.cluster.node import check_redis, judge_redis, redis_for_ray
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.look import _redis
 
@@ -43,7 +43,7 @@ def test_nobody_there() -> None:
 
 
 def test_the_password_goes_into_an_option_not_into_the_address() -> None:
-    assert redis_words("rediss://me:p%40ss@db:7000") == (
+    assert redis_for_ray("rediss://me:p%40ss@db:7000") == (
         "rediss://db:7000",
         ["--redis-username", "me", "--redis-password", "p@ss"],
     )

@@ -15,12 +15,12 @@ from hivetune.judge import answers as answers_module
 from hivetune.judge import artefacts
 from hivetune.judge.answers import (
     ANSWERS,
-    KeptAnswers,
     Prompt,
+    StoredAnswers,
     ask_all,
     cpu_seconds,
-    kept_answers,
     others_share_of,
+    stored_answers,
     time_in_turns,
 )
 from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
@@ -59,56 +59,56 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers_module, "cpu_seconds", lambda: (0.0, 0.0, 0.0))
 
 
-def ask_all_of(kept: KeptAnswers, side: FakeSide, count: int = 12) -> None:
+def ask_all_of(kept: StoredAnswers, side: FakeSide, count: int = 12) -> None:
     ask_all(side, kept, prompts(count), slots=3, new_tokens=8, on_answer=lambda: None)
 
 
 def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest(tmp_path: Path) -> None:
     log: list[str] = []
-    with kept_answers(tmp_path, "side") as kept:
+    with stored_answers(tmp_path, "side") as kept:
         with pytest.raises(HivetuneError) as raised:
             ask_all_of(kept, FakeSide("", log, {"7": Unanswered("gone")}))
         done = len(kept.answers)
     assert "failed 3 times on f:7: gone" in raised.value.message
     assert f"{done} of 12 answers are kept" in raised.value.hint and 0 < done < 12
     log.clear()
-    with kept_answers(tmp_path, "side") as kept:
+    with stored_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", log))
         assert len(kept.answers) == 12 and len(log) == 12 - done
     log.clear()
-    with kept_answers(tmp_path, "side") as kept:
+    with stored_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", log))
         assert log == []
 
 
 def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
     log: list[str] = []
-    with kept_answers(tmp_path, "side") as kept:
+    with stored_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", log, {"3": Unanswered("busy")}, times=2))
         assert len(kept.answers) == 12 and log.count("3") == 3
 
 
 def test_what_is_refused_names_the_row_and_is_not_tried_again(tmp_path: Path) -> None:
     log: list[str] = []
-    with kept_answers(tmp_path, "side") as kept, pytest.raises(UsageError) as raised:
+    with stored_answers(tmp_path, "side") as kept, pytest.raises(UsageError) as raised:
         ask_all_of(kept, FakeSide("", log, {"5": UsageError("too long", hint="shorter")}))
     assert raised.value.message == "side on f:5: too long" and log.count("5") == 1
     assert raised.value.hint.startswith("shorter; ")
 
 
 def test_a_damaged_line_is_asked_again(tmp_path: Path) -> None:
-    with kept_answers(tmp_path, "side") as kept:
+    with stored_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", []))
     lines = (tmp_path / ANSWERS).read_text().splitlines(keepends=True)
     lines[4] = lines[4].replace('"ended": true', '"ended": false')
     (tmp_path / ANSWERS).write_text("".join(lines)[:-5])
-    with kept_answers(tmp_path, "side") as kept:
+    with stored_answers(tmp_path, "side") as kept:
         assert len(kept.answers) in (10, 11)  # the torn last line may be the batch's
 
 
 def test_sides_are_timed_in_turns_and_the_answers_count(tmp_path: Path) -> None:
     log: list[str] = []
-    with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+    with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
         sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
         times = time_in_turns(sides, prompts(4), tmp_path / "times.jsonl", new_tokens=8, on_answer=lambda: None)
         assert log == ["a0", "b0", "a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3"]  # two to warm up
@@ -120,7 +120,7 @@ def test_times_go_on_where_a_side_failed(tmp_path: Path) -> None:
     log: list[str] = []
     for fails in ({"2": Unanswered("gone")}, {}):
         log.clear()
-        with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+        with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
             sides = [(FakeSide("a", log), first), (FakeSide("b", log, fails), second)]
             if fails:
                 with pytest.raises(HivetuneError, match="b failed 3 times on f:2"):
@@ -139,7 +139,7 @@ def test_times_that_were_taken_beside_other_work_are_taken_anew(
     monkeypatch.setattr(answers_module, "cpu_seconds", lambda: next(clock, (0.0, 0.0, 0.0)))
     for share, asked in ((0.9, 10), (0.0, 10), (0.0, 0)):
         log.clear()
-        with kept_answers(tmp_path / "a", "a") as first, kept_answers(tmp_path / "b", "b") as second:
+        with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
             sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
             time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
         assert len(log) == asked and others_share_of(tmp_path / "t") == share

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hivetune.config import GateConfig
-from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins, frozen_findings, kept_of
+from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins, frozen_findings, kept_questions
 
 
 def row(number: int, base: bool | None, tuned: bool | None, origin: str = "win", **changes: Any) -> dict[str, Any]:
@@ -12,13 +12,13 @@ def row(number: int, base: bool | None, tuned: bool | None, origin: str = "win",
 
 
 def test_a_past_win_must_be_kept_whatever_the_baseline_says() -> None:
-    found = kept_of({"frozen": [row(1, False, False), row(2, True, True), row(3, False, True)]}, ("win",))
+    found = kept_questions({"frozen": [row(1, False, False), row(2, True, True), row(3, False, True)]}, ("win",))
     assert (found.n, found.kept, found.lost) == (3, 2, ("r:1",))
 
 
 def test_of_other_questions_only_what_the_baseline_knew() -> None:
     rows = [row(1, False, False, "general"), row(2, True, False, "general"), row(3, True, True, "general")]
-    found = kept_of({"frozen": rows}, ("general",))
+    found = kept_questions({"frozen": rows}, ("general",))
     assert (found.n, found.kept, found.lost) == (2, 1, ("r:2",))
 
 

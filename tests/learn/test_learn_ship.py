@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.learn.station import choose_stage, safeguards, why_no_stage2
+from hivetune.learn.station import choose_stage, safeguards, stage2_problem
 
 
 def evaluation(
@@ -87,5 +87,5 @@ def test_rows_that_nobody_called_good_do_not_hold_it_back() -> None:
     ],
 )
 def test_when_there_is_no_stage_2(bad: int, validation: int, use: list[str], why: str) -> None:
-    said = why_no_stage2(bad, 50, range(validation), use)
+    said = stage2_problem(bad, 50, range(validation), use)
     assert why in said and bool(said) == bool(why)

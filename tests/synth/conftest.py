@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from hivetune.synth.packs.pack import Pack
-from hivetune.synth.sources.places import Places
+from hivetune.synth.sources.places import Library
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def places() -> Places:
-    return Places((HERE / "pages",))
+def places() -> Library:
+    return Library((HERE / "pages",))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.judge import answers as answers_module
 from hivetune.synth.ask_rows import AskSettings, ask_rows
 from hivetune.synth.packs.pack import Pack
-from hivetune.synth.sources.places import Places
+from hivetune.synth.sources.places import Library
 
 PAGES = Path(__file__).parent.parent / "synth" / "pages"
 PACK = Pack("bees", "bees", "test", pages=("combcopy(1)", "hivectl(1)", "hive.unit(5)"))
@@ -38,7 +38,7 @@ def pair(body: dict[str, Any]) -> Reply:
 
 def make(url: str, out: Path, **changes: Any) -> dict[str, Any]:
     settings = AskSettings(f"{url}#maker-1", **{"rows": 8, "seed": 0, **changes})
-    return ask_rows([PACK], Places((PAGES,)), out, settings)
+    return ask_rows([PACK], Library((PAGES,)), out, settings)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -122,4 +122,4 @@ def test_the_budget_ends_it_and_a_larger_one_goes_on(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     for model, said in (("figures.yaml", "cannot read"), ("nothing.gguf", "is not a file")):
         with pytest.raises(UsageError, match=said):
-            ask_rows([PACK], Places((PAGES,)), tmp_path / "a.jsonl", AskSettings(str(tmp_path / model), 3, 0))
+            ask_rows([PACK], Library((PAGES,)), tmp_path / "a.jsonl", AskSettings(str(tmp_path / model), 3, 0))

@@ -17,11 +17,11 @@ from hivetune.synth.make.draft import DRAFT_KINDS
 from hivetune.synth.maker import TEMPLATES, make_rows
 from hivetune.synth.packs.pack import Pack, WrittenFact
 from hivetune.synth.report import synth_document
-from hivetune.synth.sources.places import Places
+from hivetune.synth.sources.places import Library
 
 
 def synthesize(
-    packs: list[Pack], places: Places, out: Path, *, rows: int, seed: int, against: Sequence[str] = ()
+    packs: list[Pack], places: Library, out: Path, *, rows: int, seed: int, against: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Make the rows; return the report."""
     compared = Against(against)
@@ -30,7 +30,7 @@ def synthesize(
 
 
 @pytest.fixture
-def made(hive_pack: Pack, places: Places, tmp_path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def made(hive_pack: Pack, places: Library, tmp_path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     document = synthesize([hive_pack], places, tmp_path / "rows.jsonl", rows=60, seed=0)
     return document, list(rows_of(tmp_path / "rows.jsonl"))
 
@@ -88,14 +88,14 @@ def test_a_value_is_no_placeholder_and_what_is_invented_is_only_asked(made: Any)
         assert option not in plain_source(Path(row["synth"]["sources"][0]["file"]))
 
 
-def test_the_same_seed_gives_the_same_file(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_file(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         synthesize([hive_pack], places, tmp_path / name, rows=40, seed=seed)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() != (tmp_path / "c").read_bytes()
 
 
 def test_weights_share_the_rows_out_and_an_empty_category_gives_its_share(
-    hive_pack: Pack, places: Places, tmp_path: Path
+    hive_pack: Pack, places: Library, tmp_path: Path
 ) -> None:
     one = replace(hive_pack, category="ctl", pages=("hivectl(1)",), documents=(), weight=1)
     two = replace(hive_pack, category="copy", pages=("combcopy(1)",), documents=(), weight=2)
@@ -105,14 +105,14 @@ def test_weights_share_the_rows_out_and_an_empty_category_gives_its_share(
     assert document["empty"] == ["nothing"] and document["categories"][2]["install"] == "hives"
 
 
-def test_more_than_there_is_gives_all_there_is_without_copies(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
+def test_more_than_there_is_gives_all_there_is_without_copies(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
     document = synthesize([hive_pack], places, tmp_path / "rows.jsonl", rows=5000, seed=0)
     rows = list(rows_of(tmp_path / "rows.jsonl"))
     assert 100 < document["rows"] == len(rows) < 5000
     assert len({json.dumps(row["messages"]) for row in rows}) == len(rows)
 
 
-def test_a_kind_that_a_pack_does_not_want_is_not_waited_for(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
+def test_a_kind_that_a_pack_does_not_want_is_not_waited_for(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
     """More rows are asked for than the other kinds give: all of those, and an end."""
     pack = replace(hive_pack, kinds={kind: 0.0 for kind in DRAFT_KINDS if kind != "compare"})
     document = synthesize([pack], places, tmp_path / "rows.jsonl", rows=5000, seed=0)
@@ -121,7 +121,7 @@ def test_a_kind_that_a_pack_does_not_want_is_not_waited_for(hive_pack: Pack, pla
     assert category["not_needed"] > 0
 
 
-def test_rows_that_are_there_are_not_made_again(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
+def test_rows_that_are_there_are_not_made_again(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
     """Held-out rows as well as trained ones."""
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     synthesize([hive_pack], places, first, rows=30, seed=0)
@@ -135,7 +135,7 @@ def test_rows_that_are_there_are_not_made_again(hive_pack: Pack, places: Places,
 
 
 def test_frozen_questions_are_not_made(
-    hive_pack: Pack, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hive_pack: Pack, places: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "rows.jsonl"
     synthesize([hive_pack], places, out, rows=20, seed=0)
@@ -147,7 +147,7 @@ def test_frozen_questions_are_not_made(
     assert document["rejected"]["frozen-question"] >= 15  # those of one turn
 
 
-def test_a_fact_is_checked_against_the_page_that_it_names(hive_pack: Pack, places: Places, tmp_path: Path) -> None:
+def test_a_fact_is_checked_against_the_page_that_it_names(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
     good = WrittenFact("Which option of combcopy stops early?", "`--limit=NUM` stops after NUM cells.", "combcopy(1)")
     wrong = WrittenFact("Which option of combcopy stops early?", "`--max-cells` stops after NUM cells.", "combcopy(1)")
     lost = WrittenFact("Which option of combcopy stops early?", "`--limit` does.", "combpaste(1)")
@@ -159,7 +159,7 @@ def test_a_fact_is_checked_against_the_page_that_it_names(hive_pack: Pack, place
     assert not {"meaning", "which"} & {row["synth"]["kind"] for row in rows_of(tmp_path / "rows.jsonl")}
 
 
-def test_nothing_to_read_is_refused_and_leaves_the_old_file(places: Places, tmp_path: Path) -> None:
+def test_nothing_to_read_is_refused_and_leaves_the_old_file(places: Library, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text("old\n")
     with pytest.raises(DataRefused, match="no row could be made"):

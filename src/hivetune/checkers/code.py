@@ -63,8 +63,7 @@ exec(compile(tests, "tests", "exec"), space)
 
 def python_parses(answer: str, _: Arguments) -> bool:
     """Return whether the fenced blocks of the answer, or the whole, are Python by its grammar."""
-    command = [sys.executable, "-I", "-S", "-c", _PARSE]
-    return _ends_well(command, code_of(answer, "python|py"), PARSE_TIMEOUT_S)
+    return _ends_well([sys.executable, "-I", "-S", "-c", _PARSE], code_of(answer, "python|py"), PARSE_TIMEOUT_S)
 
 
 def shell_parses(answer: str, _: Arguments) -> bool:
@@ -87,15 +86,15 @@ def python_passes(answer: str, arguments: Arguments) -> bool:
     command = [base_python(), "-I", "-S", "-c", _RUN]
     call = json.dumps([code_of(answer, "python|py"), arguments["tests"]])
     try:
-        done = run_sandboxed(command, call, timeout_s)
+        child = run_sandboxed(command, call, timeout_s)
     except TooSlow:
         return False
-    if done.returncode and done.stderr.startswith("bwrap:"):
+    if child.returncode and child.stderr.startswith("bwrap:"):
         raise MachineNotFit(
-            f"bubblewrap can't make a sandbox here: {done.stderr.strip()[:200]}",
+            f"bubblewrap can't make a sandbox here: {child.stderr.strip()[:200]}",
             hint="allow user namespaces, or leave python_passes out",
         )
-    return done.returncode == 0
+    return child.returncode == 0
 
 
 def code_of(answer: str, languages: str) -> str:
@@ -129,13 +128,13 @@ def function(answer: str, arguments: Arguments) -> bool:
     call = json.dumps([file, name, answer, arguments.get("row") or {}])
     where = f"checker: {name} in {file}"
     try:
-        done = run_limited([sys.executable, "-c", _CALL], call, timeout_s, memory_bytes)
+        child = run_limited([sys.executable, "-c", _CALL], call, timeout_s, memory_bytes)
     except TooSlow:
         raise UsageError(f"{where} took longer than {timeout_s:g} s on one answer", hint="raise timeout_s") from None
-    if len(done.stderr) >= OUTPUT_BYTES:
+    if len(child.stderr) >= OUTPUT_BYTES:
         raise UsageError(f"{where} printed more than {OUTPUT_BYTES >> 20} MiB on one answer", hint="print less")
-    if done.returncode or done.stdout not in ("True", "False"):
-        last = (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-        hint = f"raise memory_mb (now {memory_bytes >> 20})" if "MemoryError" in last or done.returncode < 0 else ""
+    if child.returncode or child.stdout not in ("True", "False"):
+        last = (child.stderr.strip().splitlines() or [f"it ended with code {child.returncode}"])[-1]
+        hint = f"raise memory_mb (now {memory_bytes >> 20})" if "MemoryError" in last or child.returncode < 0 else ""
         raise UsageError(f"{where} failed: {last[:_SHOWN_CHARS]}", hint=hint)
-    return done.stdout == "True"
+    return child.stdout == "True"

@@ -29,7 +29,7 @@ from hivetune.checkers.words import (
 from hivetune.errors import UsageError
 
 FUNCTION_FAILURES = 3
-TOLD_OF_ROW = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
+ROW_FIELDS = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
 _NO_CODE = "rows come from elsewhere, so they can't name code to run"
 
 
@@ -43,7 +43,7 @@ class Checker:
 
 @dataclass
 class Checking:
-    """Checks answers in order; `row` has at least TOLD_OF_ROW.
+    """Checks answers in order; `row` has at least ROW_FIELDS.
 
     A function of the user's that failed `FUNCTION_FAILURES` times is not run again: 500 answers on which it hangs for
     10 s each would take hours.
@@ -58,7 +58,7 @@ class Checking:
         if self.failures >= FUNCTION_FAILURES:
             raise UsageError(f"not checked: the function failed on {self.failures} earlier answers")
         try:
-            return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in TOLD_OF_ROW})
+            return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in ROW_FIELDS})
         except UsageError:
             self.failures += 1
             raise
@@ -82,11 +82,11 @@ def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row:
     Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern that takes too
     long: neither may count as the model's failure.
     """
-    known = find_checker(checker)
+    found_checker = find_checker(checker)
     must_end = checker["name"] == "ends_by_itself" or checker.get("must_end", False)
     if must_end and not ended:
         return False
-    return known.test(answer, {**checker, "row": row})
+    return found_checker.test(answer, {**checker, "row": row})
 
 
 def find_checker(checker: Arguments, where: str = "checker") -> Checker:
@@ -94,14 +94,14 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
     name = checker.get("name")
     if not isinstance(name, str) or name not in CHECKERS:
         near = difflib.get_close_matches(str(name), CHECKERS, 1)
-        known = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
-        raise UsageError(f"{where}: unknown checker {name!r}", hint=known)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
+        raise UsageError(f"{where}: unknown checker {name!r}", hint=hint)
     if name == "function" and "file" not in checker:
         raise UsageError(f"{where}: only eval.checker may name a function, and needs its 'file'", hint=_NO_CODE)
     if name == "function" and not Path(str(checker["file"])).expanduser().is_file():
         raise UsageError(f"{where}: {checker['file']} is not a file", hint="give the path of a Python file")
-    found = CHECKERS[name]
-    allowed = {**found.arguments, "name": (str, True), "must_end": (bool, False)}
+    checker_found = CHECKERS[name]
+    allowed = {**checker_found.arguments, "name": (str, True), "must_end": (bool, False)}
     for key in checker:
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, 1)
@@ -111,7 +111,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
             )
     for key, (kind, required) in allowed.items():
         _check_argument(checker, key, kind, required, f"{where}: '{name}'")
-    return found
+    return checker_found
 
 
 def _check_argument(checker: Arguments, key: str, kind: type | tuple[type, ...], required: bool, where: str) -> None:

@@ -44,8 +44,7 @@ def run_sandboxed(command: Sequence[str], text: str, timeout_s: float) -> "subpr
     with tempfile.TemporaryFile() as rules:
         rules.write(calls)
         rules.seek(0)
-        box = _sandbox(rules.fileno())
-        return run_limited([*box, "--", *command], text, timeout_s, pass_fds=(rules.fileno(),))
+        return run_limited([*_sandbox(rules.fileno()), "--", *command], text, timeout_s, pass_fds=(rules.fileno(),))
 
 
 def run_limited(
@@ -61,12 +60,12 @@ def run_limited(
     Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MAX_THREADS`, or more memory in
     all of them together, ends them.
     """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(text.encode("utf-8", "surrogatepass"))
-        given.seek(0)
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        stdin.write(text.encode("utf-8", "surrogatepass"))
+        stdin.seek(0)
         process = subprocess.Popen(
             list(command),
-            stdin=given,
+            stdin=stdin,
             stdout=out,
             stderr=err,
             start_new_session=True,
@@ -95,9 +94,9 @@ def _limit(memory_bytes: int) -> None:
 def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: int) -> int:
     """Return the process's exit code, -SIGKILL if it and its children grew too many or too large. Raises TooSlow."""
     deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(left, _LOOK_S))
+            return process.wait(min(remaining, _LOOK_S))
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
             num_threads = used_bytes = 0
@@ -137,5 +136,4 @@ def _sandbox(rules: int) -> list[str]:
 
 def base_python() -> str:
     """Return the interpreter outside any virtual environment, which the sandbox can see."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return str(Path(sys.base_prefix) / "bin" / name)
+    return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")

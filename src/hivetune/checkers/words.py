@@ -71,13 +71,13 @@ def regex(answer: str, arguments: Arguments) -> bool:
     call = json.dumps([pattern, flags, answer[:MAX_CHECKED_CHARS]])
     command = [sys.executable, "-I", "-S", "-c", _MATCH]
     try:
-        done = run_limited(command, call, PATTERN_TIMEOUT_S)
+        child = run_limited(command, call, PATTERN_TIMEOUT_S)
     except TooSlow:
         raise UsageError(
             f"checker: the pattern {pattern!r} took longer than {PATTERN_TIMEOUT_S:g} s on one answer",
             hint="a repeat inside a repeated group, as in (a+)+, can take forever",
         ) from None
-    return done.stdout == "True"
+    return child.stdout == "True"
 
 
 def check_pattern(pattern: str, where: str) -> None:
@@ -116,12 +116,12 @@ def number_close(answer: str, arguments: Arguments) -> bool:
     """Return whether the last number in the answer is within `tolerance` (absolute, default 1e-6 of the value) of
     `value`.
     """
-    found = _NUMBER.findall(answer[:MAX_CHECKED_CHARS])
-    if not found:
+    numbers = _NUMBER.findall(answer[:MAX_CHECKED_CHARS])
+    if not numbers:
         return False
     value = float(arguments["value"])
     tolerance = float(arguments.get("tolerance", 1e-6 * max(1.0, abs(value))))
-    number = float(found[-1].replace(",", "").replace("_", ""))
+    number = float(numbers[-1].replace(",", "").replace("_", ""))
     return math.isfinite(number) and abs(number - value) <= tolerance
 
 
@@ -146,13 +146,13 @@ def json_schema(answer: str, arguments: Arguments) -> bool:
         raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
     call = json.dumps([arguments["schema"], json.loads(value)])
     try:
-        done = run_limited([sys.executable, "-I", "-c", _VALIDATE], call, SCHEMA_TIMEOUT_S)
+        child = run_limited([sys.executable, "-I", "-c", _VALIDATE], call, SCHEMA_TIMEOUT_S)
     except TooSlow:
         raise UsageError(f"checker: the schema took longer than {SCHEMA_TIMEOUT_S:g} s on one answer") from None
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it failed"]
+    if child.returncode:
+        lines = child.stderr.strip().splitlines() or ["it failed"]
         raise UsageError(f"checker: the schema is invalid: {lines[-1]}")
-    return done.stdout == "True"
+    return child.stdout == "True"
 
 
 def fenced_json(answer: str) -> str | None:

@@ -39,14 +39,14 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_setting(incomplete: str) -> list[str]:
     """Return `a.b=` for each setting, and after the equals sign the values of a setting that has few."""
-    words = [f"{name}.{part}=" for name, group in GROUPS.items() if group.listed is None for part in group.parts]
+    completions = [f"{name}.{part}=" for name, group in GROUPS.items() if group.listed is None for part in group.parts]
     for setting in known_settings():
         values = [f"{setting.key}={value}" for value in setting.choices]
         if incomplete.startswith(f"{setting.key}="):
-            words += values
+            completions += values
         elif setting.key not in GROUPS or GROUPS[setting.key].listed:
-            words.append(f"{setting.key}=")
-    return [word for word in words if word.startswith(incomplete)]
+            completions.append(f"{setting.key}=")
+    return [word for word in completions if word.startswith(incomplete)]
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -59,9 +59,9 @@ def complete_release(incomplete: str) -> list[str]:
     if not database_path().exists():
         return []
     with closing(open_database()) as database:
-        known = releases(database)
-    names = dict.fromkeys(release.name for release in known)
-    return [word for word in (*names, *(release.label for release in known)) if word.startswith(incomplete)]
+        all_releases = releases(database)
+    names = dict.fromkeys(release.name for release in all_releases)
+    return [word for word in (*names, *(release.label for release in all_releases)) if word.startswith(incomplete)]
 
 
 RunArgument = Annotated[
@@ -105,8 +105,7 @@ def with_columns(settings: RunConfig, columns: str | None) -> RunConfig:
     """Return the settings with `--columns` in place of `data.columns`. Raises UsageError."""
     if columns is None:
         return settings
-    data = settings.data.model_copy(update={"columns": parse_columns(columns)})
-    return settings.model_copy(update={"data": data})
+    return settings.model_copy(update={"data": settings.data.model_copy(update={"columns": parse_columns(columns)})})
 
 
 def read_settings(
@@ -171,8 +170,8 @@ def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
         # The rules of redaction take half a second to compile, which no other command should wait for.
         from hivetune.data.prepare.understand import suggested_for
 
-        found = suggested_for(settings.data.path, settings.data.encoding, report)
-    name, lines = next(iter(found.items()), ("", []))
+        suggested = suggested_for(settings.data.path, settings.data.encoding, report)
+    name, lines = next(iter(suggested.items()), ("", []))
     if not lines:
         return None, False
     show(f"{spelled(name)}: unknown layout; possible mappings:")
@@ -186,12 +185,12 @@ def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
 
 
 def _answer(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str] | None, bool]:
-    said = typer.prompt(QUESTION, default="Y", show_default=False).strip().lower()
-    if said in ("y", "yes", "1"):
+    reply = typer.prompt(QUESTION, default="Y", show_default=False).strip().lower()
+    if reply in ("y", "yes", "1"):
         return dict(lines[0]["columns"]), True
-    if said.isdecimal() and 1 < int(said) <= len(lines):
-        return dict(lines[int(said) - 1]["columns"]), True
-    if said in ("e", "edit"):
+    if reply.isdecimal() and 1 < int(reply) <= len(lines):
+        return dict(lines[int(reply) - 1]["columns"]), True
+    if reply in ("e", "edit"):
         text = typer.prompt("--columns", default=",".join(f"{a}={b}" for a, b in lines[0]["columns"].items()))
         columns = parse_columns(text)
         check_columns(columns)

@@ -66,8 +66,8 @@ def chat(
         if prompt is not None:
             emit(_ask_once(sides, opened, prompt))
             return
-        with _capturing(capture) as kept:
-            _converse(Talk(sides, _ask, write, kept, blind))
+        with _capturing(capture) as captured:
+            _converse(Talk(sides, _ask, write, captured, blind))
 
 
 def _compare_prompts(run: Path | None, backend: Backend) -> None:
@@ -135,17 +135,17 @@ def _as_text(argument: str) -> str:
 
 
 @contextlib.contextmanager
-def _capturing(wanted: bool) -> Iterator[Capture | None]:
-    if not wanted:
+def _capturing(captures: bool) -> Iterator[Capture | None]:
+    if not captures:
         yield None
         return
-    kept = Capture()
+    store = Capture()
     try:
-        yield kept
+        yield store
     finally:
-        kept.close()
-        lost = f"; {kept.left_out} could not be saved: {kept.problem}" if kept.left_out else ""
-        say(f"{kept.captured} answers saved in the store{lost}")
+        store.close()
+        lost = f"; {store.left_out} could not be saved: {store.problem}" if store.left_out else ""
+        say(f"{store.captured} answers saved in the store{lost}")
 
 
 def _converse(talk: Talk) -> None:

@@ -63,14 +63,14 @@ class _Ticker:
 
     def __init__(self, readers: Sequence[Reader], follow: bool):
         self._readers, self._follow = readers, follow
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._last, self._last_count = time.monotonic(), 0
 
     def __call__(self, collected: Collected) -> None:
         for reader in self._readers:
             for note in list(reader.notes):
-                if note not in self._told:
-                    self._told.add(note)
+                if note not in self._reported:
+                    self._reported.add(note)
                     say(f"note: {note}")
         every_s = 1.0 if MODE.json and self._follow else PLAIN_LINE_EVERY_S
         if time.monotonic() - self._last < every_s:
@@ -90,8 +90,8 @@ def _document(readers: Sequence[Reader], collected: Collected, started: float) -
     try:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
         refused = [
-            {"source": place, "reason": reason, "hint": hint}
-            for place, reason, hint in iter_refused(database, since=started, limit=SHOWN_REFUSED)
+            {"source": source, "reason": reason, "hint": hint}
+            for source, reason, hint in iter_refused(database, since=started, limit=SHOWN_REFUSED)
         ]
     finally:
         database.close()
@@ -135,10 +135,10 @@ def _show(document: dict[str, Any]) -> None:
     if MODE.json:
         return
     columns = ("source", "delivered", "stored", "duplicates", "refused", "forgotten")
-    table("", columns, [[each[column] for column in columns] for each in document["sources"]], numeric=columns[1:])
-    for each in document["sources"]:
-        for place in each["waiting"]:
-            say(f"{spelled(place)}: the last line is incomplete; it is read once it is finished")
+    table("", columns, [[source[column] for column in columns] for source in document["sources"]], numeric=columns[1:])
+    for source in document["sources"]:
+        for path in source["waiting"]:
+            say(f"{spelled(path)}: the last line is incomplete; it is read once it is finished")
     for row in document["refused_rows"]:
         say(f"{spelled(row['source'])}: {row['reason']}: {row['hint']}")
     if document["refused"] > len(document["refused_rows"]):

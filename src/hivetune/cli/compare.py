@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.disk import write_json
-from hivetune.cli.judge import say_problems, show_metrics
+from hivetune.cli.judge import print_row_problems, show_metrics
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import UsageError
@@ -55,14 +55,13 @@ def compare_sides(
     if wrong:
         raise UsageError(f"--set {wrong}: this command can only change eval.*")
     changes = {"eval.prompts": prompts, "eval.new_tokens": new_tokens}
-    given = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    options = [f"{key}={value}" for key, value in changes.items() if value is not None]
     # Without a run only the section `eval` of this config is read.
     rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))
-    config = opened.config if opened else rows_alone
-    settings = override_config(config, [*given, *(overrides or ())]).eval
+    settings = override_config(opened.config if opened else rows_alone, [*options, *(overrides or ())]).eval
     with progress("answering", "answers") as report:
-        made = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
-    document = _document(made, opened)
+        comparison = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
+    document = _document(comparison, opened)
     _show(document)
     emit(document)
 
@@ -77,14 +76,14 @@ def _rows_from(run: str | None, first: str, second: str) -> Run:
     return load_run(find_run(named))
 
 
-def _document(made: Comparison, run: Run | None) -> dict[str, Any]:
+def _document(comparison: Comparison, run: Run | None) -> dict[str, Any]:
     """Write the measurements and their metrics into the folder of the comparison, and return them."""
     nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
-    metrics = verdict_document(judge(made.document, nothing_required))["metrics"]
-    document = {**made.document, "metrics": metrics}
-    write_json(made.folder / _COMPARISON, document)
-    page = write_comparison_page(made.folder, document, run.folder if run else None)
-    return {**document, "folder": str(made.folder), "page": str(page)}
+    metrics = verdict_document(judge(comparison.document, nothing_required))["metrics"]
+    document = {**comparison.document, "metrics": metrics}
+    write_json(comparison.folder / _COMPARISON, document)
+    page = write_comparison_page(comparison.folder, document, run.folder if run else None)
+    return {**document, "folder": str(comparison.folder), "page": str(page)}
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -93,21 +92,21 @@ def _show(document: dict[str, Any]) -> None:
     show_metrics(document["metrics"], ("A", "B"))
     columns = ("side", "answers", "time p50", "p95", "first token p50", "p95", "tokens/s", "cold start", "memory")
     table("", columns, [_costs(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
-    for what, why in document["not_compared"].items():
-        say(f"{what} not compared: {why}")
+    for metric, reason in document["not_compared"].items():
+        say(f"{metric} not compared: {reason}")
     if "preferences" in document:
-        say(_judge_said(document["preferences"]))
+        say(_judge_text(document["preferences"]))
     refused = document["rows_refused"]
     if refused:
-        say(f"{sum(refused.values())} rows cannot be answered: {', '.join(f'{why} {n}' for why, n in refused.items())}")
-    say_problems(document["problems"], _COMPARISON)
+        say(f"{sum(refused.values())} rows cannot be answered: {', '.join(f'{r} {n}' for r, n in refused.items())}")
+    print_row_problems(document["problems"], _COMPARISON)
     _show_changes(document["answers"])
     show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / _COMPARISON}")
 
 
-def _judge_said(found: Mapping[str, Any]) -> str:
-    text = f"judge {found['judge']}: {found['contradictions']} of {found['asked']} pairs differ in reverse order"
-    return text + f", {found['unreadable']} pairs without a readable reply" * bool(found["unreadable"])
+def _judge_text(given: Mapping[str, Any]) -> str:
+    text = f"judge {given['judge']}: {given['contradictions']} of {given['asked']} pairs differ in reverse order"
+    return text + f", {given['unreadable']} pairs without a readable reply" * bool(given["unreadable"])
 
 
 def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
@@ -123,8 +122,7 @@ def _show_changes(answers: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _marked(side: Mapping[str, Any]) -> str:
-    mark = {True: "right: ", False: "wrong: ", None: ""}[side["success"]]
-    return mark + short(side["answer"] or "")
+    return {True: "right: ", False: "wrong: ", None: ""}[side["success"]] + short(side["answer"] or "")
 
 
 def _costs(name: str, side: dict[str, Any]) -> tuple[object, ...]:

@@ -62,7 +62,7 @@ def cycle(
     if what in SPOKEN:
         if overrides or once or dry_run or unit:
             raise UsageError(f"cycle {what} takes no options", hint="options belong to: hivetune cycle CONFIG")
-        _speak(what, name)
+        _control(what, name)
         return
     if name is not None:
         known = ", ".join(SPOKEN)
@@ -107,7 +107,7 @@ def _look(config: RunConfig) -> None:
     now = time.time()
     observed = observe(config, name, LookCache(), now)
     action = decide(observed, config.cycle, now)
-    for key, value in seen_lines(observed, config.cycle.after_rows):
+    for key, value in observation_lines(observed, config.cycle.after_rows):
         show(f"  {key}: {value}")
     show(f"decision: {action.kind.replace('_', ' ')}: {action.reason}")
     if action.kind == "wait":
@@ -115,50 +115,49 @@ def _look(config: RunConfig) -> None:
     emit({"name": name, "action": to_plain(action), "observed": to_plain(observed)})
 
 
-def seen_lines(seen: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
+def observation_lines(state: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
     """Yield the facts behind a decision, as pairs of texts."""
-    yield "champion", f"{seen.desired or 'none yet'}{f', not served: {seen.problem}' if seen.problem else ''}"
-    opened, allowed = seen.open, seen.allowed
+    yield "champion", f"{state.desired or 'none yet'}{f', not served: {state.problem}' if state.problem else ''}"
+    opened, allowed = state.open, state.allowed
     if opened is not None:
-        done = ", ".join(station for station in STATIONS if station in opened.done) or "nothing"
-        yield "open cycle", f"{opened.id}, for {opened.opened_for}; done: {done}"
-    elif not seen.problem:
-        known = ", with these settings tried before" if seen.known else ""
-        yield "new groups of rows", f"{seen.new_groups} (cycle.after_rows: {after_rows}){known}"
-    if seen.predicted_hours is not None:
-        energy = "" if seen.predicted_kwh is None else f", {seen.predicted_kwh:.2g} kWh"
-        yield "training", f"at most {duration(seen.predicted_hours * 3600)}{energy}"
-    if seen.disk_needed_bytes:
-        yield "disk", f"{size(seen.disk_needed_bytes)} needed, {size(seen.disk_free_bytes)} free"
+        stations = ", ".join(station for station in STATIONS if station in opened.done) or "nothing"
+        yield "open cycle", f"{opened.id}, for {opened.opened_for}; done: {stations}"
+    elif not state.problem:
+        note = ", with these settings tried before" if state.known else ""
+        yield "new groups of rows", f"{state.new_groups} (cycle.after_rows: {after_rows}){note}"
+    if state.predicted_hours is not None:
+        energy = "" if state.predicted_kwh is None else f", {state.predicted_kwh:.2g} kWh"
+        yield "training", f"at most {duration(state.predicted_hours * 3600)}{energy}"
+    if state.disk_needed_bytes:
+        yield "disk", f"{size(state.disk_needed_bytes)} needed, {size(state.disk_free_bytes)} free"
     yield "long work", f"{'may continue' if allowed.now else 'waits'}: {allowed.reason}"
-    yield from _more_seen(seen)
+    yield from _more_lines(state)
 
 
-def _more_seen(seen: Observation) -> Iterator[tuple[str, str]]:
-    failed = seen.failed
+def _more_lines(state: Observation) -> Iterator[tuple[str, str]]:
+    failed = state.failed
     last = "" if failed is None else f"{failed.kind.replace('_', ' ')}, {failed.times} in a row: {failed.words}"
-    for key, words in (
+    for key, value in (
         ("failed last", last),
-        ("failed cycles", f"{seen.failed_cycles} in a row" if seen.failed_cycles else ""),
-        ("worse than before", seen.watch_failed),
-        ("no rows", seen.unusable),
-        ("forgotten rows in the champion", str(seen.forgotten_rows or "")),
-        ("experts", seen.experts_due),
-        ("requested", "paused" if seen.paused else "now" if seen.asked else ""),
+        ("failed cycles", f"{state.failed_cycles} in a row" if state.failed_cycles else ""),
+        ("worse than before", state.watch_failed),
+        ("no rows", state.unusable),
+        ("forgotten rows in the champion", str(state.forgotten_rows or "")),
+        ("experts", state.experts_due),
+        ("requested", "paused" if state.paused else "now" if state.asked else ""),
     ):
-        if words:
-            yield key, words
+        if value:
+            yield key, value
 
 
-def _speak(word: str, name: str | None) -> None:
+def _control(word: str, name: str | None) -> None:
     names = [name] if name is not None else sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
-    if not names or not all(loop_folder(each).is_dir() for each in names):
+    if not names or not all(loop_folder(loop_name).is_dir() for loop_name in names):
         raise UsageError(
             f"there is no loop{'' if name is None else ' of ' + name}", hint="start one: hivetune cycle CONFIG"
         )
     if word == "status":
-        documents = [_status(each) for each in names]
-        emit({"cycles": documents})
+        emit({"cycles": [_status(loop_name) for loop_name in names]})
         return
     if len(names) > 1:
         raise UsageError(f"there are several loops: {', '.join(names)}", hint=f"choose one: hivetune cycle {word} NAME")
@@ -175,12 +174,12 @@ def _speak(word: str, name: str | None) -> None:
     else:
         make_folder(folder)
         (folder / (PAUSED if word == "pause" else NOW)).touch()
-        said = (
+        state = (
             "is paused; a running training stops at a checkpoint"
             if word == "pause"
             else "starts a cycle as soon as possible"
         )
-        show(f"{names[0]} {said}")
+        show(f"{names[0]} {state}")
     emit({"name": names[0], "said": word})
 
 

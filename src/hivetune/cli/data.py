@@ -62,7 +62,7 @@ def check(
         file_to_write(path, find_sources(settings.data.path))
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
     with progress("checking", "rows", AFTER_ROWS) as report:
-        found = check_rows(
+        checked = check_rows(
             settings.data,
             model_folder=folder,
             max_length=settings.max_length,
@@ -71,16 +71,16 @@ def check(
             learn=settings.learn,
             progress=report,
         )
-    show_report(found.document)
+    show_report(checked.document)
     if clean is not None:
         show(f"passed: {spelled(clean)}   rejected, to fix and read again: {spelled(quarantine_path(clean))}")
-        if found.document["duplicates"]:
+        if checked.document["duplicates"]:
             show(f"duplicates, each with the row that is kept: {spelled(duplicates_path(clean))}")
     if html is not None:
         show(f"report: {spelled(html)}")
-    emit(found.document)  # also when the data is refused
+    emit(checked.document)  # also when the data is refused
     try:
-        found.refuse(settings.data.max_rejected)
+        checked.refuse(settings.data.max_rejected)
     except DataRefused as error:
         say(f"hivetune: {error}")
         raise typer.Exit(error.exit_code) from None
@@ -151,18 +151,17 @@ def show_report(document: dict[str, Any]) -> None:
     for name, label in (("rejected", "rejected"), ("set_aside", "set aside")):
         for reason, count in document[name].items():
             counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
-    table("", ("rows", "count", ""), [(n, f"{c:,}", why) for n, c, why in counts], numeric=("count",))
+    table("", ("rows", "count", ""), [(n, f"{c:,}", meaning) for n, c, meaning in counts], numeric=("count",))
     _show_reading(document)
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} {'row' if count == 1 else 'rows'}, {reason}: {REASONS[reason].meaning}")
-    say_places(secrets_first(document["changes"]))
-    near = [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"]
-    for pair in near[:SHOWN_PAIRS]:
-        gone, stays = spelled(pair["source"]), spelled(pair["same_as"])
-        show(f"near duplicate: {gone} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})")
+    print_problems(secrets_first(document["changes"]))
+    for pair in [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"][:SHOWN_PAIRS]:
+        removed, stays = spelled(pair["source"]), spelled(pair["same_as"])
+        show(f"near duplicate: {removed} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})")
     _show_groups(document)
-    if words := learned_words(document["learn"]):
-        show(words)
+    if line := learning_text(document["learn"]):
+        show(line)
     lengths = document["lengths"]
     show(
         f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
@@ -173,13 +172,13 @@ def show_report(document: dict[str, Any]) -> None:
         show(f"tokens: {document['tokens']:,}, trained {document['trained_tokens']:,} ({share:.0%})")
     if document["not_run"]:
         show(f"not checked without --model: {', '.join(document['not_run'])}")
-    told = say_places(document["problems"])
-    left = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - told
-    if left > 0:
-        say(f"... and {left:,} more; list all: --clean OUT or --html PAGE")
+    shown = print_problems(document["problems"])
+    unshown = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - shown
+    if unshown > 0:
+        say(f"... and {unshown:,} more; list all: --clean OUT or --html PAGE")
 
 
-def learned_words(learned: dict[str, Any]) -> str:
+def learning_text(learned: dict[str, Any]) -> str:
     """Return the report's `learn` as one line; empty if there are only good rows."""
     kinds = ("corrections", "pairs", "retries", "failures")
     parts = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
@@ -192,25 +191,25 @@ def learned_words(learned: dict[str, Any]) -> str:
     return f"lessons besides good rows: {', '.join(parts)}" if parts else ""
 
 
-def say_places(places: Sequence[Mapping[str, str]]) -> int:
+def print_problems(problems: Sequence[Mapping[str, str]]) -> int:
     """Print the first places with reason and hint, and return the number of their rows.
 
     Many places with the same words share a line, except secrets, each of which has to be revoked.
     """
-    alike = Counter((each["reason"], each["hint"]) for each in places)
-    told: set[tuple[str, str]] = set()
+    alike = Counter((problem["reason"], problem["hint"]) for problem in problems)
+    repeated: set[tuple[str, str]] = set()
     shown = rows = 0
-    for each in places:
-        words = (each["reason"], each["hint"])
-        many = alike[words] > _MANY_ALIKE and each["reason"] != _SECRET
-        if shown == SHOWN_PROBLEMS or words in told:
+    for problem in problems:
+        kind = (problem["reason"], problem["hint"])
+        many = alike[kind] > _MANY_ALIKE and problem["reason"] != _SECRET
+        if shown == SHOWN_PROBLEMS or kind in repeated:
             continue
         if many:
-            told.add(words)
+            repeated.add(kind)
         shown += 1
-        rows += alike[words] if many else 1
-        more = f" and {alike[words] - 1:,} more rows" if many else ""
-        say(f"{spelled(each['source'])}{more}: {each['reason']}: {each['hint']}")
+        rows += alike[kind] if many else 1
+        more = f" and {alike[kind] - 1:,} more rows" if many else ""
+        say(f"{spelled(problem['source'])}{more}: {problem['reason']}: {problem['hint']}")
     return rows
 
 
@@ -220,16 +219,16 @@ def _show_reading(document: dict[str, Any]) -> None:
     for name, kinds in document["understood"].items():
         for kind in kinds:
             alike.setdefault(_understood(kind), []).append(name)
-    for said, names in alike.items():
+    for reading, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
-        show(f"{spelled(names[0])}{more}: {said}")
+        show(f"{spelled(names[0])}{more}: {reading}")
     for name, lines in document.get("unclear", {}).items():  # older snapshots have none
         show(f"{spelled(name)}: unknown layout; possible mappings, to be confirmed with --columns:")
         for line in lines:
             show_suggestion(line)
     for name in document.get("no_header", ()):
-        why = "columns are named by position or content"
-        show(f"{spelled(name)} has no header: {why}")
+        reason = "columns are named by position or content"
+        show(f"{spelled(name)} has no header: {reason}")
     for name, encoding in document["encodings"].items():
         show(f"{spelled(name)} was read as {encoding.upper()}")
     for name in document.get("carriage_returns", ()):
@@ -240,9 +239,9 @@ def _understood(kind: dict[str, Any]) -> str:
     """Return in one line how the rows of a file are read."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
     shown = (("question", "question"), ("answer", "answer"), ("tools", "tools"), ("not read", "left_out"))
-    parts = [(what, kind[key]) for what, key in shown]
-    told = "; ".join(f"{what}: {', '.join(paths)}" for what, paths in parts if paths)
-    return f"read as {kind['layout']}{at}; {told}"
+    parts = [(title, kind[key]) for title, key in shown]
+    texts = "; ".join(f"{title}: {', '.join(paths)}" for title, paths in parts if paths)
+    return f"read as {kind['layout']}{at}; {texts}"
 
 
 def _show_groups(document: dict[str, Any]) -> None:

@@ -78,12 +78,12 @@ def _station(number: int, name: str, text: str) -> None:
 
 
 def _show_data(run: Run) -> None:
-    taken = run.snapshot.manifest["accounting"]
-    rejected, set_aside = taken["rejected"], taken["set_aside"]
+    counts = run.snapshot.manifest["accounting"]
+    rejected, set_aside = counts["rejected"], counts["set_aside"]
     splits = {split: len(run.snapshot.rows(split)) for split in ("train", "validation", "test")}
     show(
-        f"{taken['rows_in']} rows in = {splits['train']} to train on + {splits['validation']} to choose the best step "
-        f"+ {splits['test']} for the verdict + {taken['duplicates']} duplicates + {sum(rejected.values())} rejected + "
+        f"{counts['rows_in']} rows in = {splits['train']} to train on + {splits['validation']} to choose the best step "
+        f"+ {splits['test']} for the verdict + {counts['duplicates']} duplicates + {sum(rejected.values())} rejected + "
         f"{sum(set_aside.values())} set aside"
     )
     reasons = [("rejected", reason, count) for reason, count in rejected.items()]
@@ -103,24 +103,24 @@ def _evaluate(run: Run) -> dict[str, Any]:
 def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
     """Show a few answers of the exported file, and return them."""
     with open_backend(gguf) as backend:
-        found = ask_some(run, evaluation, backend)
+        shown = ask_some(run, evaluation, backend)
     show("\nThree held-out prompts:")
-    for answers in found:
+    for answers in shown:
         show(f"\n  {answers['prompt']}")
         show(f"    base:  {short(answers['base'])}")
         show(f"    tuned: {short(answers['tuned'])}")
-    return found
+    return shown
 
 
 def _next_steps(config: Path, run: Path, gguf: Path) -> None:
     show("\nWhat to do next:")
-    for command, why in (
+    for command, reason in (
         (f"hivetune chat {gguf}", "talk to it"),
         (f"hivetune show {run}", "see the run"),
         ("hivetune data check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
         (f"cp {config} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
     ):
-        show(f"  {command}    # {why}")
+        show(f"  {command}    # {reason}")
 
 
 HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.py"

@@ -61,38 +61,38 @@ def doctor(
         return
     settings = None if config is None else load_config(config, [])
     job = Demand() if settings is None else Demand(settings.dtype, settings.method)
-    seen = look()
+    facts = look()
     if env:
-        _show_variables(seen, job)
+        _show_variables(facts, job)
         return
-    judgement = judge_machine(seen, job)
+    judgement = judge_machine(facts, job)
     proven: tuple[ProvenDevice, ...] = ()
     if judgement.fit and not quick:
         with progress("testing that this machine computes correctly") as report:
-            proven = prove_look(seen, settings, soak_s=60 * soak, progress=report)
+            proven = prove_look(facts, settings, soak_s=60 * soak, progress=report)
         judgement = with_proof(judgement, proven)
-    _show_report(seen, judgement, proven)
+    _show_report(facts, judgement, proven)
     if not judgement.fit:
         worst = judgement.findings[0]
         raise MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend)
 
 
-def _show_variables(seen: Look, job: Demand) -> None:
-    profile = read_profile(seen.machine.fingerprint)
-    advised = advised_variables(seen, proven_environment(profile, "cuda:0" if seen.cards else "cpu", job.dtype))
+def _show_variables(facts: Look, job: Demand) -> None:
+    profile = read_profile(facts.machine.fingerprint)
+    advised = advised_variables(facts, proven_environment(profile, "cuda:0" if facts.cards else "cpu", job.dtype))
     if not advised:
         say("this machine needs no environment variables")
     else:
         show(as_shell(advised))
-    emit({"variables": [{"name": one.name, "value": one.value, "why": one.why} for one in advised]})
+    emit({"variables": [{"name": variable.name, "value": variable.value, "why": variable.why} for variable in advised]})
 
 
-def _show_report(seen: Look, judgement: Judgement, proven: Sequence[ProvenDevice]) -> None:
+def _show_report(facts: Look, judgement: Judgement, proven: Sequence[ProvenDevice]) -> None:
     redaction = of_this_account()
-    parts = [f"hivetune {__version__}\n{facts_as_text(seen)}"]
+    parts = [f"hivetune {__version__}\n{facts_as_text(facts)}"]
     parts += [proof_as_text(proven)] if proven else []
     show(redaction.text("\n\n".join([*parts, findings_as_text(judgement)])))
-    document: dict[str, Any] = redaction.document(report_document(seen, judgement) | {"proof": proof_document(proven)})
+    document: dict[str, Any] = redaction.document(report_document(facts, judgement) | {"proof": proof_document(proven)})
     emit(document)
 
 
@@ -101,9 +101,9 @@ LOG_BYTES = 1 << 18
 UNKNOWN_ADVICE = "check the machine with hivetune doctor; if that finds nothing, please report the log"
 
 
-def explain_text(given: str) -> None:
+def explain_text(source: str) -> None:
     """Explain a file, the log of a run folder, standard input or the text itself, from the catalogue of faults."""
-    text = _read(given)
+    text = _read(source)
     # A text from another machine may name the variable; for this machine the environment has it.
     override = OVERRIDE in text or OVERRIDE in os.environ
     diagnosis = diagnose(Evidence(log=text, facts=frozenset({"always", "override"} if override else {"always"})))
@@ -112,12 +112,12 @@ def explain_text(given: str) -> None:
     emit(document)
 
 
-def _read(given: str) -> str:
-    if given == "-":
+def _read(source: str) -> str:
+    if source == "-":
         return sys.stdin.read()
-    path = Path(given)
-    if path.suffix in (".yaml", ".yml") and " " not in given:
-        raise UsageError(f"{given} is a config, not a log", hint=f"check it: hivetune doctor --config {given}")
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml") and " " not in source:
+        raise UsageError(f"{source} is a config, not a log", hint=f"check it: hivetune doctor --config {source}")
     try:
         if path.is_dir():
             path = path / WORKER_LOG
@@ -126,18 +126,18 @@ def _read(given: str) -> str:
                 file.seek(max(0, path.stat().st_size - LOG_BYTES))
                 return file.read().decode("utf-8", "replace")
     except OSError as error:
-        if " " not in given:  # a text may be too long for a path, or contain what a path may not
-            raise UsageError(f"{given}: {error.strerror}") from None
-    if not given.strip() or (" " not in given and ("/" in given or given.endswith((".log", ".txt")))):
-        raise UsageError(f"no such file: {given!r}", hint="give a log file, or the text of the error in quotes")
-    return given
+        if " " not in source:  # a text may be too long for a path, or contain what a path may not
+            raise UsageError(f"{source}: {error.strerror}") from None
+    if not source.strip() or (" " not in source and ("/" in source or source.endswith((".log", ".txt")))):
+        raise UsageError(f"no such file: {source!r}", hint="give a log file, or the text of the error in quotes")
+    return source
 
 
 def _document(diagnosis: Diagnosis) -> dict[str, Any]:
     fault = diagnosis.fault
-    known = fault.id not in LAST_RESORT
+    is_known = fault.id not in LAST_RESORT
     return {
-        "known": known,
+        "known": is_known,
         "fault": fault.id,
         "domain": fault.domain,
         "title": fault.title,
@@ -145,8 +145,8 @@ def _document(diagnosis: Diagnosis) -> dict[str, Any]:
         "quote": diagnosis.quote,
         "shape": list(diagnosis.shape) if diagnosis.shape else None,
         "retry": fault.retry,
-        "remedies": [{"name": name, "says": _says(name)} for name in (fault.rungs if known else ())],
-        "advice": fault.advice if known else UNKNOWN_ADVICE,
+        "remedies": [{"name": name, "says": _says(name)} for name in (fault.rungs if is_known else ())],
+        "advice": fault.advice if is_known else UNKNOWN_ADVICE,
         "evidence": list(fault.evidence),
     }
 

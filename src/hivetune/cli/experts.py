@@ -47,10 +47,10 @@ def experts(
     if not (propose or train):
         _status(shared_name(settings))
         return
-    told = Attended(_bar)
-    made = train_specialists(settings, told) if train else propose_specialists(settings, told)
-    _show(made)
-    emit(_document(made))
+    attended = Attended(_bar)
+    outcome = train_specialists(settings, attended) if train else propose_specialists(settings, attended)
+    _show(outcome)
+    emit(_document(outcome))
 
 
 def _bar(label: str) -> Progress:
@@ -67,25 +67,24 @@ def _bar(label: str) -> Progress:
     return progress
 
 
-def _show(made: Specialists) -> None:
-    found = made.survey
-    if found.kind is None:
+def _show(outcome: Specialists) -> None:
+    survey = outcome.survey
+    if survey.kind is None:
         show("there are no domains: no agent, category, system prompt or tool divides the rows")
     else:
-        sizes = {domain.label: len(found.rows_of(domain)) for domain in found.domains}
-        _show_steps(made.steps, sizes)
-    for step in made.changes:
+        _show_steps(outcome.steps, {domain.label: len(survey.rows_of(domain)) for domain in survey.domains})
+    for step in outcome.changes:
         show(f"{step.specialist} {step.step}: {step.reason}")
-    if made.suggested is not None:
-        _show_suggested(made.suggested)
-    if made.routed is not None:
-        _show_routed(made.routed)
-    _show_costs(made.costs.costs)
-    if made.costs.problem:
-        say(f"cannot measure the cost of the adapters: {made.costs.problem}")
-    for problem in made.problems:
+    if outcome.suggested is not None:
+        _show_suggested(outcome.suggested)
+    if outcome.routed is not None:
+        _show_routed(outcome.routed)
+    _show_costs(outcome.costs.costs)
+    if outcome.costs.problem:
+        say(f"cannot measure the cost of the adapters: {outcome.costs.problem}")
+    for problem in outcome.problems:
         say(problem)
-    if made.routed is None and any(step.step == "born" for step in made.steps):
+    if outcome.routed is None and any(step.step == "born" for step in outcome.steps):
         show("next: train them with --train")
 
 
@@ -111,7 +110,11 @@ def _show_suggested(suggested: Suggestions) -> None:
         show(f"{suggested.undeclared} rows declare no domain, and their texts suggest none{fewer}")
         return
     rows = [
-        (cluster.name, len(cluster.texts), ", ".join(f"{word} ({own}, {other})" for word, own, other in cluster.words))
+        (
+            cluster.name,
+            len(cluster.texts),
+            ", ".join(f"{word} ({own_count}, {rest})" for word, own_count, rest in cluster.words),
+        )
         for cluster in suggested.clusters
     ]
     title = f"suggestions from the texts of {suggested.undeclared} rows without {suggested.key}"
@@ -125,9 +128,9 @@ def _show_suggested(suggested: Suggestions) -> None:
 
 def _show_routed(routed: Routed) -> None:
     show(f"gain over the shared adapter in nats per token, on the test rows ({routed.judged_on}):")
-    for how, domains in (("routed by declared key", routed.by_key), ("routed by text", routed.by_text)):
+    for title, domains in (("routed by declared key", routed.by_key), ("routed by text", routed.by_text)):
         if domains:
-            table(how, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(one) for one in domains])
+            table(title, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(domain) for domain in domains])
     for expert in routed.table.router.specialists:
         if expert.threshold is None:
             show(f"{expert.name} is reached by name and key only: {expert.why_not}")
@@ -152,16 +155,16 @@ def _show_costs(costs: Sequence[AdapterCost]) -> None:
     table("", columns, rows, numeric=columns[1:])
 
 
-def _routed_line(one: RoutedDomain) -> tuple[object, ...]:
-    interval = "-" if one.interval is None else f"{one.interval[0]:+.3f} to {one.interval[1]:+.3f}"
-    said = "better" if one.better else "may be worse" if one.worse else "as good"
-    return (one.domain, one.rows, f"{one.gain:+.3f}", interval, said)
+def _routed_line(routed: RoutedDomain) -> tuple[object, ...]:
+    interval = "-" if routed.interval is None else f"{routed.interval[0]:+.3f} to {routed.interval[1]:+.3f}"
+    result = "better" if routed.better else "may be worse" if routed.worse else "as good"
+    return (routed.domain, routed.rows, f"{routed.gain:+.3f}", interval, result)
 
 
 def _status(shared: str) -> None:
     with closing(open_database()) as database:
         steps = newest_steps(database, shared)
-        champions = {one.name: one for one in releases(database) if "champion" in one.aliases}
+        champions = {release.name: release for release in releases(database) if "champion" in release.aliases}
     problems = []
     if not steps:
         say(f"{shared} has no specialists yet; look for some: hivetune experts CONFIG --propose")
@@ -170,18 +173,18 @@ def _status(shared: str) -> None:
         rows = []
         for name, step in steps.items():
             serves = champions.get(name)
-            held = "-"
+            stored = "-"
             if serves and not serves.pruned:
                 try:
-                    held = size((serves.folder / ADAPTER).stat().st_size)
+                    stored = size((serves.folder / ADAPTER).stat().st_size)
                 except OSError as error:
-                    held = "missing"
+                    stored = "missing"
                     problems.append(
                         f"{serves.label} cannot be loaded, so {shared} answers instead: {error}. Restore the file,"
                         f" or take the release out of service: hivetune registry retire {name}"
                     )
             label = serves.label if serves else name
-            rows.append((step.domain.label, step.step.replace("-", " "), label, held, moment(step.time), step.reason))
+            rows.append((step.domain.label, step.step.replace("-", " "), label, stored, moment(step.time), step.reason))
         table("", ("domain", "state", "specialist", "size", "since", "why"), rows)
     costs = known_costs(shared)
     _show_costs(costs)
@@ -197,20 +200,20 @@ def _status(shared: str) -> None:
     )
 
 
-def _document(made: Specialists) -> dict[str, Any]:
+def _document(outcome: Specialists) -> dict[str, Any]:
     return {
-        "shared": made.survey.shared.label,
-        "by": made.survey.kind,
-        "rows": len(made.survey.rows),
+        "shared": outcome.survey.shared.label,
+        "by": outcome.survey.kind,
+        "rows": len(outcome.survey.rows),
         "domains": [
-            {"domain": domain.label, "rows": len(made.survey.rows_of(domain))} for domain in made.survey.domains
+            {"domain": domain.label, "rows": len(outcome.survey.rows_of(domain))} for domain in outcome.survey.domains
         ],
-        "experts": [_step(step) for step in made.steps],
-        "changes": [_step(step) for step in made.changes],
-        "routes": None if made.routed is None else routes_document(made.routed),
-        "costs": to_plain(made.costs.costs),
-        "problems": list(made.problems),
-        "suggested": None if made.suggested is None else _suggested(made.suggested),
+        "experts": [_step(step) for step in outcome.steps],
+        "changes": [_step(step) for step in outcome.changes],
+        "routes": None if outcome.routed is None else routes_document(outcome.routed),
+        "costs": to_plain(outcome.costs.costs),
+        "problems": list(outcome.problems),
+        "suggested": None if outcome.suggested is None else _suggested(outcome.suggested),
     }
 
 
@@ -219,7 +222,7 @@ def _suggested(suggested: Suggestions) -> dict[str, Any]:
         {
             "name": cluster.name,
             "rows": len(cluster.texts),
-            "words": [{"word": word, "rows": own, "other_rows": other} for word, own, other in cluster.words],
+            "words": [{"word": word, "rows": own_count, "other_rows": rest} for word, own_count, rest in cluster.words],
             "strength": cluster.strength,
         }
         for cluster in suggested.clusters

@@ -33,15 +33,17 @@ def explain(error: Exception) -> HivetuneError:
         return DoesNotFit("out of memory", hint="free some memory, then run the same command again")
     if not isinstance(error, OSError) or error.errno is None:
         return _bug(error)
-    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in FULL_DISK:
-        return DoesNotFit(f"the disk is full: {what}", hint="free some space, then run the same command again")
+        return DoesNotFit(f"the disk is full: {message}", hint="free some space, then run the same command again")
     if error.errno in OF_THE_PATH:
-        own = ", or set HIVETUNE_HOME to a folder that you own" if error.errno in _READ_ONLY and _is_ours(error) else ""
-        return UsageError(what, hint=path_hint(error) + own)
+        help = (
+            ", or set HIVETUNE_HOME to a folder that you own" if error.errno in _READ_ONLY and _is_ours(error) else ""
+        )
+        return UsageError(message, hint=path_hint(error) + help)
     if error.errno == errno.EIO:
-        return MachineNotFit(what, hint="the disk may be failing: see dmesg")
-    return HivetuneError(what)
+        return MachineNotFit(message, hint="the disk may be failing: see dmesg")
+    return HivetuneError(message)
 
 
 def _is_ours(error: OSError) -> bool:
@@ -68,13 +70,13 @@ def _database(error: sqlite3.DatabaseError) -> HivetuneError:
 
 def _bug(error: Exception) -> HivetuneError:
     text = "".join(traceback.format_exception(error))
-    what = f"this is a bug in Hivetune: {type(error).__name__}: {error}"
+    message = f"this is a bug in Hivetune: {type(error).__name__}: {error}"
     path = home() / "bugs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as unwritten:
         return HivetuneError(
-            f"{what}\n{text}", hint=f"please report it with these lines ({path}: {unwritten.strerror})"
+            f"{message}\n{text}", hint=f"please report it with these lines ({path}: {unwritten.strerror})"
         )
-    return HivetuneError(what, hint=f"please report it with {path}; check it first, since it may quote your rows")
+    return HivetuneError(message, hint=f"please report it with {path}; check it first, since it may quote your rows")

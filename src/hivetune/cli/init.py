@@ -58,12 +58,11 @@ def init(
         )
     settings = with_columns(first_settings(rows, model, overrides or ()), columns)
     # A Hub id that is not on this machine would need the network, so only local models are prepared.
-    here = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
-    folder = model_folder(settings.model) if here else None
+    is_local = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
+    folder = model_folder(settings.model) if is_local else None
     mapping, confirmed = confirm_columns(settings)
     if mapping is not None:
-        data = settings.data.model_copy(update={"columns": mapping})
-        settings = settings.model_copy(update={"data": data})
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"columns": mapping})})
     with progress("looking at the rows", "rows", AFTER_ROWS) as report:
         proposal = propose(settings, folder, report)
     only_suggested = None if confirmed else mapping
@@ -79,22 +78,22 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of the config; `suggested` is a mapping that nobody has confirmed."""
     config, report = proposal.config, proposal.report
-    how = "Confirm data.columns before you train" if suggested else f"Train with it: {train}"
-    yield f"# Written by `hivetune init` from {sources}. {how}"
+    advice = "Confirm data.columns before you train" if suggested else f"Train with it: {train}"
+    yield f"# Written by `hivetune init` from {sources}. {advice}"
     yield "# List all settings with their defaults: hivetune config"
     yield ""
-    yield from _about_model(proposal)
+    yield from _model_lines(proposal)
     yield f"model: {_value(config.model)}"
     yield ""
-    yield from _about_rows(report, sources)
+    yield from _row_lines(report, sources)
     yield "data:"
-    yield f"  path: {_value(_seen_from(path.parent, config.data.path))}"
+    yield f"  path: {_value(_relative_paths(path.parent, config.data.path))}"
     if suggested is not None:
         yield "  # The layout of the rows is unknown. If this mapping is right, remove the #:"
         yield f"  # columns: {_value(dict(suggested))}"
-    yield from _said(config.data, ("path",) if suggested is None else ("path", "columns"), "  ")
+    yield from _set_lines(config.data, ("path",) if suggested is None else ("path", "columns"), "  ")
     yield ""
-    yield from _about_length(report, config.max_length)
+    yield from _length_lines(report, config.max_length)
     yield f"max_length: {config.max_length}"
     yield ""
     yield "# Passes over the rows, examples per optimizer step, learning rate. The best step is kept."
@@ -106,24 +105,24 @@ def _lines(
     yield "lora:"
     yield f"  r: {config.lora.r}"
     yield f"  alpha: {config.lora.alpha:g}"
-    yield from _said(config.lora, ("r", "alpha"), "  ")
+    yield from _set_lines(config.lora, ("r", "alpha"), "  ")
     yield ""
-    yield from _about_gate(report)
+    yield from _gate_lines(report)
     yield "gate:"
     yield f"  loss_gain: {_value(config.gate.loss_gain)}"
-    yield from _said(config.gate, ("loss_gain",), "  ")
+    yield from _set_lines(config.gate, ("loss_gain",), "  ")
     yield ""
     yield "# The release that `hivetune cycle` trains, judges and promotes."
     yield "cycle:"
     yield f"  name: {_value(config.cycle.name or _release_name(path))}"
-    yield from _said(config.cycle, ("name",), "  ")
-    yield from _said(config, _WRITTEN)
+    yield from _set_lines(config.cycle, ("name",), "  ")
+    yield from _set_lines(config, _WRITTEN)
 
 
-def _seen_from(folder: Path, paths: str | list[str]) -> str | list[str]:
+def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
     """Return `data.path` relative to `folder`, in which the config lies."""
     if isinstance(paths, list):
-        return [str(_seen_from(folder, path)) for path in paths]
+        return [str(_relative_paths(folder, path)) for path in paths]
     if paths in ("-", "store") or paths[:1] == "~" or os.path.isabs(paths):
         return paths
     return os.path.relpath(paths, folder)
@@ -134,14 +133,14 @@ def _release_name(path: Path) -> str:
     return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "model"
 
 
-def _said(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:
+def _set_lines(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:
     """Yield the settings given with --set that have no line of their own."""
     for name, value in section.model_dump(mode="json", exclude_unset=True).items():
         if name not in written:
             yield f"{indent}{name}: {_value(value)}"
 
 
-def _about_model(proposal: Proposal) -> Iterator[str]:
+def _model_lines(proposal: Proposal) -> Iterator[str]:
     planned = proposal.planned
     if planned is None:
         yield f"# This model is not on this machine yet: hivetune fetch {quoted(proposal.config.model)}"
@@ -160,7 +159,7 @@ def _predicted(planned: Planned) -> str:
     return f"about {duration(total)} of training, peak {size(planned.choice.peak.bytes)} (details: hivetune plan)"
 
 
-def _about_rows(report: Mapping[str, Any], sources: str) -> Iterator[str]:
+def _row_lines(report: Mapping[str, Any], sources: str) -> Iterator[str]:
     splits = report["splits"]
     yield (
         f"# {report['rows_in']:,} rows: {splits['train']:,} to train, {splits['validation']:,} to choose the best step,"
@@ -179,7 +178,7 @@ def _about_rows(report: Mapping[str, Any], sources: str) -> Iterator[str]:
             yield f"# {name}: {', '.join(f'{_comment(value)} {counts[value]:,}' for value in most)}{more}"
 
 
-def _about_length(report: Mapping[str, Any], chosen: int) -> Iterator[str]:
+def _length_lines(report: Mapping[str, Any], chosen: int) -> Iterator[str]:
     lengths = report["lengths"]
     if lengths["unit"] == "tokens":
         most, longest = lengths["keeps_99_percent"], lengths["longest_seen"]
@@ -189,7 +188,7 @@ def _about_length(report: Mapping[str, Any], chosen: int) -> Iterator[str]:
         yield f"# The rows are not counted in tokens yet, since the model is not here. {chosen:,} is the default."
 
 
-def _about_gate(report: Mapping[str, Any]) -> Iterator[str]:
+def _gate_lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield "# `hivetune gate` says deploy if the gain's 95 % interval lies above this, in nats per token."
     if report["splits"]["test"] < FEW_TEST_ROWS:
         yield f"# Only {report['splits']['test']} rows are held out for the verdict, which may be not-enough-evidence."
@@ -216,7 +215,7 @@ def config(
     if schema and not MODE.json:
         typer.echo(json.dumps(document, indent=1))
         return
-    rows = [(each.key, each.default.strip('"') or "required", each.meaning) for each in settings]
+    rows = [(setting.key, setting.default.strip('"') or "required", setting.meaning) for setting in settings]
     table("", ("setting", "default", "meaning"), rows)
-    keys = [each.key for each in settings]
-    emit({"json_schema": document, "keys": keys, "settings": [asdict(each) for each in settings]})
+    keys = [setting.key for setting in settings]
+    emit({"json_schema": document, "keys": keys, "settings": [asdict(setting) for setting in settings]})

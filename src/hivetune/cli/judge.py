@@ -12,7 +12,7 @@ from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
-from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
+from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
 from hivetune.judge.gate import verdict_document
 from hivetune.judge.held_out import by_part
 from hivetune.records import Verdict
@@ -49,7 +49,7 @@ def gate(run: RunArgument, overrides: SetOption = None) -> None:
     emit(verdict_document(verdict))
     if verdict.verdict != "deploy":
         if not verdict.advice:
-            show(f"next: {what_next(verdict)}")
+            show(f"next: {next_step_text(verdict)}")
         raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
 
@@ -68,7 +68,7 @@ NEXT = {
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 
 
-def what_next(verdict: Verdict) -> str:
+def next_step_text(verdict: Verdict) -> str:
     """Return what to do after a verdict; more rows do not help if success is required and no row is checked."""
     unchecked = any(metric.name == "success" and metric.required and not metric.n for metric in verdict.metrics)
     return UNCHECKED if unchecked and verdict.verdict == "not-enough-evidence" else NEXT[verdict.verdict]
@@ -90,10 +90,10 @@ def show_evaluation(evaluation: dict[str, Any]) -> None:
         lines = by_part(evaluation, part)
         if part == "agent" or len(lines) > 1:
             _show_parts(part, lines)
-    say_problems(evaluation["problems"], EVALUATION)
+    print_row_problems(evaluation["problems"], EVALUATION)
 
 
-def say_problems(problems: Sequence[Mapping[str, str]], file: str) -> None:
+def print_row_problems(problems: Sequence[Mapping[str, str]], file: str) -> None:
     """Print the first problems with single rows, and name the file that has all."""
     for problem in problems[:MAX_PROBLEMS]:
         say(f"{problem['source']} ({problem['model']}): {problem['problem']}")
@@ -121,8 +121,7 @@ def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
     """Show some answers of both models, first those where only one succeeded."""
-    ranked = sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])
-    for row in ranked[:SHOWN_ANSWERS]:
+    for row in sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]:
         show(f"\n{short(row['prompt'])}", style="bold")
         for side in ("base", "tuned"):
             mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
@@ -161,7 +160,7 @@ def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
         "-" if interval is None else " to ".join(metric_value(name, end, sign=True) for end in interval),
         metric["n"],
         _threshold(metric),
-        said_of_passed(metric).replace("no", "NO"),
+        passed_text(metric).replace("no", "NO"),
     )
 
 

@@ -187,7 +187,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), arguments))
     except typer.TyperException as error:
-        _fail(UsageError(error.format_message(), hint=f"see: {_asked_for(arguments)} --help"))
+        _fail(UsageError(error.format_message(), hint=f"see: {_command_named(arguments)} --help"))
     except Exception as error:  # noqa: BLE001 (the last handler: it reports the error and keeps the traceback of a bug)
         _fail(_explain(error))
 
@@ -232,21 +232,21 @@ def _app(arguments: list[str]) -> typer.Typer:
     app.callback()(_root)
     groups = {}
     for name, text in GROUPS.items():
-        alone = name in COMMANDS  # such a group does something by itself, as `hivetune runs` lists the runs
+        is_command = name in COMMANDS  # such a group does something by itself, as `hivetune runs` lists the runs
         groups[name] = typer.Typer(
-            cls=_Group, no_args_is_help=not MODE.json and not alone, invoke_without_command=alone, help=text
+            cls=_Group, no_args_is_help=not MODE.json and not is_command, invoke_without_command=is_command, help=text
         )
         app.add_typer(groups[name], name=name)
-    asked = _command_of(arguments)
+    current = _command_of(arguments)
     for name, (module, function, help_text) in COMMANDS.items():
-        words = name.split()
-        body = _load(module, function) if name == asked else _unloaded
+        parts = name.split()
+        body = _load(module, function) if name == current else _unloaded
         if name in GROUPS:
-            groups[name].callback()(body if name == asked else _root_of_group)
+            groups[name].callback()(body if name == current else _root_of_group)
             continue
-        parent = groups[words[0]] if len(words) == 2 else app
+        parent = groups[parts[0]] if len(parts) == 2 else app
         help_text_long = body.__doc__ if body is not _unloaded else help_text
-        parent.command(words[-1], cls=_Command, help=help_text_long, short_help=help_text)(body)
+        parent.command(parts[-1], cls=_Command, help=help_text_long, short_help=help_text)(body)
     return app
 
 
@@ -302,11 +302,11 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
     """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
-    left = LEFT_BEHIND.get(_command_of(arguments) or "", "")
-    return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or left)
+    hint = LEFT_BEHIND.get(_command_of(arguments) or "", "")
+    return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or hint)
 
 
-def _asked_for(arguments: list[str]) -> str:
+def _command_named(arguments: list[str]) -> str:
     """Return the command, or the group, that the command line begins with."""
     name = _command_of(arguments) or next((word for word in arguments[:1] if word in GROUPS), "")
     return f"hivetune {name}".strip()

@@ -54,7 +54,7 @@ MODE = Mode()
 
 def clean(text: str) -> str:
     """Return `text` with characters that a terminal acts on escaped, such as \\x1b."""
-    return OBEYED.sub(lambda found: ascii(found[0])[1:-1], text)
+    return OBEYED.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def settle_encodings() -> None:
@@ -119,7 +119,7 @@ def emit(document: dict[str, Any]) -> None:
 def as_document(document: dict[str, Any]) -> str:
     """Return one line of JSON with its `schema`, control characters escaped."""
     text = json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False)
-    return OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def say(text: str = "", style: str = "") -> None:
@@ -212,7 +212,7 @@ def plain_progress(label: str, unit: str, after: str = "") -> _Report:
             return
         last = now
         new = done - first[1]
-        left = (
+        remaining = (
             f", {duration((now - first[0]) / new * (total - done))} left"
             if total and 0 < new < total - first[1]
             else ""
@@ -220,7 +220,7 @@ def plain_progress(label: str, unit: str, after: str = "") -> _Report:
         counted = (
             f" {done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f" {duration(now - started)} so far"
         )
-        told = note or (after if done_counting else "")
-        say(f"{label}:{counted}{left}{f', {told}' if told else ''}")
+        text = note or (after if done_counting else "")
+        say(f"{label}:{counted}{remaining}{f', {text}' if text else ''}")
 
     return report

@@ -51,8 +51,8 @@ def plan(
         return emit(plan_document(planned))
     error = with_advice(DoesNotFit(planned.why_not), planned.options, case_of(planned))
     say(f"hivetune: {error}")
-    told = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-    emit({**plan_document(planned), "error": told})  # one document, so the error is not raised
+    error_document = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+    emit({**plan_document(planned), "error": error_document})  # one document, so the error is not raised
     raise typer.Exit(error.exit_code)
 
 
@@ -71,8 +71,8 @@ def show_plan(planned: Planned) -> None:
     show(f"GEMM rates {source}" + (f"; {device.note}" if device.note else ""))
     parts = disk_bytes(planned.setup)
     free = disk_free_bytes(Path(planned.config.output) if planned.config.output else home())
-    words = ", ".join(f"{name} {size(value)}" for name, value in parts.items())
-    show(f"disk: {size(sum(parts.values()))} ({words}); {size(free)} free here")
+    listed = ", ".join(f"{name} {size(value)}" for name, value in parts.items())
+    show(f"disk: {size(sum(parts.values()))} ({listed}); {size(free)} free here")
     table(
         "options (time if every row has the full length)",
         ("model", "length", "rank", "precision", "streamed", "fits", "least", "peak", "step", "time", "disk"),
@@ -89,11 +89,11 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
     show(f"step: {packs} of at most {choice.budget_tokens:,} tokens in {precision_of(setup)}{recompute}")
     if choice.streaming is not None:
-        show(_streaming_words(choice, choice.streaming))
+        show(_streaming_text(choice, choice.streaming))
     table(
         f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, of {size(choice.limit_bytes)} usable",
         ("memory", "size", "why"),
-        [(name, size(value), why) for name, value, why in explain_memory(setup, choice.peak, choice.budget_tokens)],
+        [(name, size(value), r) for name, value, r in explain_memory(setup, choice.peak, choice.budget_tokens)],
         numeric=("size",),
     )
     show(offload_advice(setup, choice.peak.bytes))
@@ -113,12 +113,12 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
     show(f"a power cut loses at most {duration(planned.power_loss_s)} of work")
 
 
-def _streaming_words(choice: Choice, streaming: StreamedFrom) -> str:
+def _streaming_text(choice: Choice, streaming: StreamedFrom) -> str:
     """Return the effect of streaming in words."""
-    places = {"disk": "the disk", "memory": "host memory"}
+    names = {"disk": "the disk", "memory": "host memory"}
     return (
         f"frozen layers streamed: {choice.setup.streamed} of {choice.setup.architecture.layers} from "
-        f"{places[streaming.source]} at {streaming.bytes_per_s / 1e9:.2g} GB/s; peak {size(choice.peak.bytes)}, about "
+        f"{names[streaming.source]} at {streaming.bytes_per_s / 1e9:.2g} GB/s; peak {size(choice.peak.bytes)}, about "
         f"{step_time(choice.step_s)} a step, {step_time(streaming.waited_s)} of it waiting for layers; with "
         f"{streaming.hiding_tokens:,.0f} tokens a micro-batch or more, there is no wait"
     )

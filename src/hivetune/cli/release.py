@@ -14,7 +14,7 @@ from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, moment, progress, say, short, show, size, table
 from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.answers import last_said
+from hivetune.judge.answers import last_question
 from hivetune.judge.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
@@ -225,8 +225,8 @@ def _line(document: dict[str, Any]) -> tuple[object, ...]:
 
 def _show_evidence(document: dict[str, Any]) -> None:
     data = document["data"]
-    left = f", {data['not_reached']} not reached" if data.get("not_reached") else ""  # older releases lack it
-    show(f"  rows: {data['trained']} trained, {data['held_out']} held out{left}; snapshot {data['path']}")
+    unreached = f", {data['not_reached']} not reached" if data.get("not_reached") else ""  # older releases lack it
+    show(f"  rows: {data['trained']} trained, {data['held_out']} held out{unreached}; snapshot {data['path']}")
     show(f"  verdict: {document['verdict'] or 'never judged'}")
     for reason in (document["judgement"] or {}).get("reasons", ()):
         show(f"    {reason}")
@@ -272,13 +272,13 @@ def _show_counts() -> None:
 
 
 def _question_line(win: FrozenQuestion) -> tuple[str, ...]:
-    return win.key[:10], short(last_said(win.messages), _SHOWN_CHARS), win.release or "-", win.source
+    return win.key[:10], short(last_question(win.messages), _SHOWN_CHARS), win.release or "-", win.source
 
 
 def _question_document(win: FrozenQuestion) -> dict[str, Any]:
     return {
         "key": win.key,
-        "question": last_said(win.messages),
+        "question": last_question(win.messages),
         "release": win.release,
         "source": win.source,
         "agent": win.agent,

@@ -14,7 +14,7 @@ from hivetune.base.paths import install_command, real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget
-from hivetune.dashboard.exporters.follow import destination_of, how_to_look, report_on, report_once
+from hivetune.dashboard.exporters.follow import destination_of, report_on, report_once, view_command
 from hivetune.dashboard.exporters.prometheus import dashboard
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.run.find import find_run, known_runs
@@ -52,11 +52,11 @@ def report(
         _report_home(run, to, place, follow=follow)
         return
     destination = destination_of(_target(to), place)
-    reports = [report_on(each, destination, say) if follow else report_once(each, destination) for each in _runs(run)]
-    for each in reports:
-        show(f"{Path(each.run).name}: {each.points} points in {destination.target}, {each.sent} of them sent now")
-    show(f"view them: {how_to_look(destination)}")
-    emit({"reports": [asdict(each) for each in reports]})
+    reports = [report_on(r, destination, say) if follow else report_once(r, destination) for r in _runs(run)]
+    for state in reports:
+        show(f"{Path(state.run).name}: {state.points} points in {destination.target}, {state.sent} of them sent now")
+    show(f"view them: {view_command(destination)}")
+    emit({"reports": [asdict(state) for state in reports]})
 
 
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:

@@ -50,7 +50,7 @@ def text_chart(points: list[tuple[int, float, str]]) -> list[str]:
     columns: dict[tuple[str, int], list[float]] = {}
     for step, loss, kind in points:
         columns.setdefault((kind, round((TEXT_WIDTH - 1) * step / max(1, last_step))), []).append(loss)
-    means = {place: sum(losses) / len(losses) for place, losses in columns.items()}
+    means = {number: sum(losses) / len(losses) for number, losses in columns.items()}
     low, high = min(means.values()), max(means.values())
     grid = [[" "] * TEXT_WIDTH for _ in range(TEXT_HEIGHT)]
     for kind, column in sorted(means):  # validations last, since they are few and would be overdrawn
@@ -85,8 +85,8 @@ def show_run(run: RunArgument) -> None:
     folder = find_run(run)
     status = run_status(folder)
     show(status_line(status))
-    choices, how = _choices(folder)
-    show(how)
+    choices, computed = _choices(folder)
+    show(computed)
     for line in text_chart(loss_curve(folder)):
         show(line)
     reports = reports_of(folder)
@@ -96,8 +96,8 @@ def show_run(run: RunArgument) -> None:
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
-        if told := event_text(entry):
-            show(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {told}")
+        if text := event_text(entry):
+            show(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {text}")
         if entry["event"] == "sample":
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
@@ -114,9 +114,9 @@ def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
         return None, f"  cannot read its choices: {error.message}"
     if choices.dtype is None:
         return choices.made(), "  device and precision not chosen yet"
-    wanted = " (dtype: auto)" if config.dtype == "auto" else ""
+    setting = " (dtype: auto)" if config.dtype == "auto" else ""
     path = f", {choices.path} path" if choices.path else ""
-    return choices.made(), f"  computed in {choices.dtype}{wanted} on {choices.device}{path}"
+    return choices.made(), f"  computed in {choices.dtype}{setting} on {choices.device}{path}"
 
 
 def logs(
@@ -242,7 +242,7 @@ def watch(run: RunArgument) -> None:
         if out().is_terminal and not MODE.json:
             _draw(folder)
         else:
-            _tell_changes(folder)
+            _print_changes(folder)
     except KeyboardInterrupt:
         say("the run continues" if run_status(folder).state == "running" else "")
 
@@ -256,13 +256,13 @@ class _News:
         self.read()
 
     def read(self) -> list[str]:
-        told: list[str] = []
+        lines: list[str] = []
         while True:
             followed = read_after(self._path, self._place)
             self._place = followed.place
             if not followed.entries:
-                return told
-            told += [text for entry in followed.entries if (text := event_text(entry))]
+                return lines
+            lines += [text for entry in followed.entries if (text := event_text(entry))]
             self.sample = next(
                 (entry for entry in reversed(followed.entries) if entry["event"] == "sample"), self.sample
             )
@@ -292,7 +292,7 @@ def _screen(folder: Path, status: RunStatus, news: _News, events: deque[str]) ->
     return Group(*(Text(clean(line), no_wrap=True, overflow="ellipsis") for line in lines if line))
 
 
-def _tell_changes(folder: Path) -> None:
+def _print_changes(folder: Path) -> None:
     news = _News(folder)
     last: tuple[int, str] | None = None
     while True:
@@ -334,18 +334,18 @@ def prune(yes: YesOption = False) -> None:
     Without --yes the files are listed first, and you are asked.
     """
     with closing(open_database()) as database:
-        found = find_unused(database)
-        total = sum(each.size_bytes for each in found)
-        rows = [(each.what, each.path, size(each.size_bytes), each.why) for each in found]
-        if found:
+        unused = find_unused(database)
+        total = sum(entry.size_bytes for entry in unused)
+        rows = [(entry.what, entry.path, size(entry.size_bytes), entry.why) for entry in unused]
+        if unused:
             table("", ("what", "where", "size", "why"), rows, numeric=("size",))
-        show(f"{size(total)} can be freed" if found else "nothing to delete")
-        if found and (yes or not MODE.json):
+        show(f"{size(total)} can be freed" if unused else "nothing to delete")
+        if unused and (yes or not MODE.json):
             _ask("delete all of them", yes=yes)
-            for each in found:
-                delete(database, each)
+            for entry in unused:
+                delete(database, entry)
             show(f"{size(total)} freed")
-    listed = [{"what": e.what, "path": str(e.path), "size_bytes": e.size_bytes, "why": e.why} for e in found]
+    listed = [{"what": e.what, "path": str(e.path), "size_bytes": e.size_bytes, "why": e.why} for e in unused]
     emit({"pruned": yes, "size_bytes": total, "unused": listed})
 
 

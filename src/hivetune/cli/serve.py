@@ -139,15 +139,15 @@ def show_clients(
             token = make_client(database, new)
             show(token)
             say(f"this is the token of {new}; it is not shown again")
-        known = clients(database)
+        all_clients = clients(database)
     if new is None and revoke is None:
-        rows = [(client.name, moment(client.created), moment(client.revoked)) for client in known]
+        rows = [(client.name, moment(client.created), moment(client.revoked)) for client in all_clients]
         table("", ("client", "created", "revoked"), rows)
     emit(
         {
             "token": token,
             "clients": [
-                {"name": client.name, "created": client.created, "revoked": client.revoked} for client in known
+                {"name": client.name, "created": client.created, "revoked": client.revoked} for client in all_clients
             ],
         }
     )
@@ -169,28 +169,28 @@ def route_request(
     A declared key decides first, then the text; otherwise the shared adapter answers.
     """
     with closing(open_database()) as database:
-        known = families(database)
-    shared = name or (next(iter(known)) if len(known) == 1 else None)
-    if shared is None or shared not in known:
-        there = f"; families: {', '.join(known)}" if known else ""
-        what = (
+        all_families = families(database)
+    shared = name or (next(iter(all_families)) if len(all_families) == 1 else None)
+    if shared is None or shared not in all_families:
+        named = f"; families: {', '.join(all_families)}" if all_families else ""
+        message = (
             f"{shared} has no specialists"
             if shared
             else "several releases have specialists"
-            if known
+            if all_families
             else "there are no specialists"
         )
         raise UsageError(
-            f"{what}{there}", hint="train some: hivetune experts CONFIG --train; or choose a release: --name NAME"
+            f"{message}{named}", hint="train some: hivetune experts CONFIG --train; or choose a release: --name NAME"
         )
     with closing(open_database()) as database:
-        found = wanted(database, [shared])  # as the gateway sees it: adapters that cannot be loaded are left out
-    for problem in found.problems:
+        desired = wanted(database, [shared])  # as the gateway sees it: adapters that cannot be loaded are left out
+    for problem in desired.problems:
         say(problem)
-    if shared not in found.experts:
+    if shared not in desired.experts:
         raise UsageError(f"cannot read the router of {shared}", hint="make it again: hivetune experts CONFIG --train")
-    asked = sys.stdin.read() if text == "-" else text
-    question = Asking(shared, declared_keys(agent, category, system, ()), asked)
-    choice = choose(found.experts, found.family, question, found.champions)
+    request_text = sys.stdin.read() if text == "-" else text
+    question = Asking(shared, declared_keys(agent, category, system, ()), request_text)
+    choice = choose(desired.experts, desired.family, question, desired.champions)
     show(f"{choice.model}: {choice.reason}")
-    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": list(found.problems)})
+    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": list(desired.problems)})

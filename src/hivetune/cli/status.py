@@ -12,30 +12,30 @@ from hivetune.run.status import RunStatus
 
 def status() -> None:
     """Show what runs, what is served, what comes next and what needs your attention."""
-    found = overview()
-    if found.running:
+    state = overview()
+    if state.running:
         columns = ("running", "steps", "loss", "validation", "tokens/s", "left")
-        table("", columns, [_running(each) for each in found.running], numeric=columns[1:])
+        table("", columns, [_running(run) for run in state.running], numeric=columns[1:])
     else:
         show("nothing is running")
-    served = ", ".join(release.label for release in found.champions) or "none"
-    if found.champions:
-        how = f"served by process {found.gateway_pid}" if found.gateway_pid is not None else "not served"
-        served = f"{served}, {how}"
+    served = ", ".join(release.label for release in state.champions) or "none"
+    if state.champions:
+        served_by = f"served by process {state.gateway_pid}" if state.gateway_pid is not None else "not served"
+        served = f"{served}, {served_by}"
     show(f"champions: {served}")
-    for loop in found.loops:
-        how = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
-        show(f"cycle {loop.name}: {how}{f'; {loop.last}' if loop.last else ''}")
-    show(f"interactions in the store: {found.interactions:,}")
-    if found.recent:
+    for loop in state.loops:
+        served_by = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
+        show(f"cycle {loop.name}: {served_by}{f'; {loop.last}' if loop.last else ''}")
+    show(f"interactions in the store: {state.interactions:,}")
+    if state.recent:
         columns = ("run", "state", "steps", "loss", "validation", "begun")
-        table("", columns, [_recent(each) for each in found.recent], numeric=columns[2:5])
-    for each in (*found.running, *found.recent):
-        if each.storage_problem:
-            show(f"{each.run.name}: {each.storage_problem}")
-    _steps("needs you", found.needs)
-    _steps("next", found.next)
-    emit(found.document())
+        table("", columns, [_recent(run) for run in state.recent], numeric=columns[2:5])
+    for run in (*state.running, *state.recent):
+        if run.storage_problem:
+            show(f"{run.run.name}: {run.storage_problem}")
+    _steps("needs you", state.needs)
+    _steps("next", state.next)
+    emit(state.document())
 
 
 def _steps(title: str, steps: tuple[Suggestion, ...]) -> None:
@@ -44,18 +44,17 @@ def _steps(title: str, steps: tuple[Suggestion, ...]) -> None:
 
 
 def _running(status: RunStatus) -> tuple[object, ...]:
-    left = "-" if status.left_s is None else duration(status.left_s)
+    remaining = "-" if status.left_s is None else duration(status.left_s)
     steps = f"{status.step}/{status.steps}"
     losses = (number(status.loss), number(status.validation_loss))
-    return (status.run.name, steps, *losses, number(status.tokens_per_second, 0), left)
+    return (status.run.name, steps, *losses, number(status.tokens_per_second, 0), remaining)
 
 
 def _recent(status: RunStatus) -> tuple[object, ...]:
-    steps = f"{status.step}/{status.steps}"
     return (
         status.run.name,
         status.state,
-        steps,
+        f"{status.step}/{status.steps}",
         number(status.loss),
         number(status.validation_loss),
         moment(status.created),

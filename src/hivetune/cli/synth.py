@@ -13,7 +13,7 @@ from hivetune.synth.keep import Against
 from hivetune.synth.maker import TEMPLATES, make_rows, sources_of
 from hivetune.synth.packs.pack import Pack, find_packs
 from hivetune.synth.report import reasons_of, synth_document, write_synth_page
-from hivetune.synth.sources.places import Places
+from hivetune.synth.sources.places import Library
 
 _SHOWN_ROWS = 3
 
@@ -72,17 +72,17 @@ def synth(
     emit({**document, "report": str(page)})
 
 
-def _list(packs: list[Pack], places: Places) -> None:
-    found = [(one, len(sources_of(one, places))) for one in packs]
+def _list(packs: list[Pack], places: Library) -> None:
+    counted = [(pack, len(sources_of(pack, places))) for pack in packs]
     table(
         "",
         ("category", "pages here", "topic", "install for more"),
-        [(one.category, f"{count:,}", one.title, one.install) for one, count in found],
+        [(pack.category, f"{count:,}", pack.title, pack.install) for pack, count in counted],
         numeric=("pages here",),
     )
     show("to make rows: hivetune data synth --out rows.jsonl")
     names = ("category", "title", "install")
-    emit({"categories": [{**{name: getattr(one, name) for name in names}, "pages": count} for one, count in found]})
+    emit({"categories": [{**{name: getattr(pack, name) for name in names}, "pages": count} for pack, count in counted]})
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -91,25 +91,25 @@ def _show(document: dict[str, Any]) -> None:
         "",
         columns,
         [
-            (one["category"], f"{one['asked']:,}", f"{one['made']:,}", f"{one['kept']:,}",
-             ", ".join(reasons_of(one["rejected"])))
-            for one in document["categories"] if one["kept"]
+            (category["category"], f"{category['asked']:,}", f"{category['made']:,}", f"{category['kept']:,}",
+             ", ".join(reasons_of(category["rejected"])))
+            for category in document["categories"] if category["kept"]
         ],
         numeric=columns[1:4],
     )  # fmt: skip
-    for one in document["categories"]:
-        if not one["kept"]:
-            for_more = one["install"] or "-"
-            say(f"{one['category']}: no rows, {one['sources']} pages here; install: {for_more}")
-        for reason, count in one["skipped"].items():
-            say(f"{one['category']}: {count:,} pages skipped: {reason}")
-    found = document["diversity"]
+    for category in document["categories"]:
+        if not category["kept"]:
+            for_more = category["install"] or "-"
+            say(f"{category['category']}: no rows, {category['sources']} pages here; install: {for_more}")
+        for reason, count in category["skipped"].items():
+            say(f"{category['category']}: {count:,} pages skipped: {reason}")
+    shown = document["diversity"]
     show(
-        f"diversity of the questions: distinct-2 {found['questions']['distinct_2']:.2f} at "
-        f"{found['questions']['words']:,} words; similarity of a row to its nearest {found['self_similarity']:.2f}"
+        f"diversity of the questions: distinct-2 {shown['questions']['distinct_2']:.2f} at "
+        f"{shown['questions']['words']:,} words; similarity of a row to its nearest {shown['self_similarity']:.2f}"
     )
     for row in document["samples"][:_SHOWN_ROWS]:
-        pages = ", ".join(one["page"] for one in row["synth"]["sources"])
+        pages = ", ".join(category["page"] for category in row["synth"]["sources"])
         show(f"\n[{row['category']}, {row['synth']['kind']}, {pages}]")
         for message in row["messages"]:
             show(f"{message['role']}: {message['content']}")

@@ -54,11 +54,11 @@ def top(
 
 def card_line(index: int, card: Mapping[str, Any]) -> str:
     """Return one card as a line; figures that its driver does not report are left out."""
-    told = [f"{size(card['used_bytes'])} of {size(card['memory_bytes'])}"] if "used_bytes" in card else []
-    told += [f"{card['busy_percent']} % busy"] if "busy_percent" in card else []
-    told += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
-    told += [f"{card['watts']:.0f} W"] if "watts" in card else []
-    return f"card {index}: {', '.join(told)}" + (" (throttled by heat or power)" if card.get("hot") else "")
+    figures = [f"{size(card['used_bytes'])} of {size(card['memory_bytes'])}"] if "used_bytes" in card else []
+    figures += [f"{card['busy_percent']} % busy"] if "busy_percent" in card else []
+    figures += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
+    figures += [f"{card['watts']:.0f} W"] if "watts" in card else []
+    return f"card {index}: {', '.join(figures)}" + (" (throttled by heat or power)" if card.get("hot") else "")
 
 
 _COLUMNS = ("what", "name", "process", "processor", "memory", "for")
@@ -66,24 +66,23 @@ _COLUMNS = ("what", "name", "process", "processor", "memory", "for")
 
 def _look() -> dict[str, Any]:
     """Return a sample of the machine and of each process tree of Hivetune, by process id."""
-    folder = home() if home().exists() else Path.home()
-    taken = sample(None, folder)
+    measured = sample(None, home() if home().exists() else Path.home())
     processes = {}
     for kind, name, pid in _who():
         if tree := process_tree(pid):
             processes[pid] = {"what": kind, "name": name, "pid": pid, **tree, "begun": _begun(pid)}
-    return {**taken, "time": time.monotonic(), "percent": psutil.cpu_percent(None), "processes": processes}
+    return {**measured, "time": time.monotonic(), "percent": psutil.cpu_percent(None), "processes": processes}
 
 
 def _who() -> list[tuple[str, str, int]]:
-    found = []
+    holders = []
     if database_path().exists():
         with closing(open_database()) as database:
-            found += [("training", run.name, run) for run in running_runs(database)]
-    found += [("cycle", path.name, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]
-    found += [("serving", "gateway", home() / "gateway")]
-    held = [(kind, name, lock_holder(folder)) for kind, name, folder in found]
-    return [(kind, name, holder.pid) for kind, name, holder in held if holder is not None]
+            holders += [("training", run.name, run) for run in running_runs(database)]
+    holders += [("cycle", path.name, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]
+    holders += [("serving", "gateway", home() / "gateway")]
+    locks = [(kind, name, lock_holder(folder)) for kind, name, folder in holders]
+    return [(kind, name, holder.pid) for kind, name, holder in locks if holder is not None]
 
 
 def _begun(pid: int) -> float:
@@ -98,8 +97,7 @@ def _document(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, An
     seconds = max(now["time"] - before["time"], 1e-3)
     processes = []
     for pid, process in now["processes"].items():
-        earlier = before["processes"].get(pid, process)
-        share = max(0.0, process["cpu_s"] - earlier["cpu_s"]) / seconds
+        share = max(0.0, process["cpu_s"] - before["processes"].get(pid, process)["cpu_s"]) / seconds
         processes.append({**process, "cores": round(share, 2), "for_s": round(time.time() - process["begun"], 1)})
     memory = psutil.virtual_memory()
     return {

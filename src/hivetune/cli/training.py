@@ -11,11 +11,11 @@ from hivetune import walk
 from hivetune.base.disk import home, scratch_folder
 from hivetune.base.paths import install_command
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, model_folder, read_settings
-from hivetune.cli.data import learned_words
+from hivetune.cli.data import learning_text
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show, size, table
 from hivetune.config import RunConfig
-from hivetune.dashboard.exporters.follow import what_is_missing
+from hivetune.dashboard.exporters.follow import exporter_problem
 from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy
@@ -45,13 +45,13 @@ def open_configured(config: RunConfig, name: str) -> Run:
 
 def _waiting() -> Callable[[Busy], None]:
     """Return a callback that waits, and reports once the reason."""
-    told = False
+    reported = False
 
     def wait(busy: Busy) -> None:
-        nonlocal told
-        if not told:
+        nonlocal reported
+        if not reported:
             say(f"{busy.message}: waiting for it to prepare the rows")
-            told = True
+            reported = True
         time.sleep(WAIT_S)
 
     return wait
@@ -63,7 +63,7 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
     `ahead` may hold a child process that has started to import already.
     """
     for target in run.config.report_to:
-        if problem := what_is_missing(target):
+        if problem := exporter_problem(target):
             say(f"{problem}: {install_command(target)}; the run is not sent there")
     tried: list[DryExport] = []
 
@@ -74,12 +74,12 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
 
     with progress("measuring two steps to choose precision and micro-batch size") as report:
         notes = walk.measure(run, report, meanwhile, ahead.launch)
-    for one in tried:
-        say(f"exports: {what_can_be_exported(one)}")
+    for dry in tried:
+        say(f"exports: {exports_text(dry)}")
     for note in notes:
         say(note)
-    if why := read_resolved(run.folder)[1].kernels_why:
-        say(f"slow path: without the C++ kernels a step takes about four times as long. {why}")
+    if reason := read_resolved(run.folder)[1].kernels_why:
+        say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     with progress("training", "steps") as report:
         total = len(run.plan.steps)
         return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), start=ahead.launch))
@@ -87,19 +87,19 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
 
 def _losses(run: Path) -> str:
     loss, validation, speed = newest_losses(run)
-    told = (("loss", loss, 3), ("validation", validation, 3), ("tokens/s", speed, 0))
-    return ", ".join(f"{name} {number(value, digits)}" for name, value, digits in told if value is not None)
+    figures = (("loss", loss, 3), ("validation", validation, 3), ("tokens/s", speed, 0))
+    return ", ".join(f"{name} {number(value, digits)}" for name, value, digits in figures if value is not None)
 
 
-def what_can_be_exported(tried: DryExport) -> str:
+def exports_text(tried: DryExport) -> str:
     """Return a sentence on the exports that will work, to show before training."""
     if tried.unwritten:
-        why = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will fail: {tried.unwritten}"
-        return f"--to adapter and --to merged will work; {why}"
+        reason = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will fail: {tried.unwritten}"
+        return f"--to adapter and --to merged will work; {reason}"
     if tried.unserved:
         return f"all formats can be written, but llama.cpp cannot serve the GGUF here: {tried.unserved}"
-    said = f"{tried.conversations} conversations have the same token ids as in training"
-    return f"tested with a small model: llama.cpp gives the same result as training, {said}"
+    fact = f"{tried.conversations} conversations have the same token ids as in training"
+    return f"tested with a small model: llama.cpp gives the same result as training, {fact}"
 
 
 def show_training(summary: dict[str, Any]) -> None:
@@ -134,8 +134,8 @@ def show_training(summary: dict[str, Any]) -> None:
     say("rows: " + ", ".join(parts))
     if summary.get("storage_problem"):
         say(f"disk: {summary['storage_problem']}")
-    for place in summary["quarantined"]:
-        say(f"quarantined: {place}")
+    for row in summary["quarantined"]:
+        say(f"quarantined: {row}")
     if changes := summary.get("arithmetic_changes"):
         say("recovery changed the arithmetic, so this adapter differs in rounding from an undisturbed run:")
         for change in changes:
@@ -156,38 +156,38 @@ def verify_resume(
         snapshot = prepare_data(loaded, folder_of_model, report)
     # The folder of temporary files may be too small for two runs with checkpoints.
     with scratch_folder(home() / "verify") as folder, progress("training", "steps") as report:
-        found = verify(loaded, folder_of_model, snapshot, folder, report)
+        verified = verify(loaded, folder_of_model, snapshot, folder, report)
     table(
         "",
         ("file", "equal", "largest difference"),
         [
-            (each.file, "bit for bit" if each.identical else "no", "" if each.difference is None else each.difference)
-            for each in found.files
+            (file.file, "bit for bit" if file.identical else "no", "" if file.difference is None else file.difference)
+            for file in verified.files
         ],
     )
     say(
-        f"{found.steps} steps on {found.device}, killed {found.kills} times, "
-        f"resumed from step {', '.join(map(str, found.resumed_from))}; {duration(found.seconds)}"
+        f"{verified.steps} steps on {verified.device}, killed {verified.kills} times, "
+        f"resumed from step {', '.join(map(str, verified.resumed_from))}; {duration(verified.seconds)}"
     )
     document = {
-        "identical": found.identical,
-        "passed": found.passed,
-        "steps": found.steps,
-        "kills": found.kills,
-        "resumed_from": list(found.resumed_from),
-        "device": found.device,
+        "identical": verified.identical,
+        "passed": verified.passed,
+        "steps": verified.steps,
+        "kills": verified.kills,
+        "resumed_from": list(verified.resumed_from),
+        "device": verified.device,
         "files": [
-            {"file": each.file, "identical": each.identical, "difference": each.difference} for each in found.files
+            {"file": file.file, "identical": file.identical, "difference": file.difference} for file in verified.files
         ],
-        "seconds": found.seconds,
+        "seconds": verified.seconds,
     }
     emit(document)
-    if not found.passed:
+    if not verified.passed:
         say("hivetune: the killed run has other weights than the undisturbed one")
         say("hint: run it again; if they differ again, report it with the output of --json")
         raise typer.Exit(1)
-    words = "equal bit for bit" if found.identical else "equal within the rounding of this card"
-    show(f"verified: killed and undisturbed run are {words}")
+    result = "equal bit for bit" if verified.identical else "equal within the rounding of this card"
+    show(f"verified: killed and undisturbed run are {result}")
 
 
 def learn(
@@ -216,7 +216,7 @@ def learn(
 
 def show_stages(document: dict[str, Any]) -> None:
     """Show the rows of training, the result of each stage, and the stage that ships."""
-    show(learned_words(document["learned_from"]) or "lessons besides good rows: none")
+    show(learning_text(document["learned_from"]) or "lessons besides good rows: none")
     names = (("stage1", "stage 1"), ("stage2", "stage 2"), ("longer", "stage 1, longer"))
     rows = [
         (label, stage["steps"], stage["adapter_step"], number(stage["loss_first"]), number(stage["loss_last"]))

@@ -84,12 +84,12 @@ def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
     if run.record["status"] == "done":
         return {**run.record["result"], "already_done": True}
     check_carried(run)
-    with ExitStack() as held:
-        held.enter_context(hold_run(run.folder))
+    with ExitStack() as resources:
+        resources.enter_context(hold_run(run.folder))
         _clear(run.folder)
         ray = connect_ray(address)
-        stop = held.enter_context(StopRequest())  # Ray has taken the signals for itself
-        code = _Carrier(run, address, ray, stop, held, tell).finish()
+        stop = resources.enter_context(StopRequest())  # Ray has taken the signals for itself
+        code = _Carrier(run, address, ray, stop, resources, tell).finish()
     if code:
         raise _error(run.folder, code, stop.number)
     return {**run.record["result"], "already_done": False}
@@ -98,8 +98,8 @@ def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
 class _Carrier:
     """One run in transit. `held`: the locks of its folder, which is replaced each time that the run is copied back."""
 
-    def __init__(self, run: Run, address: str, ray: Any, stop: StopRequest, held: ExitStack, tell: Teller):
-        self._run, self._address, self._ray, self._stop, self._held, self._tell = run, address, ray, stop, held, tell
+    def __init__(self, run: Run, address: str, ray: Any, stop: StopRequest, stack: ExitStack, tell: Teller):
+        self._run, self._address, self._ray, self._stop, self._stack, self._tell = run, address, ray, stop, stack, tell
         self._beside = run.folder.with_name(f".{run.folder.name}.{os.getpid()}")
         self._exporters = Exporters(run.folder, run.config.report_to)
         self._given_up: dict[str, str] = {}
@@ -108,7 +108,7 @@ class _Carrier:
         self._homes = 0
         self._said = b""
         self._too_small = False
-        self._full_told = False
+        self._disk_reported = False
 
     def finish(self) -> int:
         """Return the exit code of the run's process, on whatever machine it ended. 0: the run is done."""
@@ -123,7 +123,7 @@ class _Carrier:
                 if code not in _OF_THE_MACHINE and code >= 0:
                     return code
                 self._too_small = self._too_small or code == DoesNotFit.exit_code
-                self._give_up(node, f"{host}: {_why(self._run.folder, code)}")
+                self._give_up(node, f"{host}: {_reason(self._run.folder, code)}")
             except _Lost as error:
                 self._losses[node] += 1
                 self._tell(f"{host or 'a machine'} is lost: {error}; {self._run.folder.name} continues here")
@@ -141,11 +141,11 @@ class _Carrier:
             self._ask(actor.leave.remote())
         self._ray.kill(actor)
 
-    def _give_up(self, node: str, why: str) -> None:
-        self._given_up[node] = why
-        self._tell(f"given up for {self._run.folder.name}: {why}")
+    def _give_up(self, node: str, reason: str) -> None:
+        self._given_up[node] = reason
+        self._tell(f"given up for {self._run.folder.name}: {reason}")
         if node == _ANY:
-            self._left()
+            self._no_machine_left()
 
     def _guest(self) -> Guest:
         config, choices = read_resolved(self._run.folder)
@@ -159,15 +159,15 @@ class _Carrier:
         An actor takes no core and no memory of those that Ray counts, because its child computes.
         """
         self._counted = 0.0
-        self._left()
+        self._no_machine_left()
         others = {"ray.io/node-id": f"!in({','.join(self._given_up)})"} if self._given_up else {}
-        made = self._ray.remote(num_cpus=0, resources={DEVICE: 1}, max_restarts=0, label_selector=others)(RunHost)
-        actor = made.remote()
+        host = self._ray.remote(num_cpus=0, resources={DEVICE: 1}, max_restarts=0, label_selector=others)(RunHost)
+        actor = host.remote()
         waits = time.monotonic() + WAITS_S
 
         def look() -> None:
             nonlocal waits
-            self._left()
+            self._no_machine_left()
             if self._stop.count:
                 raise Stopped("stopped while waiting for a device", signal_number=self._stop.number)
             if time.monotonic() > waits:
@@ -180,7 +180,7 @@ class _Carrier:
             self._ray.kill(actor)
             raise
 
-    def _left(self) -> None:
+    def _no_machine_left(self) -> None:
         """Return the machines that may still take the run. Raise MachineNotFit if there is none, DoesNotFit if one was
         too small.
         """
@@ -189,10 +189,10 @@ class _Carrier:
         self._counted = time.monotonic()
         nodes = [node for node in self._ray.nodes() if node["NodeID"] not in self._given_up]
         if not offered_by(nodes) or _ANY in self._given_up:
-            why = "; ".join(self._given_up.values()) or "none of its machines offers one"
+            reason = "; ".join(self._given_up.values()) or "none of its machines offers one"
             kind = DoesNotFit if self._too_small else MachineNotFit
             raise kind(
-                f"no device of the cluster at {self._address} can continue {self._run.folder.name}: {why}",
+                f"no device of the cluster at {self._address} can continue {self._run.folder.name}: {reason}",
                 hint=f"fix that, or continue here: hivetune resume {quoted(self._run.folder)}",
             )
 
@@ -210,7 +210,7 @@ class _Carrier:
 
     def _accompany(self, actor: Any, host: str) -> int:
         """Follow the run until it ends or is paused there and is at home again; return its exit code."""
-        asked, home_at = False, time.monotonic() + HOME_EVERY_S
+        stopping, home_at = False, time.monotonic() + HOME_EVERY_S
         while True:
             news = self._ask(actor.look.remote())
             for growth in news.growth:
@@ -225,10 +225,10 @@ class _Carrier:
                     time.sleep(COUNT_EVERY_S)
                 return int(news.code)
             self._exporters.look()
-            if self._stop.count and not asked:
-                asked = True
+            if self._stop.count and not stopping:
+                stopping = True
                 self._ask(actor.pause.remote())
-            if not asked and time.monotonic() >= home_at:
+            if not stopping and time.monotonic() >= home_at:
                 home_at = time.monotonic() + max(HOME_EVERY_S, self._visit_home(actor) / HOME_SHARE)
             time.sleep(FOLLOW_EVERY_S)
 
@@ -247,9 +247,9 @@ class _Carrier:
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
-            if not self._full_told:
+            if not self._disk_reported:
                 self._tell(f"the disk of {self._run.folder} is full: what is made there waits until there is room")
-            self._full_told = True
+            self._disk_reported = True
             return False
         return True
 
@@ -268,7 +268,7 @@ class _Carrier:
                 unpack(parcel, came)
             except ValueError as error:
                 raise _Lost(str(error)) from None
-            self._held.enter_context(lock(came / RUN))
+            self._stack.enter_context(lock(came / RUN))
             bring_home(came / RUN, self._run)
         finally:
             parcel.unlink(missing_ok=True)
@@ -297,12 +297,12 @@ def bring_home(came: Path, run: Run) -> None:
 
     Raises HivetuneError for another run's folder.
     """
-    there = read_record(came)
-    if there.get("identity") != run.record.get("identity"):
+    record = read_record(came)
+    if record.get("identity") != run.record.get("identity"):
         raise HivetuneError(f"the cluster returned another run for {run.folder}", hint="see: hivetune cluster status")
     changes: dict[str, Any] = {"model": str(run.model), "snapshot": str(run.snapshot.folder)}
-    if "result" in there:
-        changes["result"] = {**there["result"], "run": str(run.folder)}
+    if "result" in record:
+        changes["result"] = {**record["result"], "run": str(run.folder)}
     update_record(came, **changes)
     if (run.folder / SUPERVISOR_LOG).exists():  # who started this process has it open
         os.rename(run.folder / SUPERVISOR_LOG, came / SUPERVISOR_LOG)
@@ -331,7 +331,7 @@ def _clear(run: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _why(run: Path, code: int) -> str:
+def _reason(run: Path, code: int) -> str:
     """Return why the run's supervisor ended, by its journal."""
     ends = [entry for entry in read_journal(run / EVENTS) if entry["event"] == "supervisor_ended"]
     return (ends[-1].get("why") if ends else "") or f"its process ended with exit code {code}"
@@ -342,5 +342,6 @@ def _error(run: Path, code: int, signal_number: int | None) -> HivetuneError:
     if code > 128:
         hint = f"to continue: hivetune resume {quoted(run)}"
         return Stopped("stopped; everything up to its last step is saved", signal_number=signal_number, hint=hint)
-    kind = _ERRORS.get(code, HivetuneError)
-    return kind(_why(run, code), hint=f"see the log: hivetune logs {quoted(run)}; then: hivetune resume {quoted(run)}")
+    return _ERRORS.get(code, HivetuneError)(
+        _reason(run, code), hint=f"see the log: hivetune logs {quoted(run)}; then: hivetune resume {quoted(run)}"
+    )

@@ -36,7 +36,7 @@ RUN, SNAPSHOT = "run", "snapshot"
 FOLLOWED = (METRICS, EVENTS, ROW_LOSSES, AMENDMENTS)
 # A piece of a parcel in one call: far below the shared memory that Ray has (node.py).
 CARRIED_BYTES = 4 << 20
-_IN, _OUT, _LOG, _KEPT = "in", "out", "log", "kept"
+_IN, _OUT, _LOG, _CARRIED = "in", "out", "log", "kept"
 _YOUNG_S, _CLAIM_S = 60.0, 5.0
 _NO_CARDS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
@@ -91,9 +91,9 @@ class RunHost:
     _process: "subprocess.Popen[bytes]"
 
     def __init__(self) -> None:
-        self._kept = contextlib.ExitStack()
-        self._places: dict[str, JournalPlace] = {}
-        self._said = 0
+        self._resources = contextlib.ExitStack()
+        self._positions: dict[str, JournalPlace] = {}
+        self._output_bytes = 0
 
     def where(self) -> str:
         """Return Ray's name of the machine."""
@@ -116,8 +116,8 @@ class RunHost:
         guests = home() / "cluster" / "runs"
         _clear(guests)
         folder = guests / f"{guest.name}-{secrets.token_hex(4)}"
-        self._kept.callback(shutil.rmtree, folder)
-        self._kept.enter_context(lock(folder))
+        self._resources.callback(shutil.rmtree, folder)
+        self._resources.enter_context(lock(folder))
         self._room = _Room(folder, model, membership.python, _environment(membership, device))
         return host, device
 
@@ -128,33 +128,33 @@ class RunHost:
 
     def begin(self) -> None:
         """Unpack the received run and continue it. Raises ValueError, OSError, UsageError for a damaged run."""
-        room, kept = self._room, self._room.folder / _KEPT
-        unpack(room.folder / _IN, kept)
+        room, target = self._room, self._room.folder / _CARRIED
+        unpack(room.folder / _IN, target)
         (room.folder / _IN).unlink()
-        update_record(kept / RUN, model=str(room.model), snapshot=str(kept / SNAPSHOT))
+        update_record(target / RUN, model=str(room.model), snapshot=str(target / SNAPSHOT))
         for name in FOLLOWED:
             while self._grown(name) is not None:
                 pass
         with open(open_plain(room.folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                [room.python, "-m", GUEST, str(kept / RUN), str(os.getpid())],
+                [room.python, "-m", GUEST, str(target / RUN), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 env=dict(room.environment),
             )
-        self._kept.callback(self._end)
+        self._resources.callback(self._end)
 
     def look(self) -> News:
         """Return the news of the run. Its exit code comes last, when nothing else is left."""
         code = self._process.poll()  # first: what it wrote before its end is read below
         growth = tuple(grown for name in FOLLOWED if (grown := self._grown(name)) is not None)
         with open(self._room.folder / _LOG, "rb") as file:
-            file.seek(self._said)
-            said = file.read(CARRIED_BYTES)
-        self._said += len(said)
-        return News(growth, said, None if growth or said else code)
+            file.seek(self._output_bytes)
+            output = file.read(CARRIED_BYTES)
+        self._output_bytes += len(output)
+        return News(growth, output, None if growth or output else code)
 
     def pause(self) -> None:
         """Ask for the clean end."""
@@ -163,7 +163,7 @@ class RunHost:
 
     def gather(self) -> int | None:
         """Pack the run as it is now and return the parcel's size in bytes; None when the run changed meanwhile."""
-        run, ended = self._room.folder / _KEPT / RUN, self._process.poll() is not None
+        run, ended = self._room.folder / _CARRIED / RUN, self._process.poll() is not None
         if ended:
             self._end()
         before = (run / CONFIG).read_bytes()
@@ -183,7 +183,7 @@ class RunHost:
 
     def leave(self) -> None:
         """Delete everything of the run: it is at home again, or will not come back."""
-        self._kept.close()
+        self._resources.close()
 
     def _end(self) -> None:
         """End the run's process, and others in its session."""
@@ -192,12 +192,12 @@ class RunHost:
         self._process.wait()
 
     def _grown(self, name: str) -> Growth | None:
-        path, place = self._room.folder / _KEPT / RUN / name, self._places.get(name, JournalPlace())
-        followed = read_after(path, place)
-        if followed.place == place:
+        path, position = self._room.folder / _CARRIED / RUN / name, self._positions.get(name, JournalPlace())
+        followed = read_after(path, position)
+        if followed.place == position:
             return None
-        self._places[name] = followed.place
-        start = 0 if followed.anew else place.offset
+        self._positions[name] = followed.place
+        start = 0 if followed.anew else position.offset
         if not followed.place.offset:
             return Growth(name, 0, b"")
         with open(open_plain(path), "rb") as file:
@@ -205,9 +205,9 @@ class RunHost:
             return Growth(name, start, file.read(followed.place.offset - start))
 
 
-def _claim(devices: Sequence[str], wanted: str) -> str | None:
+def _claim(devices: Sequence[str], kind: str) -> str | None:
     """Hold a device. A run that computes on the processor may use any; one that began on a card needs a card."""
-    fitting = [device for device in dict.fromkeys(devices) if wanted != "cuda" or device.startswith("cuda")]
+    fitting = [device for device in dict.fromkeys(devices) if kind != "cuda" or device.startswith("cuda")]
     deadline = time.monotonic() + _CLAIM_S
     while fitting:
         for device in fitting:
@@ -232,8 +232,7 @@ def _environment(membership: Membership, device: str) -> dict[str, str]:
         environment["OMP_NUM_THREADS"] = str(max(1, machine.cores // membership.devices.count("cpu")))
     if device == "cpu":
         return environment | (_NO_CARDS if machine.cards else {})
-    places = visible_devices(machine.cards, "cuda", environment)
-    return environment | places[int(device.partition(":")[2])]
+    return environment | visible_devices(machine.cards, "cuda", environment)[int(device.partition(":")[2])]
 
 
 def _clear(guests: Path) -> None:

@@ -56,7 +56,7 @@ MAX_FOLDER_BYTES = 107 - len("/session_2026-11-25_23-59-59_123456_4194304/socket
 _START = "import json, sys; from ray.scripts.scripts import cli; cli(json.load(sys.stdin))"
 _TAIL_LINES = 5
 # Of an environment that shall compute: the version of Hivetune, and which packages are missing.
-_ASKED = (
+_VERSIONS_SCRIPT = (
     "import importlib.util, hivetune; print(hivetune.__version__, "
     "*(name for name in ('torch', 'ray') if importlib.util.find_spec(name) is None))"
 )
@@ -92,26 +92,26 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
     warnings: tuple[str, ...] = ()
     if joining.join is None:
         make_token()
-        here, _, port = joining.listen.partition(":")
-        address = f"{here}:{port or PORT}"
-        words = ["--head", "--port", port or str(PORT), "--include-dashboard", "false", "--no-monitor"]
+        own, _, port = joining.listen.partition(":")
+        address = f"{own}:{port or PORT}"
+        options = ["--head", "--port", port or str(PORT), "--include-dashboard", "false", "--no-monitor"]
         if joining.redis is not None:
             warnings = check_redis(joining.redis)
     else:
         if joining.redis is not None:
             raise UsageError("--redis is an option of the head only", hint="leave it out with --join")
         need_token()
-        address, here, words = joining.join, own_address(joining.join), ["--address", joining.join]
+        address, own, options = joining.join, own_address(joining.join), ["--address", joining.join]
     end_node()
     extra = {} if joining.redis is None else _redis_environment(joining.redis)
     extra = {**ray_environment(address), **extra}
     try:
-        words += [*_own_words(here, len(devices), machine), *_redis_options(joining.redis)]
-        _ray_start(python, words, extra)
+        options += [*_node_options(own, len(devices), machine), *_redis_options(joining.redis)]
+        _ray_start(python, options, extra)
     except BaseException:  # what has started already would run for ever
         end_node()
         raise
-    shown = "" if joining.redis is None else redis_words(joining.redis)[0]
+    shown = "" if joining.redis is None else redis_for_ray(joining.redis)[0]
     membership = Membership(address, joining.join is None, python, devices, shown)
     write_membership(membership)
     return membership, warnings
@@ -119,13 +119,13 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
 
 def end_node() -> int:
     """End all processes of this home's Ray on this machine, actors included, and return how many there were."""
-    found = _processes()
-    _signal(found, signal.SIGTERM)
-    _, left = psutil.wait_procs(found, END_TIMEOUT_S)
-    _signal(left, signal.SIGKILL)
-    psutil.wait_procs(left, END_TIMEOUT_S)
+    processes = _processes()
+    _signal(processes, signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, END_TIMEOUT_S)
+    _signal(alive, signal.SIGKILL)
+    psutil.wait_procs(alive, END_TIMEOUT_S)
     forget_membership()
-    return len(found)
+    return len(processes)
 
 
 def view_own(address: str | None) -> ClusterView:
@@ -157,37 +157,40 @@ def _checked_python(python: str | None) -> str:
     path = Path(python).expanduser()
     path = path / "bin" / "python" if path.is_dir() else path
     try:
-        said = subprocess.run([str(path), "-c", _ASKED], capture_output=True, text=True, check=False)
+        child = subprocess.run([str(path), "-c", _VERSIONS_SCRIPT], capture_output=True, text=True, check=False)
     except OSError as error:
         raise UsageError(
             f"--python {python}: {error.strerror}", hint="name a Python or a virtual environment"
         ) from None
-    if said.returncode or said.stdout.split() != [__version__]:
-        has, *missing = said.stdout.split() or ["no version"]
+    if child.returncode or child.stdout.split() != [__version__]:
+        has, *missing = child.stdout.split() or ["no version"]
         lacks = f"{missing[0]} is missing" if missing else f"Hivetune {__version__} is needed, it has {has}"
         extra = "cluster" if missing == ["ray"] else "train"
         raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command(extra)} in that environment")
     return str(path.absolute())
 
 
-def _own_words(here: str, devices: int, machine: Machine) -> list[str]:
+def _node_options(own: str, devices: int, machine: Machine) -> list[str]:
     resources = {DEVICE: devices} if devices else {}
     share = int(OBJECT_STORE_SHARE * machine.memory_bytes)
     store_bytes = min(max(share, MIN_OBJECT_STORE_BYTES), MAX_OBJECT_STORE_BYTES)
     return [
-        *("--node-ip-address", here, "--num-cpus", "0", "--num-gpus", "0", "--resources", json.dumps(resources)),
+        *("--node-ip-address", own, "--num-cpus", "0", "--num-gpus", "0", "--resources", json.dumps(resources)),
         *("--object-store-memory", str(store_bytes), "--temp-dir", str(_ray_folder()), "--disable-usage-stats"),
         *("--include-log-monitor", "false"),
     ]
 
 
 def _redis_options(redis: str | None) -> list[str]:
-    return [] if redis is None else redis_words(redis)[1]
+    return [] if redis is None else redis_for_ray(redis)[1]
 
 
 def _redis_environment(redis: str) -> dict[str, str]:
     # The same name after a restart of the head, another one for another home.
-    return {"RAY_REDIS_ADDRESS": redis_words(redis)[0], "RAY_external_storage_namespace": f"hivetune-{mark_of_home()}"}
+    return {
+        "RAY_REDIS_ADDRESS": redis_for_ray(redis)[0],
+        "RAY_external_storage_namespace": f"hivetune-{mark_of_home()}",
+    }
 
 
 def mark_of_home() -> str:
@@ -201,16 +204,16 @@ def _ray_folder() -> Path:
     private one, in /tmp if TMPDIR is too long.
     """
     name = f"ht-{mark_of_home()}"
-    wanted = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}" / "ray"
-    return temporary_folder(name, None if len(os.fsencode(wanted)) <= MAX_FOLDER_BYTES else Path("/tmp")) / "ray"
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.geteuid()}" / "ray"
+    return temporary_folder(name, None if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES else Path("/tmp")) / "ray"
 
 
-def _ray_start(python: str, words: list[str], extra: Mapping[str, str]) -> None:
+def _ray_start(python: str, options: list[str], extra: Mapping[str, str]) -> None:
     environment = {**os.environ, **extra, HOME_MARK: mark_of_home()}
     try:
         started = subprocess.run(
             [python, "-c", _START],  # the actors that compute run in the environment of their node
-            input=json.dumps(["start", *words]),
+            input=json.dumps(["start", *options]),
             env=environment,
             capture_output=True,
             text=True,
@@ -228,13 +231,13 @@ def _ray_start(python: str, words: list[str], extra: Mapping[str, str]) -> None:
 
 def _processes() -> list[psutil.Process]:
     """Return the processes with our mark and all below them. A process that sets its title overwrites its mark."""
-    found: dict[int, psutil.Process] = {}
+    by_pid: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if process.environ().get(HOME_MARK) == mark_of_home():
-                found |= {one.pid: one for one in (process, *process.children(recursive=True))}
-    found.pop(os.getpid(), None)
-    return list(found.values())
+                by_pid |= {p.pid: p for p in (process, *process.children(recursive=True))}
+    by_pid.pop(os.getpid(), None)
+    return list(by_pid.values())
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
@@ -253,8 +256,8 @@ def check_redis(url: str) -> tuple[str, ...]:
     server = parse_server(url, {})
     try:
         client = connect(server)
-        told = dict(client.info())
-        shards = _shards(str(client.execute_command("CLUSTER", "INFO"))) if told["cluster_enabled"] else 1
+        info = dict(client.info())
+        shards = _shards(str(client.execute_command("CLUSTER", "INFO"))) if info["cluster_enabled"] else 1
     except HivetuneError:
         raise
     except (load_redis().exceptions.RedisError, OSError) as error:
@@ -262,34 +265,34 @@ def check_redis(url: str) -> tuple[str, ...]:
         if isinstance(explained, HivetuneError):
             raise explained from None
         raise UsageError(f"{server.shown} does not answer: {error}", hint="check --redis redis://HOST:PORT") from None
-    return judge_redis(server.shown, told, shards)
+    return judge_redis(server.shown, info, shards)
 
 
-def _shards(told: str) -> int:
+def _shards(info: str) -> int:
     """Return the number of shards in the text of CLUSTER INFO."""
-    found = re.search(r"cluster_size:(\d+)", told)
-    return int(found[1]) if found else 0
+    match = re.search(r"cluster_size:(\d+)", info)
+    return int(match[1]) if match else 0
 
 
-def judge_redis(shown: str, told: Mapping[str, Any], shards: int) -> tuple[str, ...]:
+def judge_redis(shown: str, info: Mapping[str, Any], shards: int) -> tuple[str, ...]:
     """Return warnings by the server's INFO and the number of its shards. Raises MachineNotFit."""
     if shards > 1:
         raise MachineNotFit(
             f"{shown} is a Redis Cluster of {shards} shards: Ray keeps its state in one shard only",
             hint="give the cluster a Redis of its own, a single server or one behind Sentinel",
         )
-    policy = str(told.get("maxmemory_policy", "noeviction"))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         raise MachineNotFit(
             f"{shown} evicts with {policy}: when its memory is full it may delete the state of the cluster",
             hint="redis-cli CONFIG SET maxmemory-policy noeviction, or a Redis of its own",
         )
-    if not int(told.get("aof_enabled", 0)):
+    if not int(info.get("aof_enabled", 0)):
         return (f"{shown} writes no append-only file: after its own restart the cluster has to be started again",)
     return ()
 
 
-def redis_words(url: str) -> tuple[str, list[str]]:
+def redis_for_ray(url: str) -> tuple[str, list[str]]:
     """Return the address of a Redis for Ray, and options for `ray start`."""
     parts = urllib.parse.urlsplit(url)
     scheme = "rediss://" if parts.scheme == "rediss" else ""

@@ -118,7 +118,7 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
     """Require any gain in the required metrics. Speed and size are held against the base, which does not change. Where
     the base model was upgraded since, losses are of other tokens, and answers decide."""
     by_answers = config.loss_gain is None and config.success_gain is not None
-    wanted = config.model_copy(
+    required = config.model_copy(
         update={
             "look": contests.look,
             "loss_gain": None if config.loss_gain is None else 0.0,
@@ -127,17 +127,17 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
             "memory_ratio": None,
         }
     )
-    verdict = judge(evaluation, wanted)
+    verdict = judge(evaluation, required)
     fresh = _gain([row for row in evaluation["rows"] if row["id"] not in contests.known])
     if isinstance(fresh, str) or fresh.ci95 is None:
         return verdict
     low, high = fresh.ci95
-    seen = f"fresh rows: gain {fresh.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    fact = f"fresh rows: gain {fresh.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < 0:
         worse = verdict.verdict == "abort"
-        reasons, decisive = (f"{seen}: worse", *verdict.reasons), 1 + verdict.decisive * worse
+        reasons, decisive = (f"{fact}: worse", *verdict.reasons), 1 + verdict.decisive * worse
         return replace(verdict, verdict="abort" if worse else "iterate", reasons=reasons, decisive=decisive)
-    return replace(verdict, reasons=(*verdict.reasons, seen))
+    return replace(verdict, reasons=(*verdict.reasons, fact))
 
 
 def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
@@ -156,8 +156,8 @@ def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateCon
         return judge(evaluation, config.model_copy(update=unlike_loss))
     answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED))
     lost = tuple(reason for reason in answers.reasons[: answers.decisive] if "significantly worse" in reason)
-    known = [row for row in evaluation["rows"] if row["id"] in contests.known]
-    verdict = _of_earlier_rows(_gain(known), config.tolerance)
+    earlier = [row for row in evaluation["rows"] if row["id"] in contests.known]
+    verdict = _of_earlier_rows(_gain(earlier), config.tolerance)
     if lost and verdict.verdict != "abort":
         reasons = (*lost, *verdict.reasons)
         verdict = replace(verdict, verdict="iterate", reasons=reasons, decisive=len(reasons))
@@ -175,13 +175,13 @@ def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
         return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
     low, high = gain.ci95
     metric = replace(metric, ci95=(-high, -low), passed=low > -tolerance)
-    seen = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    fact = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < -tolerance:
-        return Verdict("abort", (f"{seen}: worse by more than the tolerance {tolerance:g}",), (metric,), decisive=1)
+        return Verdict("abort", (f"{fact}: worse by more than the tolerance {tolerance:g}",), (metric,), decisive=1)
     if low <= -tolerance:
-        reason = f"{seen}: not shown to be within the tolerance {tolerance:g}"
+        reason = f"{fact}: not shown to be within the tolerance {tolerance:g}"
         return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
-    return Verdict("deploy", (f"{seen}, within the tolerance {tolerance:g}",), (metric,), decisive=1)
+    return Verdict("deploy", (f"{fact}, within the tolerance {tolerance:g}",), (metric,), decisive=1)
 
 
 def replay_gain(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:

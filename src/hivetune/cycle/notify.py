@@ -46,8 +46,8 @@ class Notice:
     @property
     def sentence(self) -> str:
         """Return one line for people."""
-        words = f"{_BEGINNINGS[self.kind].format(release=self.release)}: {self.reason}"
-        line = " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())
+        text = f"{_BEGINNINGS[self.kind].format(release=self.release)}: {self.reason}"
+        line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
         return line if len(line) <= MAX_SENTENCE_CHARS else line[: MAX_SENTENCE_CHARS - 3] + "..."
 
 

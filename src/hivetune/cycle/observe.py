@@ -55,8 +55,7 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         served, problem = _served(database, name, known.checks) if wants is not None else (None, "")
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
         asked = (folder / NOW).exists()
-        mine = [act for act in acts if opened is not None and act.cycle == opened.id]
-        spent_hours, spent_kwh = spent(mine)
+        spent_hours, spent_kwh = spent([act for act in acts if opened is not None and act.cycle == opened.id])
         label = None if wants is None else f"{name}@{wants}"
         common = Observation(
             paused=(folder / PAUSED).exists(),
@@ -326,8 +325,7 @@ def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
     """Return why an open cycle must not continue, or ""."""
     if not (cycle.run / RECORD).exists():
         return ""
-    record = read_record(cycle.run)
-    identity = record.get("identity", {})
+    identity = read_record(cycle.run).get("identity", {})
     gone = forgotten_behind(database, cycle.name, cycle.run, identity.get("snapshot", ""))
     if gone:
         return f"{gone} of its rows were forgotten"

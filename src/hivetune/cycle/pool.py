@@ -50,19 +50,19 @@ class LookCache:
 
 
 def read_rows_now(
-    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, known: LookCache
+    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, cache: LookCache
 ) -> RowsNow:
     """Return the rows, read again only when the inputs or the trained rows changed."""
     behind = None if champion is None else champion.snapshot
     remembered = len(trained_rows(database, name)), len(suspect_rows(database, name)), behind
     try:
         key = (_inputs(config, database), remembered, config)
-        if known.key != key:
-            known.rows = _read(config, database, name, champion)
-            known.key = key
+        if cache.key != key:
+            cache.rows = _read(config, database, name, champion)
+            cache.key = key
     except UsageError as error:
         return RowsNow(problem=error.message)
-    return known.rows
+    return cache.rows
 
 
 def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None) -> RowsNow:
@@ -74,10 +74,10 @@ def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: 
     settings = choice_settings(database, config, name, champion)
     rows = [row for row in pool.pool() if row.id not in settings.suspect]
     groups = new_groups(rows, settings)
-    hours, disk_bytes, why_not = _planned(config, rows)
+    hours, disk_bytes, problem = _planned(config, rows)
     if budget_tokens(config, rows) is not None:
         hours = config.cycle.budget_hours  # the choice of rows keeps to it
-    return RowsNow(pool, groups, hours, disk_bytes, why_not)
+    return RowsNow(pool, groups, hours, disk_bytes, problem)
 
 
 def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:

@@ -110,16 +110,16 @@ def _over_shares(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str,
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
     left_out |= {row.id: "suspect" for row in rows if row.id in settings.suspect}
     for split in ("train", "validation", "test"):
-        here = _remaining(rows, left_out, split)
-        plain = [row for row in here if not _is_general(row, settings)]
+        remaining = _remaining(rows, left_out, split)
+        plain = [row for row in remaining if not _is_general(row, settings)]
         for name, voice in (("user-share", _user), ("source-share", _stated_source)):
             plain = [row for row in plain if row.id not in left_out]
             left_out |= dict.fromkeys(_over_voices(plain, voice, settings), name)
         plain = [row for row in plain if row.id not in left_out]
-        own = [row for row in plain if row.answered_by is not None]
-        others = sum(row.trained for row in plain) - sum(row.trained for row in own)
-        left_out |= dict.fromkeys(_beyond(own, others * OWN_SHARE / (1 - OWN_SHARE), _newest_first), "own-share")
-        general = [row for row in here if _is_general(row, settings)]
+        own_rows = [row for row in plain if row.answered_by is not None]
+        others = sum(row.trained for row in plain) - sum(row.trained for row in own_rows)
+        left_out |= dict.fromkeys(_beyond(own_rows, others * OWN_SHARE / (1 - OWN_SHARE), _newest_first), "own-share")
+        general = [row for row in remaining if _is_general(row, settings)]
         plain = [row for row in plain if row.id not in left_out]
         room = sum(row.trained for row in plain) * GENERAL_SHARE / (1 - GENERAL_SHARE)
         left_out |= dict.fromkeys(_beyond(general, room, _by_content), "general-share")
@@ -147,14 +147,13 @@ def _over_voices(
             tokens[name] += row.trained
             mine[name].append(row)
             before[name] += row.trained if row.id in settings.known else 0
-    known = sum(row.trained for row in rows if row.id in settings.known)
+    earlier = sum(row.trained for row in rows if row.id in settings.known)
     if len(tokens) < MIN_VOICES:
         return []
-    shares = {name: max(VOICE_SHARE, before[name] / known if known else 0.0) for name in tokens}
-    limits = _limits(tokens, shares, sum(row.trained for row in rows))
+    shares = {name: max(VOICE_SHARE, before[name] / earlier if earlier else 0.0) for name in tokens}
     return [
         identity
-        for name, limit in limits.items()
+        for name, limit in _limits(tokens, shares, sum(row.trained for row in rows)).items()
         for identity in _beyond(mine[name], limit, lambda row: (row.id not in settings.known, _by_content(row)))
     ]
 
@@ -163,15 +162,15 @@ def _limits(tokens: Mapping[str, int], shares: Mapping[str, float], total: float
     """Return the maximum number of tokens of each voice that is above its share of the rest when all are held to
     theirs."""
     limited: dict[str, float] = {}
-    rest, taken = total, 0.0
+    rest, shared = total, 0.0
     for name in sorted(tokens, key=lambda name: (-tokens[name] / shares[name], name)):
-        whole = rest / (1 - taken)
-        if tokens[name] <= shares[name] * whole or taken + shares[name] >= 1:
+        whole = rest / (1 - shared)
+        if tokens[name] <= shares[name] * whole or shared + shares[name] >= 1:
             break
         rest -= tokens[name]
-        taken += shares[name]
+        shared += shares[name]
         limited[name] = shares[name]
-    return {name: share * rest / (1 - taken) for name, share in limited.items()}
+    return {name: share * rest / (1 - shared) for name, share in limited.items()}
 
 
 def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tuple[Hashable, ...]]) -> list[str]:
@@ -196,23 +195,23 @@ def _over_budget(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str,
     room = budget - sum(row.length for row in always)
     replay = max(settings.replay, MIN_REPLAY) if settings.going_on else settings.replay
     old_length = sum(row.length for row in old)
-    kept_new = _take(sorted(new, key=_oldest_first), max(room * (1 - replay), room - old_length))
-    used = sum(row.length for row in kept_new)
+    new_chosen = _take(sorted(new, key=_oldest_first), max(room * (1 - replay), room - old_length))
+    used = sum(row.length for row in new_chosen)
     for_old = room - used
     if settings.going_on:
         for_old = min(for_old, used * replay / (1 - replay) if replay < 1 else for_old)
-    kept = {row.id for row in (*always, *kept_new, *_take(_worst_of_each(old, settings.scores), for_old))}
-    return {row.id: "not-replayed" if row.id in settings.known else "next-cycle" for row in rows if row.id not in kept}
+    ids = {row.id for row in (*always, *new_chosen, *_take(_worst_of_each(old, settings.scores), for_old))}
+    return {row.id: "not-replayed" if row.id in settings.known else "next-cycle" for row in rows if row.id not in ids}
 
 
 def _take(rows: Iterable[PoolRow], room: float) -> list[PoolRow]:
     """Take rows in order while they fit. A row that does not fit is skipped."""
-    taken, used = [], 0
+    chosen, used = [], 0
     for row in rows:
         if used + row.length <= room:
             used += row.length
-            taken.append(row)
-    return taken
+            chosen.append(row)
+    return chosen
 
 
 def _worst_of_each(rows: Sequence[PoolRow], scores: Mapping[str, float]) -> list[PoolRow]:
@@ -221,11 +220,11 @@ def _worst_of_each(rows: Sequence[PoolRow], scores: Mapping[str, float]) -> list
     strata: dict[tuple[str, str], list[PoolRow]] = defaultdict(list)
     for row in rows:
         strata[row.agent or "", row.category or ""].append(row)
-    places: list[tuple[float, str, PoolRow]] = []
+    ranked: list[tuple[float, str, PoolRow]] = []
     for stratum in strata.values():
         stratum.sort(key=lambda row: (-_score(row, scores), _by_content(row)))
-        places += [((place + 0.5) / len(stratum), row.id, row) for place, row in enumerate(stratum)]
-    return [row for _, _, row in sorted(places, key=lambda place: place[:2])]
+        ranked += [((rank + 0.5) / len(stratum), row.id, row) for rank, row in enumerate(stratum)]
+    return [row for _, _, row in sorted(ranked, key=lambda rank: rank[:2])]
 
 
 def _score(row: PoolRow, scores: Mapping[str, float]) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hivetune.judge.drift import is_refusal
 from hivetune.serve.gateway.capture import SOURCE
-from hivetune.serve.swap.watch import FLOORS, WORDS, Alarm, ReleaseCounts, usual_rate
+from hivetune.serve.swap.watch import FAULTS, FLOORS, Alarm, ReleaseCounts, usual_rate
 
 REFUSAL_FLOOR = 0.02
 # Lengths outside these quantiles of the earlier champion's answers are unusual, as 10 % of its own are.
@@ -52,7 +52,7 @@ def read_service(database: sqlite3.Connection, label: str, *, newest: bool) -> S
         f"SELECT row FROM interactions WHERE source = ? ORDER BY time {order}, rowid {order} LIMIT ?",
         (f"{SOURCE}:{label}", most),
     )
-    answers = [seen for (text,) in rows if (seen := _seen(text)) is not None]
+    answers = [answer for (text,) in rows if (answer := _read_answer(text)) is not None]
     return Service(label, ReleaseCounts(*row) if row else ReleaseCounts(), answers[::-1] if newest else answers)
 
 
@@ -62,24 +62,24 @@ def regression_reason(before: Service, now: Service) -> str:
         usual = usual_rate(getattr(before.counts, kind), before.counts.answers, floor)
         alarm = Alarm(usual, answers=now.counts.answers, bad=getattr(now.counts, kind))
         if alarm.raised:
-            return _reason(alarm, WORDS[kind], before.label)
-    known = _by_question(before.answers)
-    now_answers = [answer for answer in now.answers if answer.asked in known]
+            return _reason(alarm, FAULTS[kind], before.label)
+    by_question = _by_question(before.answers)
+    now_answers = [answer for answer in now.answers if answer.asked in by_question]
     if not now_answers:
         return ""
     # The rate of those questions that were refused most: that others are asked now is not the release's doing.
-    usual = max(usual_rate(sum(a.refused for a in group), len(group), REFUSAL_FLOOR) for group in known.values())
+    usual = max(usual_rate(sum(a.refused for a in group), len(group), REFUSAL_FLOOR) for group in by_question.values())
     raised = _first_raised(usual, (answer.refused for answer in now_answers))
     if raised is not None:
         return _reason(raised, "refused", before.label)
-    bounds = {asked: _usual_lengths([answer.length for answer in group]) for asked, group in known.items()}
+    bounds = {size: _usual_lengths([answer.length for answer in group]) for size, group in by_question.items()}
 
     def is_unusual(answer: SeenAnswer) -> bool:
         shortest, longest = bounds[answer.asked]
         return not shortest <= answer.length <= longest
 
     floor = 1 - HIGH_QUANTILE + LOW_QUANTILE
-    usual = max(usual_rate(sum(map(is_unusual, group)), len(group), floor) for group in known.values())
+    usual = max(usual_rate(sum(map(is_unusual, group)), len(group), floor) for group in by_question.values())
     raised = _first_raised(usual, map(is_unusual, now_answers))
     if raised is not None:
         shortest, longest = min(low for low, _ in bounds.values()), max(high for _, high in bounds.values())
@@ -92,11 +92,11 @@ def _by_question(answers: Sequence[SeenAnswer]) -> dict[int, list[SeenAnswer]]:
     groups: dict[int, list[SeenAnswer]] = {}
     for answer in answers:
         groups.setdefault(answer.asked, []).append(answer)
-    return {asked: group for asked, group in groups.items() if len(group) >= MIN_BEFORE}
+    return {size: group for size, group in groups.items() if len(group) >= MIN_BEFORE}
 
 
-def _reason(alarm: Alarm, words: str, before: str) -> str:
-    return f"{alarm.bad} of {alarm.answers} answers {words}; at most {alarm.usual:.1%} was usual with {before}"
+def _reason(alarm: Alarm, fault: str, before: str) -> str:
+    return f"{alarm.bad} of {alarm.answers} answers {fault}; at most {alarm.usual:.1%} was usual with {before}"
 
 
 def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
@@ -114,7 +114,7 @@ def _usual_lengths(lengths: Sequence[int]) -> tuple[int, int]:
     return ordered[math.floor(LOW_QUANTILE * len(ordered))], ordered[math.ceil(HIGH_QUANTILE * len(ordered)) - 1]
 
 
-def _seen(stored: str) -> SeenAnswer | None:
+def _read_answer(stored: str) -> SeenAnswer | None:
     """Read a stored answer. None for a tool call, which has no text, and for a damaged row. A corrected answer counts
     as it was given."""
     try:
@@ -126,5 +126,5 @@ def _seen(stored: str) -> SeenAnswer | None:
     text = answer.get("content") if isinstance(answer, dict) else None
     if not isinstance(text, str) or not text:
         return None
-    asked = sum(len(str(turn.get("content") or "")) for turn in messages[:-1] if isinstance(turn, dict))
-    return SeenAnswer(len(text), is_refusal(text), asked.bit_length())
+    num_chars = sum(len(str(turn.get("content") or "")) for turn in messages[:-1] if isinstance(turn, dict))
+    return SeenAnswer(len(text), is_refusal(text), num_chars.bit_length())

@@ -95,9 +95,9 @@ def parse_window(text: str | None) -> Window:
     raise _not_a_window(text)
 
 
-def _not_a_window(text: str, why: str = "") -> UsageError:
+def _not_a_window(text: str, reason: str = "") -> UsageError:
     return UsageError(
-        f"cycle.window: {text!r} is not a window{why}",
+        f"cycle.window: {text!r} is not a window{reason}",
         hint='write hours ("22:00-06:00") or a cron expression of five fields ("0 22 * * 1-5")',
     )
 
@@ -174,15 +174,15 @@ def allowed_now(
     window = None if asked else window
     slot, coming = slot_at(window, now_s, zone), next_slot(window, now_s, zone)
     if slot is None or (isinstance(window, Cron) and is_served(slot, opened_s, now_s)):
-        return Permission(False, None, coming.start_s, f"the window opens at {_told(coming.start_s, now_s, zone)}")
-    other = None if asked or in_use is None else _used_by(in_use)
-    if other is not None:
-        return Permission(False, None, min(now_s + LATER_S, slot.end_s), other)
+        return Permission(False, None, coming.start_s, f"the window opens at {_moment(coming.start_s, now_s, zone)}")
+    use = None if asked or in_use is None else _used_by(in_use)
+    if use is not None:
+        return Permission(False, None, min(now_s + LATER_S, slot.end_s), use)
     ends = [slot.end_s] if window is not None else []
     ends += [now_s + 3600 * left_hours] if left_hours is not None else []
     if not ends:
         return Permission(reason="a person asked for it" if asked else "no window is set")
-    return Permission(True, min(ends), None, f"open until {_told(min(ends), now_s, zone)}")
+    return Permission(True, min(ends), None, f"open until {_moment(min(ends), now_s, zone)}")
 
 
 def _used_by(in_use: InUse) -> str | None:
@@ -211,7 +211,7 @@ def clock_changes(readings: Iterable[Clocks]) -> list[str]:
     return changes
 
 
-def _told(moment_s: float, now_s: float, zone: tzinfo) -> str:
+def _moment(moment_s: float, now_s: float, zone: tzinfo) -> str:
     """Return a moment for people: the time, with the date if that is not today's."""
     moment = datetime.fromtimestamp(moment_s, zone)
     same_day = moment.date() == datetime.fromtimestamp(now_s, zone).date()

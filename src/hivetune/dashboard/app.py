@@ -97,32 +97,32 @@ class _Dashboard:
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug})
 
     async def _page(self, make: MakePage, request: Request) -> Response:
-        page_request = _asked(request)
+        page_request = _page_request(request)
         if "text/event-stream" in request.headers.get("accept", ""):
             parts = partial(self._parts, make, page_request)
             have = request.headers.get("last-event-id") or request.query_params.get("have", "")
             address = urllib.parse.urlencode({"path": page_request.path, **page_request.query})
             return StreamingResponse(self.pages.follow(address, parts, have), media_type="text/event-stream")
         try:
-            page, parts = await self._in_thread(self._made, make, page_request)
+            page, parts = await self._in_thread(self._render, make, page_request)
         except (HivetuneError, OSError, sqlite3.Error) as error:
             return _refusal(page_request, error)
         return HTMLResponse(whole(page, page_request, digest=digest_of(parts)))
 
     async def _act(self, confirm: MakePage, do: MakePage, request: Request) -> Response:
-        page_request = _asked(request)
+        page_request = _page_request(request)
         try:
             if request.method == "GET":
                 page = await self._in_thread(confirm, self.watcher, page_request)
             else:
-                page_request = _asked(request, await _form(request))
+                page_request = _page_request(request, await _form(request))
                 _check_form(page_request)
                 page = await self._in_thread(do, self.watcher, page_request)
         except (HivetuneError, OSError, sqlite3.Error) as error:
             return _refusal(page_request, error)
         return HTMLResponse(whole(page, page_request))
 
-    def _made(self, make: MakePage, page_request: PageRequest) -> tuple[Page, Mapping[str, str]]:
+    def _render(self, make: MakePage, page_request: PageRequest) -> tuple[Page, Mapping[str, str]]:
         page = make(self.watcher, page_request)
         return page, parts_of(page) if page.live else {}
 
@@ -133,13 +133,13 @@ class _Dashboard:
         try:
             return parts_of(make(self.watcher, page_request))
         except (HivetuneError, OSError, sqlite3.Error) as error:
-            return parts_of(Page("error.html", "", {"message": _said(error)[0], "hint": ""}))
+            return parts_of(Page("error.html", "", {"message": _error_text(error)[0], "hint": ""}))
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self.pages.now(partial(function, *arguments))
 
 
-def _asked(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
+def _page_request(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
     query = {key: value for key, value in request.query_params.items() if key != "have"}
     named = {key: str(value) for key, value in request.path_params.items() if key != "path"}
     return PageRequest(request.url.path.removeprefix(BELOW), named, query, form or {})
@@ -175,7 +175,7 @@ class _Forged(HivetuneError):
 async def _login(request: Request) -> Response:
     """Exchange the token, from a form or from the address that the terminal shows, for a cookie that no script can
     read."""
-    page_request = _asked(request)
+    page_request = _page_request(request)
     try:
         sent = await _form(request) if request.method == "POST" else page_request.query
     except UsageError as error:
@@ -190,9 +190,9 @@ async def _login(request: Request) -> Response:
 
 
 async def _logout(request: Request) -> Response:
-    page_request = _asked(request)
+    page_request = _page_request(request)
     try:
-        _check_form(_asked(request, await _form(request)))
+        _check_form(_page_request(request, await _form(request)))
     except (_Forged, UsageError) as error:
         return _refusal(page_request, error)
     response = RedirectResponse(f"{BELOW}/login", 303)
@@ -206,13 +206,13 @@ async def _static(name: str, request: Request) -> Response:
 
 
 def _refusal(page_request: PageRequest, error: Exception, *, signed_in: bool = True) -> Response:
-    message, status = _said(error)
+    message, status = _error_text(error)
     values = {"message": message, "hint": error.hint if isinstance(error, HivetuneError) else ""}
     page = Page("error.html", HTTPStatus(status).phrase, values)
     return HTMLResponse(whole(page, page_request, signed_in=signed_in), status)
 
 
-def _said(error: Exception) -> tuple[str, int]:
+def _error_text(error: Exception) -> tuple[str, int]:
     """Return what happened in words, and the HTTP status for it."""
     if isinstance(error, HivetuneError):
         kinds: dict[type[HivetuneError], int] = {
@@ -230,15 +230,15 @@ def _said(error: Exception) -> tuple[str, int]:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: "there is no such page", 405: f"{request.method} is not allowed here"}
-    values = {"message": words.get(error.status_code, error.detail), "hint": ""}
+    messages = {404: "there is no such page", 405: f"{request.method} is not allowed here"}
+    values = {"message": messages.get(error.status_code, error.detail), "hint": ""}
     page = Page("error.html", HTTPStatus(error.status_code).phrase, values)
-    return HTMLResponse(whole(page, _asked(request)), error.status_code)
+    return HTMLResponse(whole(page, _page_request(request)), error.status_code)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     values = {"message": "an unexpected error; the log of the server has it", "hint": ""}
-    return HTMLResponse(whole(Page("error.html", "Error", values), _asked(request)), 500)
+    return HTMLResponse(whole(Page("error.html", "Error", values), _page_request(request)), 500)
 
 
 HOST = "127.0.0.1"
@@ -254,9 +254,8 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
     os.nice(LOW_PRIORITY)
     with closing(listen_on(HOST, port)) as listening:
         servers: list[uvicorn.Server] = []
-        app = guarded_dashboard(lambda: servers[0].should_exit, listening)
         config = uvicorn.Config(
-            app,
+            guarded_dashboard(lambda: servers[0].should_exit, listening),
             log_level="warning",
             access_log=False,
             http="h11",

@@ -52,7 +52,7 @@ class LivePages:
     def __init__(self, ending: Callable[[], bool]):
         self.ending = ending
         self._thread = ThreadPoolExecutor(1, "dashboard")
-        self._made: dict[str, RenderedPage] = {}
+        self._rendered: dict[str, RenderedPage] = {}
         self._streams: list[Stream] = []
 
     async def now(self, make: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
@@ -80,8 +80,8 @@ class LivePages:
                 yield f"retry: {MADE_WAY_S * 1000:.0f}\n\n".encode()
         finally:
             self._streams.remove(stream)
-            if all(other.address != address for other in self._streams):
-                self._made.pop(address, None)
+            if all(followed.address != address for followed in self._streams):
+                self._rendered.pop(address, None)
 
     def _open(self, address: str) -> Stream:
         for oldest in self._streams[: max(0, len(self._streams) + 1 - MAX_STREAMS)]:
@@ -91,26 +91,26 @@ class LivePages:
         return stream
 
     async def _current(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
-        known = self._made.get(address)
-        if known is None or time.monotonic() - known.made >= self._pause_s(known):
-            known = await asyncio.get_running_loop().run_in_executor(self._thread, partial(self._make, address, make))
-        return known
+        page = self._rendered.get(address)
+        if page is None or time.monotonic() - page.made >= self._pause_s(page):
+            page = await asyncio.get_running_loop().run_in_executor(self._thread, partial(self._make, address, make))
+        return page
 
-    def _pause_s(self, known: RenderedPage) -> float:
+    def _pause_s(self, page: RenderedPage) -> float:
         """Return how long a page is cached. All open pages share one budget of processor time."""
         addresses = {stream.address for stream in self._streams}
-        return min(MAX_AGE_S, max(MIN_AGE_S, known.cost_s * len(addresses) / SHARE))
+        return min(MAX_AGE_S, max(MIN_AGE_S, page.cost_s * len(addresses) / SHARE))
 
     def _make(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
         """Render a page in the thread. Simultaneous requests get the same page."""
-        known = self._made.get(address)
-        if known is not None and time.monotonic() - known.made < MIN_AGE_S:
-            return known
+        page = self._rendered.get(address)
+        if page is not None and time.monotonic() - page.made < MIN_AGE_S:
+            return page
         began = time.thread_time()
         parts = make()
         cost_s = time.thread_time() - began
-        self._made[address] = RenderedPage(parts, digest_of(parts), time.monotonic(), cost_s)
-        return self._made[address]
+        self._rendered[address] = RenderedPage(parts, digest_of(parts), time.monotonic(), cost_s)
+        return self._rendered[address]
 
 
 def digest_of(parts: Mapping[str, str]) -> str:

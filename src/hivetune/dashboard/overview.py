@@ -70,11 +70,10 @@ class Overview:
         }
 
 
-def overview(known: Iterable[RunStatus] | None = None) -> Overview:
-    """Return the overview of this home, which may be missing: that is an empty one. `known`: the status of every run,
+def overview(given: Iterable[RunStatus] | None = None) -> Overview:
+    """Return the overview of this home, which may be missing: that is an empty one. `given`: the status of every run,
     if it is known already."""
-    statuses = known_runs() if known is None else known
-    runs = sorted(statuses, key=lambda status: status.created, reverse=True)
+    runs = sorted(known_runs() if given is None else given, key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
     registered: list[Release] = []
     interactions, tainted = 0, {}
@@ -122,8 +121,8 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
             )
         if loop.suspect_rows:
             rows = "1 row" if loop.suspect_rows == 1 else f"{loop.suspect_rows} rows"
-            why = f"{rows} of {loop.name} set aside, since a model was worse with what came then"
-            yield Suggestion(why, f"hivetune cycle admit {loop.name}")
+            reason = f"{rows} of {loop.name} set aside, since a model was worse with what came then"
+            yield Suggestion(reason, f"hivetune cycle admit {loop.name}")
 
 
 def needs_of(
@@ -153,13 +152,13 @@ def next_steps(
     runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], interactions: int, *, served: bool
 ) -> Iterator[Suggestion]:
     """Yield at most one step of each station, for the newest run."""
-    done = next((status for status in runs if status.state == "done"), None)
+    finished = next((status for status in runs if status.state == "done"), None)
     if not runs:
         rows = "store" if interactions else "ROWS"
         yield Suggestion("see the whole walk on a small model", "hivetune demo")
         yield Suggestion("start with your own rows", f"hivetune init {rows}")
-    elif done is not None:
-        yield from _after(done.run, names[done.run], {release.run for release in registered})
+    elif finished is not None:
+        yield from _after(finished.run, names[finished.run], {release.run for release in registered})
     if any("champion" in release.aliases for release in registered) and not served:
         yield Suggestion("no gateway runs", "hivetune serve")
 

@@ -109,6 +109,6 @@ def _moment(seconds: float, *, age: bool = False) -> Markup:
     return Markup('<time datetime="{}"{}>{}</time>').format(exact, Markup(" data-age" * age), shown)
 
 
-def _count(value: int, one: str, many: str = "") -> str:
+def _count(value: int, singular: str, many: str = "") -> str:
     """Return a count such as "1 row" or "2,000 rows"."""
-    return f"{value:,} {one if value == 1 else many or one + 's'}"
+    return f"{value:,} {singular if value == 1 else many or singular + 's'}"

@@ -60,17 +60,17 @@ class RunReading:
         self.tally.add_event(entry)
         if entry["event"] in ("stop_requested", "supervisor_started", "supervisor_ended"):
             self.stopping = entry["event"] == "stop_requested"
-        words = event_text(entry)
-        if words:
-            self.events.append((entry["time"], words))
+        text = event_text(entry)
+        if text:
+            self.events.append((entry["time"], text))
         if entry["event"] == "quarantined":
             self.quarantined.append(f"{entry['source']}: {entry['reason']}")
         if entry["event"] == "sample":
             self.sample = entry
-            held = [card["used_bytes"] for card in entry.get("cards", ()) if "used_bytes" in card]
-            held = held or [entry[name] for name in ("resident_bytes",) if name in entry]
-            if held:
-                self.curves["memory"].add(self.curves["loss"].step_at(entry["time"]), max(held), entry["time"])
+            used = [card["used_bytes"] for card in entry.get("cards", ()) if "used_bytes" in card]
+            used = used or [entry[name] for name in ("resident_bytes",) if name in entry]
+            if used:
+                self.curves["memory"].add(self.curves["loss"].step_at(entry["time"]), max(used), entry["time"])
 
 
 _MAX_STEPS = 24  # they stand for all
@@ -135,13 +135,13 @@ class WatchedRun:
     def _read_newest(self) -> None:
         """Read a journal with repeated steps, as earlier versions wrote it: the newest line of each step counts."""
         newest: dict[tuple[str, int], Mapping[str, Any]] = {}
-        place = JournalPlace()
-        while (part := read_after(self.path / METRICS, place)).entries:
-            place = part.place
+        position = JournalPlace()
+        while (part := read_after(self.path / METRICS, position)).entries:
+            position = part.place
             if part.anew:  # rewritten while it was read: the lines before are those of the old file
                 newest.clear()
             newest |= {(entry["event"], entry.get("step", 0)): entry for entry in part.entries}
-        self.read, self.place, self._events = RunReading(), place, JournalPlace()
+        self.read, self.place, self._events = RunReading(), position, JournalPlace()
         for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):
             self.read.add_metric(entry)
         self._follow()
@@ -184,7 +184,7 @@ class Watcher:
             except OSError as error:
                 problem = f"{error.filename}: {error.strerror}"
                 readings.append((identity, run, RunStatus(path, path.name, "damaged", 0, 0, problem=problem)))
-        return sorted(readings, key=lambda each: each[2].created, reverse=True)
+        return sorted(readings, key=lambda entry: entry[2].created, reverse=True)
 
     def run(self, identity: str) -> WatchedRun | None:
         """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""

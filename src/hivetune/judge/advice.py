@@ -13,7 +13,7 @@ from typing import Any
 from hivetune.base.journal import read_journal
 from hivetune.data.prepare.split import question
 from hivetune.data.snapshot import Snapshot
-from hivetune.judge.findings import said_name
+from hivetune.judge.findings import titled
 from hivetune.judge.held_out import SIDES
 from hivetune.records import Advice, Metric
 from hivetune.run.folder import METRICS
@@ -56,7 +56,7 @@ def advise(
     `rank`: the document of worker/rank.py. `contradictory`: places of trained rows that answer one question
     differently.
     """
-    found = [
+    given = [
         _rate(curve),
         _trained_enough(curve),
         _rows(curve),
@@ -65,32 +65,32 @@ def advise(
         _rank(rank),
         *(_evidence(metric) for metric in metrics),
     ]
-    return tuple(advice for advice in found if advice is not None)
+    return tuple(advice for advice in given if advice is not None)
 
 
 def _rate(curve: Curve) -> Advice | None:
-    why = ""
+    reason = ""
     early = [loss for step, loss in curve.validations if step <= curve.per_epoch]
     first, last = _quarter(curve, 0), _quarter(curve, 3)
     if curve.rollbacks:
-        why = f"the loss jumped and training went back {curve.rollbacks} times"
+        reason = f"the loss jumped and training went back {curve.rollbacks} times"
     elif len(early) >= 2 and early[-1] > (1 + ROSE_EARLY) * min(early):
-        why = f"validation rose from {min(early):.3f} to {early[-1]:.3f} within the first epoch, on rows seen once"
+        reason = f"validation rose from {min(early):.3f} to {early[-1]:.3f} within the first epoch, on rows seen once"
     elif first is not None and last is not None and last > (1 + ROSE_EARLY) * first:
-        why = f"the training loss rose from {first:.3f} in the first quarter to {last:.3f} in the last"
-    if not why:
+        reason = f"the training loss rose from {first:.3f} in the first quarter to {last:.3f} in the last"
+    if not reason:
         return None
     clipped = sum(norm > curve.clip for _, _, norm in curve.steps) if curve.clip else 0
     if curve.steps and clipped > len(curve.steps) / 2:
-        why += f"; {clipped / len(curve.steps):.0%} of the gradients were clipped"
-    return Advice("learning_rate", f"learning_rate {curve.learning_rate:g} is too high: {why}; try a third of it")
+        reason += f"; {clipped / len(curve.steps):.0%} of the gradients were clipped"
+    return Advice("learning_rate", f"learning_rate {curve.learning_rate:g} is too high: {reason}; try a third of it")
 
 
 def _trained_enough(curve: Curve) -> Advice | None:
     """Train against validation: too long, or not long enough."""
     if len(curve.validations) < MIN_VALIDATIONS:
         return None
-    best_step, best = min(curve.validations, key=lambda each: each[1])
+    best_step, best = min(curve.validations, key=lambda validation: validation[1])
     last_step, last = curve.validations[-1]
     if last > (1 + ROSE) * best and best_step >= curve.per_epoch:
         before = [loss for step, loss, _ in curve.steps if best_step - curve.per_epoch <= step <= best_step]
@@ -137,12 +137,12 @@ def _rows(curve: Curve) -> Advice | None:
     )
 
 
-def _contradictory(places: Sequence[str]) -> Advice | None:
-    if not places:
+def _contradictory(sources: Sequence[str]) -> Advice | None:
+    if not sources:
         return None
-    said = f"contradictory: {len(places)} trained rows answer a question otherwise than another row does"
+    fact = f"contradictory: {len(sources)} trained rows answer a question otherwise than another row does"
     return Advice(
-        "rows", f"{said}; keep one answer to each, or say in the question what makes the difference", tuple(places)
+        "rows", f"{fact}; keep one answer to each, or say in the question what makes the difference", tuple(sources)
     )
 
 
@@ -159,13 +159,13 @@ def _worse(evaluation: Mapping[str, Any]) -> Advice | None:
     )
     if not rows or len(worse) < WORSE_SHARE * len(rows):
         return None
-    said = f"{len(worse)} of {len(rows)} held-out rows got worse"
+    fact = f"{len(worse)} of {len(rows)} held-out rows got worse"
     agent, count = Counter(row["agent"] for row in worse).most_common(1)[0]
     of_agent = sum(row["agent"] == agent for row in rows)
     if agent and count > len(worse) / 2 and of_agent < len(rows) / 2:
-        said += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
+        fact += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
     shown = tuple(f"{row['source']}: +{(row['tuned'] - row['base']) / row['tokens']:.3f} nats a token" for row in worse)
-    return Advice("rows", f"{said}; look at those that lost most", shown[:SHOWN_ROWS])
+    return Advice("rows", f"{fact}; look at those that lost most", shown[:SHOWN_ROWS])
 
 
 def _rank(rank: Mapping[str, Any] | None) -> Advice | None:
@@ -185,13 +185,13 @@ def _evidence(metric: Metric) -> Advice | None:
     """Return how to reach the number of rows that decides."""
     if metric.needed is None or metric.passed is not False or metric.needed <= metric.n:
         return None
-    how = (
+    remedy = (
         "hold out more rows (data.test)"
         if metric.name == "loss"
         else "answer more held-out rows (eval.prompts, data.test)"
     )
     return Advice(
-        "evidence", f"{said_name(metric.name)}: about {metric.needed} rows decide it, {metric.n} are there: {how}"
+        "evidence", f"{titled(metric.name)}: about {metric.needed} rows decide it, {metric.n} are there: {remedy}"
     )
 
 
@@ -206,7 +206,7 @@ def _quarter(curve: Curve, number: int) -> float | None:
 # What advice reads: the curve of the run, and contradictory rows.
 
 MAX_ROWS_READ = 20_000  # about 2 s
-_MAX_PLACES = 10
+_MAX_SOURCES = 10
 MAX_POINTS = 200  # of a plot
 
 
@@ -233,7 +233,7 @@ def curve_document(curve: Curve) -> dict[str, Any]:
     size = -(-len(curve.steps) // MAX_POINTS) or 1
     parts = [curve.steps[start : start + size] for start in range(0, len(curve.steps), size)]
     steps = [[part[-1][0], sum(loss for _, loss, _ in part) / len(part)] for part in parts]
-    return {"steps": steps, "validations": [list(each) for each in curve.validations]}
+    return {"steps": steps, "validations": [list(validation) for validation in curve.validations]}
 
 
 def contradictory_rows(snapshot: Snapshot) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def contradictory_rows(snapshot: Snapshot) -> tuple[str, ...]:
         info = snapshot.info(row)
         turns = [message for message in info.messages if message.role != "system"]
         if len(turns) == 2 and turns[1].role == "assistant":
-            said = " ".join(turns[1].content.split()).casefold()
-            answers[info.agent or "", question(info.messages)].setdefault(said, info.source)
-    others = [list(known.values())[1:] for known in answers.values() if len(known) > 1]
-    return tuple(place for places in others for place in places)[:_MAX_PLACES]
+            text = " ".join(turns[1].content.split()).casefold()
+            answers[info.agent or "", question(info.messages)].setdefault(text, info.source)
+    others = [list(sources.values())[1:] for sources in answers.values() if len(sources) > 1]
+    return tuple(source for others_of in others for source in others_of)[:_MAX_SOURCES]

@@ -21,7 +21,7 @@ from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
 from hivetune.data.frozen import request_hash
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.judge.artefacts import Artefact, Asked
+from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.statistics import is_busy
 from hivetune.llama.ask import TimedAnswer, Unanswered
 from hivetune.records import Message, Progress
@@ -64,7 +64,7 @@ class PromptAnswer:
     first_token_s: float | None = None
 
 
-def last_said(messages: Sequence[Message]) -> str:
+def last_question(messages: Sequence[Message]) -> str:
     return next((message.content for message in reversed(messages) if message.role == "user"), "")
 
 
@@ -76,7 +76,7 @@ OnAnswer = Callable[[], None]
 
 
 @dataclass
-class KeptAnswers:
+class StoredAnswers:
     """The answers of one side so far, in its journal.
 
     `served`: cold start and memory.
@@ -93,39 +93,39 @@ class KeptAnswers:
         with self.guard:
             if prompt.key in self.answers:
                 return
-            found = PromptAnswer(answer.text, answer.ended, answer.new_tokens)
-            said = {"text": found.text, "ended": found.ended, "new_tokens": found.new_tokens}
-            self.journal.append("answer", prompt=prompt.key, **said)
-            self.answers[prompt.key] = found
+            kept = PromptAnswer(answer.text, answer.ended, answer.new_tokens)
+            fields = {"text": kept.text, "ended": kept.ended, "new_tokens": kept.new_tokens}
+            self.journal.append("answer", prompt=prompt.key, **fields)
+            self.answers[prompt.key] = kept
 
     def note_served(self, **figures: float | None) -> None:
         """Record the cost of a start of the server; the newest figures count."""
-        known = {name: value for name, value in figures.items() if value is not None}
-        self.journal.append("served", **known)
-        self.served |= known
+        measured = {name: value for name, value in figures.items() if value is not None}
+        self.journal.append("served", **measured)
+        self.served |= measured
 
 
 @contextlib.contextmanager
-def kept_answers(folder: Path, label: str) -> Iterator[KeptAnswers]:
+def stored_answers(folder: Path, label: str) -> Iterator[StoredAnswers]:
     """Open the earlier answers of a side, to read and append. Damaged lines are asked again."""
-    known = list(read_journal(folder / ANSWERS))
+    entries = list(read_journal(folder / ANSWERS))
     with Journal(folder / ANSWERS) as journal:
-        kept = KeptAnswers(label, journal)
-        for entry in known:
+        stored = StoredAnswers(label, journal)
+        for entry in entries:
             if entry["event"] == "answer":
-                kept.answers[entry["prompt"]] = PromptAnswer(entry["text"], entry["ended"], entry["new_tokens"])
+                stored.answers[entry["prompt"]] = PromptAnswer(entry["text"], entry["ended"], entry["new_tokens"])
             elif entry["event"] == "served":
-                kept.served |= {name: entry[name] for name in ("cold_start_s", "peak_memory_bytes") if name in entry}
-        yield kept
+                stored.served |= {name: entry[name] for name in ("cold_start_s", "peak_memory_bytes") if name in entry}
+        yield stored
 
 
 @contextlib.contextmanager
-def kept_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[KeptAnswers]:
+def stored_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredAnswers]:
     """Open what this side answered before under these settings, locked for this process."""
-    about = json.dumps([side.identity, new_tokens, slots], sort_keys=True)
-    folder = home() / _ANSWERED / hashlib.sha256(about.encode()).hexdigest()[:16]
-    with lock(folder), kept_answers(folder, side.label) as kept:
-        yield kept
+    identity = json.dumps([side.identity, new_tokens, slots], sort_keys=True)
+    folder = home() / _ANSWERED / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    with lock(folder), stored_answers(folder, side.label) as stored:
+        yield stored
 
 
 def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
@@ -133,33 +133,39 @@ def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
 
     `before`, `after`: the items of the other parts.
     """
-    return lambda done, total: progress(before + done, None if total is None else before + total + after)
+    return lambda count, total: progress(before + count, None if total is None else before + total + after)
 
 
-def counter(progress: Progress, total: int, done: int = 0) -> OnAnswer:
+def counter(progress: Progress, total: int, num_done: int = 0) -> OnAnswer:
     """Return a callback for several threads that counts answers.
 
-    `done`: answers that were there before.
+    `num_done`: answers that were there before.
     """
     guard = threading.Lock()
 
     def count() -> None:
-        nonlocal done
+        nonlocal num_done
         with guard:
-            done += 1
-            progress(min(done, total), total)
+            num_done += 1
+            progress(min(num_done, total), total)
 
     return count
 
 
 def ask_all(
-    asked: Asked, kept: KeptAnswers, prompts: Sequence[Prompt], *, slots: int, new_tokens: int, on_answer: OnAnswer
+    answerer: Answerer,
+    side: StoredAnswers,
+    prompts: Sequence[Prompt],
+    *,
+    slots: int,
+    new_tokens: int,
+    on_answer: OnAnswer,
 ) -> None:
     """Ask for the missing answers, `slots` at a time.
 
     Raises HivetuneError or UsageError; what came before is kept.
     """
-    missing = [prompt for prompt in prompts if prompt.key not in kept.answers]
+    missing = [prompt for prompt in prompts if prompt.key not in side.answers]
     if not missing:
         return
     # A server computes once what a prompt and the one before it in its slot begin with.
@@ -170,11 +176,11 @@ def ask_all(
         if stopped.is_set():
             return
         try:
-            found = ask_prompt(asked, kept.label, prompt, new_tokens, stopped.wait)
+            timed = ask_prompt(answerer, side.label, prompt, new_tokens, stopped.wait)
         except HivetuneError:
             stopped.set()
             raise
-        kept.keep(prompt, found)
+        side.keep(prompt, timed)
         on_answer()
 
     try:
@@ -187,20 +193,20 @@ def ask_all(
                 stopped.set()
                 raise
     except HivetuneError as error:
-        raise _unfinished(kept, prompts, error) from None
+        raise _unfinished(side, prompts, error) from None
 
 
 def ask_prompt(
-    asked: Asked, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
+    answerer: Answerer, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
 ) -> TimedAnswer:
     """Return one answer, with a few retries. Raises HivetuneError if all failed, UsageError for a refused request."""
     for attempt in range(_TRIES):
         try:
-            return asked.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
+            return answerer.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
         except Unanswered as error:
             if attempt == _TRIES - 1:
-                said = f"{label} failed {_TRIES} times on {prompt.source}: {error}"
-                raise HivetuneError(said, hint="see that it answers, then run the same command again") from None
+                message = f"{label} failed {_TRIES} times on {prompt.source}: {error}"
+                raise HivetuneError(message, hint="see that it answers, then run the same command again") from None
             pause(FIRST_PAUSE_S * 2**attempt)
         except UsageError as error:
             raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None
@@ -208,7 +214,7 @@ def ask_prompt(
 
 
 def time_in_turns(
-    sides: Sequence[tuple[Asked, KeptAnswers]],
+    sides: Sequence[tuple[Answerer, StoredAnswers]],
     prompts: Sequence[Prompt],
     times: Path,
     *,
@@ -221,23 +227,23 @@ def time_in_turns(
     both. Earlier times are taken from `times`, unless other programs kept the machine busy then. An answer to a prompt
     that had none yet is kept.
     """
-    known = _known_times(times)
+    times_of = _known_times(times)
     before = cpu_seconds()
-    if any(prompt.key not in known for prompt in prompts):
-        for asked, kept in sides:  # the first answer of a server pays for what the later ones find ready
-            ask_prompt(asked, kept.label, prompts[0], 1)
+    if any(prompt.key not in times_of for prompt in prompts):
+        for answerer, stored in sides:  # the first answer of a server pays for what the later ones find ready
+            ask_prompt(answerer, stored.label, prompts[0], 1)
     timed = False
     with Journal(times) as journal:
         for number, prompt in enumerate(prompts):
-            if prompt.key not in known:
-                known[prompt.key] = _time_one(sides, prompt, number, new_tokens, prompts)
-                journal.append("timed", prompt=prompt.key, times=known[prompt.key])
+            if prompt.key not in times_of:
+                times_of[prompt.key] = _time_one(sides, prompt, number, new_tokens, prompts)
+                journal.append("timed", prompt=prompt.key, times=times_of[prompt.key])
                 timed = True
             on_answer()
         if timed:
             journal.append("sitting", others_share=others_share(before, cpu_seconds()))
     return [
-        {prompt.key: (known[prompt.key][side][0], known[prompt.key][side][1]) for prompt in prompts}
+        {prompt.key: (times_of[prompt.key][side][0], times_of[prompt.key][side][1]) for prompt in prompts}
         for side in range(len(sides))
     ]
 
@@ -249,58 +255,58 @@ def others_share_of(times: Path) -> float | None:
 
 
 def _known_times(times: Path) -> dict[str, list[Any]]:
-    known: dict[str, list[Any]] = {}
+    times_of: dict[str, list[Any]] = {}
     for entry in read_journal(times):
         if entry["event"] == "timed":
-            known[entry["prompt"]] = entry["times"]
+            times_of[entry["prompt"]] = entry["times"]
         elif entry["event"] == "sitting" and is_busy(entry["others_share"]):
-            known.clear()
-    return known
+            times_of.clear()
+    return times_of
 
 
 def cpu_seconds() -> tuple[float, float, float]:
     """Return (wall-clock seconds, processor seconds of the machine, those of this process and its children)."""
     times = psutil.cpu_times()
     used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
-    own = 0.0
+    own_s = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
-            own += sum(process.cpu_times()[:4])
-    return time.monotonic(), used, own
+            own_s += sum(process.cpu_times()[:4])
+    return time.monotonic(), used, own_s
 
 
 def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
     """Return the share of all cores that other programs used between two calls to `cpu_seconds`."""
-    passed, used, own = (late - early for early, late in zip(before, after, strict=True))
+    passed, used, own_s = (late - early for early, late in zip(before, after, strict=True))
     cores = psutil.cpu_count() or 1
-    return round(min(1.0, max(0.0, used - own) / (cores * passed)), 3) if passed > 0 else 0.0
+    return round(min(1.0, max(0.0, used - own_s) / (cores * passed)), 3) if passed > 0 else 0.0
 
 
 def _time_one(
-    sides: Sequence[tuple[Asked, KeptAnswers]],
+    sides: Sequence[tuple[Answerer, StoredAnswers]],
     prompt: Prompt,
     number: int,
     new_tokens: int,
     prompts: Sequence[Prompt],
 ) -> list[list[float | None]]:
     order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
-    found: list[list[float | None]] = [[] for _ in sides]
+    measured: list[list[float | None]] = [[] for _ in sides]
     for side in order:
-        asked, kept = sides[side]
+        answerer, stored = sides[side]
         try:
-            answer = ask_prompt(asked, kept.label, prompt, new_tokens)
+            answer = ask_prompt(answerer, stored.label, prompt, new_tokens)
         except HivetuneError as error:
-            raise _unfinished(kept, prompts, error) from None
-        kept.keep(prompt, answer)
-        found[side] = [round(answer.seconds, 6), answer.first_token_s]
-    return found
+            raise _unfinished(stored, prompts, error) from None
+        stored.keep(prompt, answer)
+        measured[side] = [round(answer.seconds, 6), answer.first_token_s]
+    return measured
 
 
-def _unfinished(kept: KeptAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
+def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
     """Return the same error with the side's progress as its hint."""
     keys = {prompt.key for prompt in prompts}
-    done = len(keys & kept.answers.keys())
-    hint = f"{done} of {len(keys)} answers are kept; the same command continues"
+    count = len(keys & side.answers.keys())
+    hint = f"{count} of {len(keys)} answers are kept; the same command continues"
     return type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint)
 
 
@@ -308,9 +314,9 @@ def with_times(
     answers: Mapping[str, PromptAnswer], times: Mapping[str, tuple[float, float | None]]
 ) -> dict[str, PromptAnswer]:
     """Return the answers, with times where the prompt was timed."""
-    found: dict[str, PromptAnswer] = {}
+    timed: dict[str, PromptAnswer] = {}
     for key, answer in answers.items():
         seconds, first_token_s = times.get(key, (None, None))
-        known: dict[str, Any] = {"seconds": seconds, "first_token_s": first_token_s}
-        found[key] = PromptAnswer(answer.text, answer.ended, answer.new_tokens, **known)
-    return found
+        times_of_answer: dict[str, Any] = {"seconds": seconds, "first_token_s": first_token_s}
+        timed[key] = PromptAnswer(answer.text, answer.ended, answer.new_tokens, **times_of_answer)
+    return timed

@@ -32,7 +32,7 @@ from hivetune.train.open import Run, load_run
 BESIDE_FILE_BYTES = 512 << 20
 
 
-class Asked(Protocol):
+class Answerer(Protocol):
     """A model that answers: a llama.cpp server or an endpoint. Raises Unanswered where another try may help."""
 
     def timed(
@@ -87,16 +87,16 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
 
 
 @contextlib.contextmanager
-def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tuple[Asked, float | None]]:
+def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tuple[Answerer, float | None]]:
     """Yield a server that answers, and its start in seconds; None for one that was running before."""
     if artefact.endpoint is not None:
         yield artefact.endpoint, None
         return
     assert artefact.model is not None
     adapters = ((artefact.adapter, 1.0),) if artefact.adapter is not None else ()
-    own = ServerSettings(adapters, settings.slots, settings.context_tokens, settings.threads)
+    server = ServerSettings(adapters, settings.slots, settings.context_tokens, settings.threads)
     started = moving_s()
-    with open_backend(artefact.model, own) as backend:
+    with open_backend(artefact.model, server) as backend:
         cold_start_s = moving_s() - started
         if artefact.run is not None:
             _check_template(artefact.run, backend)
@@ -183,9 +183,9 @@ def _base_of(run: Run, quant: str) -> Path:
     return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
 
 
-def _needed(run: Run | None, what: str) -> Run:
+def _needed(run: Run | None, title: str) -> Run:
     if run is None:
-        raise UsageError(f"{what}: the model is not named", hint="name the run with its base and rows: --run RUN")
+        raise UsageError(f"{title}: the model is not named", hint="name the run with its base and rows: --run RUN")
     return run
 
 

@@ -19,18 +19,18 @@ from hivetune.config import EvalConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.answers import (
     TIMES,
-    KeptAnswers,
     Prompt,
     PromptAnswer,
+    StoredAnswers,
     ask_all,
     continued,
     counter,
-    kept_side,
     others_share_of,
+    stored_side,
     time_in_turns,
     with_times,
 )
-from hivetune.judge.artefacts import Artefact, Asked, check_memory, find_artefact, open_artefact
+from hivetune.judge.artefacts import Answerer, Artefact, check_memory, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.held_out import SIDES, noise_fields
 from hivetune.judge.losses import compared_losses
@@ -100,7 +100,7 @@ def compare_pair(
     total = _num_answers(prompts, settings, sum(side.figures is None for side in sides))
     with lock(folder):
         answered = _answer(sides, prompts, settings, _context_tokens(run, settings), folder, progress)
-    about = {
+    facts = {
         "comparison": key,
         "snapshot": run.snapshot.hash if run else None,
         "rows_from": str(run.folder) if run else ", ".join(rows),
@@ -110,8 +110,7 @@ def compare_pair(
         "settings": settings.model_dump(mode="json"),
     }
     progress = continued(progress, total)
-    losses = compared_losses(run, sides, progress)
-    document = comparison_document(prompts, answered[0], answered[1], losses, about)
+    document = comparison_document(prompts, answered[0], answered[1], compared_losses(run, sides, progress), facts)
     return Comparison({**document, **judged(document, settings, run, quant, progress)}, folder)
 
 
@@ -141,26 +140,26 @@ def _answer(
     """First time single answers, both sides in turns; these answers count too. Then ask each side for the rest, many at
     once.
     """
-    asked_sides = [side for side in sides if side.figures is None]
-    check_memory(asked_sides)
+    answering = [side for side in sides if side.figures is None]
+    check_memory(answering)
     timed = _timed(prompts, settings)
     server = ServerSettings(slots=settings.slots, context_tokens=context_tokens)
     unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
     with ExitStack() as stack:
-        kept = [stack.enter_context(kept_side(side, settings.new_tokens, settings.slots)) for side in asked_sides]
-        alone = {prompt.key for prompt in timed}
-        there = sum(prompt.key in each.answers and prompt.key not in alone for each in kept for prompt in unique)
-        on_answer = counter(progress, _num_answers(prompts, settings, len(asked_sides)), there)
-        opened: list[tuple[Asked, float | None]] = [
-            stack.enter_context(open_artefact(side, server)) for side in asked_sides
+        stores = [stack.enter_context(stored_side(side, settings.new_tokens, settings.slots)) for side in answering]
+        timed_keys = {prompt.key for prompt in timed}
+        num_stored = sum(prompt.key in s.answers and prompt.key not in timed_keys for s in stores for prompt in unique)
+        on_answer = counter(progress, _num_answers(prompts, settings, len(answering)), num_stored)
+        opened: list[tuple[Answerer, float | None]] = [
+            stack.enter_context(open_artefact(side, server)) for side in answering
         ]
-        pairs = list(zip((asked for asked, _ in opened), kept, strict=True))
+        pairs = list(zip((answerer for answerer, _ in opened), stores, strict=True))
         times = time_in_turns(pairs, timed, folder / TIMES, new_tokens=settings.new_tokens, on_answer=on_answer)
-        for (asked, cold_start_s), each in zip(opened, kept, strict=True):
-            ask_all(asked, each, unique, slots=settings.slots, new_tokens=settings.new_tokens, on_answer=on_answer)
-            memory = asked.peak_memory_bytes() if isinstance(asked, Backend) else None
-            each.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
-        measured = iter(zip(kept, times, strict=True))
+        for (answerer, cold_start_s), store in zip(opened, stores, strict=True):
+            ask_all(answerer, store, unique, slots=settings.slots, new_tokens=settings.new_tokens, on_answer=on_answer)
+            memory = answerer.peak_memory_bytes() if isinstance(answerer, Backend) else None
+            store.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
+        measured = iter(zip(stores, times, strict=True))
         return [
             SideAnswers(side.label, side.kind, {}, {}, side.figures)
             if side.figures is not None
@@ -169,8 +168,8 @@ def _answer(
         ]
 
 
-def _side(side: Artefact, kept: KeptAnswers, times: Mapping[str, tuple[float, float | None]]) -> SideAnswers:
-    return SideAnswers(side.label, side.kind, with_times(kept.answers, times), kept.served)
+def _side(side: Artefact, stored: StoredAnswers, times: Mapping[str, tuple[float, float | None]]) -> SideAnswers:
+    return SideAnswers(side.label, side.kind, with_times(stored.answers, times), stored.served)
 
 
 def _key(sides: Sequence[Artefact], prompts: Sequence[Prompt], settings: EvalConfig) -> str:
@@ -192,7 +191,7 @@ def comparison_document(
     first: SideAnswers,
     second: SideAnswers,
     losses: Sequence[Mapping[str, Any]] | str,
-    about: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the document of compare.json, and with a run as the second side that of eval.json (docs/formats.md).
 
@@ -202,15 +201,15 @@ def comparison_document(
     checking = Checking()
     sides = dict(zip(SIDES, (first, second), strict=True))
     answers = [_answer_row(prompt, number, sides, problems, checking) for number, prompt in enumerate(prompts)]
-    held_out, frozen = ([row for row in answers if bool(row["origin"]) == is_frozen] for is_frozen in (False, True))
+    rows_asked, frozen = ([row for row in answers if bool(row["origin"]) == is_frozen] for is_frozen in (False, True))
     return {
         "schema": 1,
-        **about,
+        **facts,
         "rows": [] if isinstance(losses, str) else list(losses),
-        "answers": held_out,
+        "answers": rows_asked,
         "frozen": frozen,
-        **{name: _summary(side, name, held_out) for name, side in sides.items()},
-        **noise_fields(_token_times(held_out)),
+        **{name: _summary(side, name, rows_asked) for name, side in sides.items()},
+        **noise_fields(_token_times(rows_asked)),
         "not_compared": _not_compared(sides, losses),
         "problems": problems,
     }
@@ -281,8 +280,8 @@ def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]])
 def tokens_per_second(answers: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Return the rate over the timed answers, which both sides gave in turns, in one sitting."""
     timed = [answer[name] for answer in answers if answer[name]["seconds"] and answer[name]["new_tokens"] is not None]
-    seconds = math.fsum(each["seconds"] for each in timed)
-    return sum(each["new_tokens"] for each in timed) / seconds if seconds else None
+    seconds = math.fsum(row["seconds"] for row in timed)
+    return sum(row["new_tokens"] for row in timed) / seconds if seconds else None
 
 
 def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -290,20 +289,20 @@ def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
 
     The first token is left out, since it pays for the prompt. So are answers of less than `MIN_TIMED_TOKENS`.
     """
-    found: dict[str, list[float]] = {}
+    by_side: dict[str, list[float]] = {}
     for name in SIDES:
         timed = [answer[name] for answer in answers if answer[name]["first_token_s"] and answer[name]["seconds"]]
         times = [
-            (each["seconds"] - each["first_token_s"]) / (each["new_tokens"] - 1)
-            if (each["new_tokens"] or 0) >= MIN_TIMED_TOKENS
+            (answer["seconds"] - answer["first_token_s"]) / (answer["new_tokens"] - 1)
+            if (answer["new_tokens"] or 0) >= MIN_TIMED_TOKENS
             else None
-            for each in timed
+            for answer in timed
         ]
-        known = sorted(each for each in times if each)
-        middle = known[len(known) // 2] if known else 1.0
-        found[name] = [each / middle if each else 0.0 for each in times]
-    both = itertools.zip_longest(*found.values(), fillvalue=0.0)
-    return [sum(pair) / sum(each > 0 for each in pair) for pair in both if any(pair)]
+        measured = sorted(seconds for seconds in times if seconds)
+        middle = measured[len(measured) // 2] if measured else 1.0
+        by_side[name] = [seconds / middle if seconds else 0.0 for seconds in times]
+    pairs = itertools.zip_longest(*by_side.values(), fillvalue=0.0)
+    return [sum(pair) / sum(seconds > 0 for seconds in pair) for pair in pairs if any(pair)]
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:

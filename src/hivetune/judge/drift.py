@@ -12,7 +12,7 @@ from typing import Any
 
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
-from hivetune.judge.findings import Finding, FindingOutcome, counted_units, said_name
+from hivetune.judge.findings import Finding, FindingOutcome, counted_units, titled
 from hivetune.judge.held_out import SIDES
 from hivetune.judge.statistics import MIN_UNITS, Estimate, by_group, jackknife, paired_proportions, rows_needed
 from hivetune.records import Metric
@@ -48,76 +48,76 @@ def is_refusal(answer: str) -> bool:
 
 def drift_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
     """Return `length` (characters an answer), `loops` and `refusals` (shares of answers), where both sides answered."""
-    both = _pairs(evaluation["answers"])
-    if not both.base:
+    pairs = _pairs(evaluation["answers"])
+    if not pairs.base:
         return []
     return [
-        _length(both, config.length_drift, config.tolerance),
-        _share("loops", both, has_loop, config.more_loops, config.tolerance),
-        _share("refusals", both, is_refusal, config.more_refusals, config.tolerance),
+        _length(pairs, config.length_drift, config.tolerance),
+        _share("loops", pairs, has_loop, config.more_loops, config.tolerance),
+        _share("refusals", pairs, is_refusal, config.more_refusals, config.tolerance),
     ]
 
 
 def _pairs(answers: Sequence[Mapping[str, Any]]) -> _Pairs:
-    found = [answer for answer in answers if all(isinstance(answer[side].get("answer"), str) for side in SIDES)]
-    base, tuned = ([answer[side]["answer"] for answer in found] for side in SIDES)
-    return _Pairs(base, tuned, [answer["group"] for answer in found])
+    answered = [answer for answer in answers if all(isinstance(answer[side].get("answer"), str) for side in SIDES)]
+    base, tuned = ([answer[side]["answer"] for answer in answered] for side in SIDES)
+    return _Pairs(base, tuned, [answer["group"] for answer in answered])
 
 
-def _length(both: _Pairs, limit: float | None, tolerance: float) -> Finding:
+def _length(pairs: _Pairs, limit: float | None, tolerance: float) -> Finding:
     """Judge the ratio of all characters, tuned / base, which may leave its threshold in neither direction."""
-    lengths = [[float(len(text)) for text in texts] for texts in (both.base, both.tuned)]
-    columns = by_group([*lengths, [1.0] * len(both.base)], both.groups)
-    n, sums, named = len(both.base), [math.fsum(column) for column in columns], said_name("length")
+    lengths = [[float(len(text)) for text in texts] for texts in (pairs.base, pairs.tuned)]
+    columns = by_group([*lengths, [1.0] * len(pairs.base)], pairs.groups)
+    n, sums, named = len(pairs.base), [math.fsum(column) for column in columns], titled("length")
     shown = jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
     metric = Metric("length", sums[0] / n, sums[1] / n, shown.value, shown.ci95, n, limit, None, limit is not None)
     if limit is None:
         return Finding(metric, "reported")
     if not sums[0] or not sums[1]:
-        return _told(metric, "missed", f"{named}: one side's answers are all empty")
+        return _finding(metric, "missed", f"{named}: one side's answers are all empty")
     ratio = jackknife(columns, lambda s: s[1] / s[0], positive=True)
     bounds = f"between 1/{limit:g} and {limit:g}"
     if ratio.ci95 is None:
-        return _told(metric, "undecided", f"{named}: {counted_units(ratio, metric.n)} are too few for an interval")
+        return _finding(metric, "undecided", f"{named}: {counted_units(ratio, metric.n)} are too few for an interval")
     low, high = ratio.ci95
-    said = f"{named}: {ratio.value:.3g} times the baseline's, 95 % interval {low:.3g} to {high:.3g}"
+    fact = f"{named}: {ratio.value:.3g} times the baseline's, 95 % interval {low:.3g} to {high:.3g}"
     if 1 / limit <= low and high <= limit:
-        return _told(metric, "passed", f"{said}, {bounds}")
+        return _finding(metric, "passed", f"{fact}, {bounds}")
     if high < 1 / limit or low > limit:
-        return _told(metric, "missed", f"{said}: not {bounds}")
+        return _finding(metric, "missed", f"{fact}: not {bounds}")
     return _open(
-        metric, ratio, max(tolerance, min(abs(ratio.value - limit), abs(ratio.value - 1 / limit))), said, bounds
+        metric, ratio, max(tolerance, min(abs(ratio.value - limit), abs(ratio.value - 1 / limit))), fact, bounds
     )
 
 
-def _share(name: str, both: _Pairs, test: Callable[[str], bool], limit: float | None, tolerance: float) -> Finding:
+def _share(name: str, pairs: _Pairs, test: Callable[[str], bool], limit: float | None, tolerance: float) -> Finding:
     """Judge how much larger the tuned model's share is."""
-    base, tuned = ([test(text) for text in texts] for texts in (both.base, both.tuned))
-    n, found = len(base), paired_proportions(base, tuned, both.groups)
-    metric = Metric(name, sum(base) / n, sum(tuned) / n, found.value, found.ci95, n, limit, None, limit is not None)
+    base, tuned = ([test(text) for text in texts] for texts in (pairs.base, pairs.tuned))
+    n, rise = len(base), paired_proportions(base, tuned, pairs.groups)
+    metric = Metric(name, sum(base) / n, sum(tuned) / n, rise.value, rise.ci95, n, limit, None, limit is not None)
     if limit is None:
-        return Finding(metric, "reported", gain95=found.reversed().ci95)
-    if found.ci95 is None:
-        return _told(
-            metric, "undecided", f"{said_name(name)}: {counted_units(found, metric.n)} are too few for an interval"
+        return Finding(metric, "reported", gain95=rise.reversed().ci95)
+    if rise.ci95 is None:
+        return _finding(
+            metric, "undecided", f"{titled(name)}: {counted_units(rise, metric.n)} are too few for an interval"
         )
-    low, high = found.ci95
+    low, high = rise.ci95
     counts = f"{sum(tuned)} of {n}, {sum(base)} of the baseline's"
-    said = f"{said_name(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"
+    fact = f"{titled(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"
     allowed = f"at most {limit:+.3g}"
     if high <= limit:
-        return _told(metric, "passed", f"{said}, {allowed}")
+        return _finding(metric, "passed", f"{fact}, {allowed}")
     if low > limit:
-        return _told(metric, "missed", f"{said}: more than {allowed}")
-    return _open(metric, found, max(tolerance, abs(found.value - limit)), said, allowed)
+        return _finding(metric, "missed", f"{fact}: more than {allowed}")
+    return _open(metric, rise, max(tolerance, abs(rise.value - limit)), fact, allowed)
 
 
-def _open(metric: Metric, estimate: Estimate, effect: float, said: str, allowed: str) -> Finding:
-    needed, there = rows_needed(estimate, effect) or MIN_UNITS, counted_units(estimate, metric.n)
+def _open(metric: Metric, estimate: Estimate, effect: float, fact: str, allowed: str) -> Finding:
+    needed, units = rows_needed(estimate, effect) or MIN_UNITS, counted_units(estimate, metric.n)
     if estimate.units < needed:
-        return _told(metric, "undecided", f"{said}: {allowed} is open; {there}, about {needed} needed to decide")
-    return _told(metric, "missed", f"{said}: {allowed} is not shown, although {there} are enough")
+        return _finding(metric, "undecided", f"{fact}: {allowed} is open; {units}, about {needed} needed to decide")
+    return _finding(metric, "missed", f"{fact}: {allowed} is not shown, although {units} are enough")
 
 
-def _told(metric: Metric, outcome: FindingOutcome, reason: str) -> Finding:
+def _finding(metric: Metric, outcome: FindingOutcome, reason: str) -> Finding:
     return Finding(replace(metric, passed=outcome == "passed"), outcome, reason)

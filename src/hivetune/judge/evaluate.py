@@ -30,42 +30,44 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     Raises what `compare_pair` does.
     """
     require_adapter(run.folder)
-    about = {
+    facts = {
         "run": str(run.folder),
         "model": run.config.model,
         "adapter_sha256": adapter_hash(run.folder),
         "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
     }
     if run.config.eval.baseline == BASELINE:
-        evaluation = _beside_base(run, about, progress)
+        evaluation = _beside_base(run, facts, progress)
     else:
-        evaluation = _as_served(run, about, progress)
+        evaluation = _as_served(run, facts, progress)
     write_sealed(run.folder / EVALUATION, evaluation)
     metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
     write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
     return evaluation
 
 
-def _beside_base(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _beside_base(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Evaluate by llama.cpp where it can serve the model, else by the engine, which needs one model in memory and no
     GGUF.
     """
-    why = dry_export(run).problem
-    if not why:
+    reason = dry_export(run).problem
+    if not reason:
         try:
-            return _as_served(run, about, progress)
+            return _as_served(run, facts, progress)
         except DoesNotFit as error:
-            why = error.message
-    return _by_engine(run, {**about, "answered_by": f"the engine: {why}{_not_asked(run.config.eval)}"}, progress)
+            reason = error.message
+    return _by_engine(
+        run, {**facts, "answered_by": f"the engine: {reason}{_unused_settings(run.config.eval)}"}, progress
+    )
 
 
-def _not_asked(settings: EvalConfig) -> str:
+def _unused_settings(settings: EvalConfig) -> str:
     """Name the settings that only served sides can follow."""
-    found = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
-    return f"; {' and '.join(found)}: not asked, since that needs llama.cpp" if found else ""
+    names = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
+    return f"; {' and '.join(names)}: not asked, since that needs llama.cpp" if names else ""
 
 
-def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _as_served(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str, Any]:
     settings = run.config.eval
     if settings.baseline == BASELINE:
         # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
@@ -77,7 +79,7 @@ def _as_served(run: Run, about: dict[str, Any], progress: Progress) -> dict[str,
     if "loss" not in document["not_compared"]:
         _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
     measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
-    return {**document, **about, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
+    return {**document, **facts, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
 
 
 def _make_files(run: Run) -> None:
@@ -86,8 +88,8 @@ def _make_files(run: Run) -> None:
         find_artefact(side, run, SERVED_QUANT)
 
 
-def _by_engine(run: Run, about: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def _by_engine(run: Run, about_run: dict[str, Any], progress: Progress) -> dict[str, Any]:
     _, generate = plan_evaluation(run.snapshot, run.config.eval)
     scores, result = scored(run, run.folder, generate, progress)
-    about = {**about, "rank": result.get("rank")}
-    return evaluation_document(run.snapshot, run.config.eval, read_journal(scores), result, about)
+    about_run = {**about_run, "rank": result.get("rank")}
+    return evaluation_document(run.snapshot, run.config.eval, read_journal(scores), result, about_run)

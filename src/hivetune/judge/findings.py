@@ -58,8 +58,8 @@ def refuse_loss(finding: Finding, tolerance: float) -> Finding:
     low, high = finding.gain95
     if high >= 0 or low >= -tolerance:
         return finding
-    words = f"{described(finding)}: significantly worse, and not shown to be within the tolerance {tolerance:g}"
-    return Finding(replace(finding.metric, passed=False), "missed", words, finding.gain95)
+    reason = f"{described(finding)}: significantly worse, and not shown to be within the tolerance {tolerance:g}"
+    return Finding(replace(finding.metric, passed=False), "missed", reason, finding.gain95)
 
 
 def described(finding: Finding) -> str:
@@ -68,12 +68,12 @@ def described(finding: Finding) -> str:
     if finding.reason:
         return finding.reason
     if metric.tuned is None:
-        return f"{said_name(metric.name)}: not measured"
+        return f"{titled(metric.name)}: not measured"
     values = f"{metric.tuned:.4g}" if metric.base is None else f"{metric.base:.4g} -> {metric.tuned:.4g}"
     if metric.ci95 is None:
-        return f"{said_name(metric.name)}: {values}, without an interval"
-    what = "95 % interval" if metric.difference is None else f"difference {metric.difference:+.4g}, 95 % interval"
-    return f"{said_name(metric.name)}: {values}, {what} {metric.ci95[0]:.4g} to {metric.ci95[1]:.4g}"
+        return f"{titled(metric.name)}: {values}, without an interval"
+    title = "95 % interval" if metric.difference is None else f"difference {metric.difference:+.4g}, 95 % interval"
+    return f"{titled(metric.name)}: {values}, {title} {metric.ci95[0]:.4g} to {metric.ci95[1]:.4g}"
 
 
 def metric_name(name: str) -> str:
@@ -81,12 +81,12 @@ def metric_name(name: str) -> str:
     return METRIC_NAMES.get(name, name)
 
 
-def said_name(name: str) -> str:
+def titled(name: str) -> str:
     """Return the metric's name at the start of a reason, without its unit."""
     return metric_name(name).partition(" (")[0]
 
 
-def said_of_passed(metric: Mapping[str, Any]) -> str:
+def passed_text(metric: Mapping[str, Any]) -> str:
     """Return `passed` of a metric of gate.json in a word.
 
     A metric that more rows would decide has not failed: it is open.
@@ -109,31 +109,31 @@ def gain_finding(
     look. A gain that is too small is read off the plain interval, since what few units can't exclude is not evidence
     against a model.
     """
-    name, gain = said_name(metric.name), deciding.value
+    name, gain = titled(metric.name), deciding.value
     needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or MIN_UNITS
     if deciding.plain is not None and deciding.plain[0] > (threshold or 0.0):  # only their number speaks against it
         needed = max(needed, estimate.units + 1)
     make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
     if threshold is None:
         return make("reported", "")
-    there = counted_units(estimate, metric.n)
+    units = counted_units(estimate, metric.n)
     if deciding.ci95 is None:
-        return make("undecided", f"{name}: {there} are too few for an interval, about {needed} needed")
+        return make("undecided", f"{name}: {units} are too few for an interval, about {needed} needed")
     low, high = deciding.ci95
     plain_low, plain_high = deciding.plain or deciding.ci95
-    seen = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    fact = f"{name}: gain {gain:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     plainly = f"{name}: gain {gain:.4g}, 95 % interval {plain_low:.4g} to {plain_high:.4g}"
     if low > threshold or (threshold > 0 and low == threshold):
-        return make("passed", f"{seen}, above the required {threshold:g}")
+        return make("passed", f"{fact}, above the required {threshold:g}")
     if high < -tolerance:
-        return make("abort", f"{seen}: worse by more than the tolerance {tolerance:g}")
+        return make("abort", f"{fact}: worse by more than the tolerance {tolerance:g}")
     if plain_high <= threshold + RESOLUTION and plain_low > RESOLUTION:
         return make("missed", f"{plainly}: better, but less than the required {threshold:g}")
     if plain_high <= threshold + RESOLUTION and estimate.units >= MIN_TO_ABORT:
         return make("abort", f"{plainly}: leaves no useful gain (required: more than {threshold:g})")
     if estimate.units < needed:
-        return make("undecided", f"{seen} straddles {threshold:g}; {there}, about {needed} needed to decide")
-    return make("missed", f"{seen} straddles {threshold:g} although {there} are enough to see {tolerance:g}")
+        return make("undecided", f"{fact} straddles {threshold:g}; {units}, about {needed} needed to decide")
+    return make("missed", f"{fact} straddles {threshold:g} although {units} are enough to see {tolerance:g}")
 
 
 def counted_units(estimate: Estimate, n: int) -> str:
@@ -157,20 +157,20 @@ def ratio_finding(
     if ratio.ci95 is None:
         return make(
             "undecided",
-            f"{said_name(metric.name)}: {metric.n} answers are too few for an interval, {answers_needed} needed",
+            f"{titled(metric.name)}: {metric.n} answers are too few for an interval, {answers_needed} needed",
         )
     low, high = ratio.ci95
-    seen = f"{said_name(metric.name)}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
+    fact = f"{titled(metric.name)}: {ratio.value:.3g} times the base (95 % interval {low:.3g} to {high:.3g})"
     if high <= limit:
-        return make("passed", f"{seen}, within {limit:g}")
+        return make("passed", f"{fact}, within {limit:g}")
     if low > max(limit, 1.0) * (1 + tolerance):  # of a limit below 1, a smaller gain is one too
-        return make("abort", f"{seen}: beyond {limit:g}")
+        return make("abort", f"{fact}: beyond {limit:g}")
     if low <= limit and busy:
-        found = make("undecided", f"{seen} straddles {limit:g}: undecided, since {busy}; eval again when it is quiet")
-        return replace(found, metric=replace(found.metric, needed=None))  # more rows would not help
+        finding = make("undecided", f"{fact} straddles {limit:g}: undecided, since {busy}; eval again when it is quiet")
+        return replace(finding, metric=replace(finding.metric, needed=None))  # more rows would not help
     if low <= limit and ratio.units < needed:
-        return make("undecided", f"{seen} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")
-    return make("missed", f"{seen}: not shown to stay within {limit:g}")
+        return make("undecided", f"{fact} straddles {limit:g}; n = {metric.n}, about {answers_needed} needed to decide")
+    return make("missed", f"{fact}: not shown to stay within {limit:g}")
 
 
 def _outcomes(
@@ -193,22 +193,22 @@ def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Fi
     """Return a finding for each of `gate.least_success`, `gate.most_latency_s` and `gate.most_memory_gb` that is
     set.
     """
-    found = []
+    findings = []
     if config.least_success is not None:
         share = alone_share(evaluation)
         n = len(_values(evaluation, "success"))
-        found.append(_least("least_success", share, n, config.least_success, config.tolerance))
+        findings.append(_least("least_success", share, n, config.least_success, config.tolerance))
     if config.most_latency_s is not None:
         mean = alone_mean(evaluation, "seconds")
         n = len(_values(evaluation, "seconds"))
-        found.append(_most("most_latency_s", mean, n, config.most_latency_s, config.tolerance))
+        findings.append(_most("most_latency_s", mean, n, config.most_latency_s, config.tolerance))
     if config.most_memory_gb is not None:
-        held = evaluation["tuned"].get("peak_memory_bytes")
-        usable = isinstance(held, int | float) and math.isfinite(held) and held > 0
-        gb = held / 1e9 if usable else math.nan  # one number: no interval
+        memory = evaluation["tuned"].get("peak_memory_bytes")
+        usable = isinstance(memory, int | float) and math.isfinite(memory) and memory > 0
+        gb = memory / 1e9 if usable else math.nan  # one number: no interval
         estimate = Estimate(gb, (gb, gb), 1, math.nan) if usable else None
-        found.append(_most("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
-    return found
+        findings.append(_most("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
+    return findings
 
 
 def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
@@ -272,13 +272,13 @@ def _most(name: str, estimate: Estimate | None, n: int, limit: float, tolerance:
 
 def _straddling(name: str, estimate: Estimate, n: int, limit: float, effect: float) -> Finding:
     needed = rows_needed(estimate, max(effect, abs(estimate.value - limit))) or MIN_UNITS
-    there = counted_units(estimate, n)
+    units = counted_units(estimate, n)
     if estimate.units < needed:
-        return _finding(name, estimate, n, limit, "undecided", f"is open; {there}, about {needed} needed to decide")
-    return _finding(name, estimate, n, limit, "missed", f"is not shown, although {there} are enough")
+        return _finding(name, estimate, n, limit, "undecided", f"is open; {units}, about {needed} needed to decide")
+    return _finding(name, estimate, n, limit, "missed", f"is not shown, although {units} are enough")
 
 
-def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: FindingOutcome, said: str) -> Finding:
+def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: FindingOutcome, text: str) -> Finding:
     interval = estimate.ci95
     shown = (
         ""
@@ -286,16 +286,16 @@ def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: Findi
         else f", 95 % interval {interval[0]:.4g} to {interval[1]:.4g}"
     )
     metric = Metric(name, None, estimate.value, None, interval, n, limit, outcome == "passed", True)
-    return Finding(metric, outcome, f"{said_name(name)}: {estimate.value:.4g}{shown}; the limit {limit:g} {said}")
+    return Finding(metric, outcome, f"{titled(name)}: {estimate.value:.4g}{shown}; the limit {limit:g} {text}")
 
 
-def _unknown(name: str, n: int, limit: float, why: str) -> Finding:
+def _unknown(name: str, n: int, limit: float, reason: str) -> Finding:
     return Finding(
-        Metric(name, None, None, None, None, n, limit, False, True), "undecided", f"{said_name(name)}: {why}"
+        Metric(name, None, None, None, None, n, limit, False, True), "undecided", f"{titled(name)}: {reason}"
     )
 
 
-def not_compared(finding: Finding, why: str) -> Finding:
+def not_compared(finding: Finding, reason: str) -> Finding:
     """Return the finding as reported and not required, for a metric that these two sides can't have."""
     metric = replace(finding.metric, threshold=None, passed=None, required=False)
-    return Finding(metric, "reported", f"{said_name(finding.metric.name)} is not compared: {why}")
+    return Finding(metric, "reported", f"{titled(finding.metric.name)} is not compared: {reason}")

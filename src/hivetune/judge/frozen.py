@@ -25,8 +25,8 @@ from hivetune.data.frozen import (
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import UsageError
-from hivetune.judge.answers import Prompt, last_said
-from hivetune.judge.findings import Finding, said_name
+from hivetune.judge.answers import Prompt, last_question
+from hivetune.judge.findings import Finding, titled
 from hivetune.judge.statistics import MIN_UNITS, Interval, paired_proportions, proportion
 from hivetune.models.sides import parse_side
 from hivetune.records import Metric
@@ -54,7 +54,7 @@ class KeptQuestions:
         return self.kept / self.n if self.n else None
 
 
-def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
+def kept_questions(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
     """Return how many frozen questions of these origins the tuned model of an evaluation keeps (win, own, general).
 
     A past win must be kept whatever the baseline answers today. Of the others, what the baseline answers rightly must
@@ -70,12 +70,12 @@ def kept_of(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQues
 def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
     """Return `kept` (past wins and the user's own) and `kept_general`, where such questions exist."""
     return [
-        replace(_finding(name, found, limit), gain95=_gain(evaluation, origins))
+        replace(_finding(name, questions, limit), gain95=_gain(evaluation, origins))
         for name, origins, limit in (
             ("kept", ("win", "own"), config.least_kept),
             ("kept_general", ("general",), config.least_general),
         )
-        if (found := kept_of(evaluation, origins)).n or found.unanswered
+        if (questions := kept_questions(evaluation, origins)).n or questions.unanswered
     ]
 
 
@@ -89,40 +89,40 @@ def _gain(evaluation: Mapping[str, Any], origins: Collection[str]) -> Interval |
     return paired_proportions([base for base, _ in pairs], [tuned for _, tuned in pairs]).ci95
 
 
-def _finding(name: str, found: KeptQuestions, limit: float | None) -> Finding:
-    interval = None if found.share is None else proportion([True] * found.kept + [False] * len(found.lost)).ci95
-    required = limit is not None and found.n >= MIN_UNITS
-    passed = found.share is not None and limit is not None and found.share >= limit
-    metric = Metric(name, None, found.share, None, interval, found.n, limit, passed if required else None, required)
-    said = f"{said_name(name)}: {found.kept} of {found.n} frozen questions that were answered rightly still are"
-    if found.lost:
-        said += f"; lost: {', '.join(found.lost[:_SHOWN])}{' ...' * (len(found.lost) > _SHOWN)}"
-    if found.unanswered:
-        said += f"; {found.unanswered} could not be checked"
+def _finding(name: str, kept: KeptQuestions, limit: float | None) -> Finding:
+    interval = None if kept.share is None else proportion([True] * kept.kept + [False] * len(kept.lost)).ci95
+    required = limit is not None and kept.n >= MIN_UNITS
+    passed = kept.share is not None and limit is not None and kept.share >= limit
+    metric = Metric(name, None, kept.share, None, interval, kept.n, limit, passed if required else None, required)
+    fact = f"{titled(name)}: {kept.kept} of {kept.n} frozen questions that were answered rightly still are"
+    if kept.lost:
+        fact += f"; lost: {', '.join(kept.lost[:_SHOWN])}{' ...' * (len(kept.lost) > _SHOWN)}"
+    if kept.unanswered:
+        fact += f"; {kept.unanswered} could not be checked"
     if not required:
-        few = f" ({found.n} are too few to require any)" if limit is not None else ""
-        return Finding(metric, "reported", said + few)
-    if found.unanswered and passed:
-        return Finding(metric, "undecided", f"{said}: not every one was answered")
-    return Finding(metric, "passed" if passed else "missed", f"{said}; at least {limit:.0%} must be kept")
+        few = f" ({kept.n} are too few to require any)" if limit is not None else ""
+        return Finding(metric, "reported", fact + few)
+    if kept.unanswered and passed:
+        return Finding(metric, "undecided", f"{fact}: not every one was answered")
+    return Finding(metric, "passed" if passed else "missed", f"{fact}; at least {limit:.0%} must be kept")
 
 
-def choose_wins(answers: Sequence[Mapping[str, Any]], kept_already: int) -> list[Mapping[str, Any]]:
+def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Mapping[str, Any]]:
     """Choose which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
 
     Only correct answers are chosen, first ones that the baseline got wrong. Agents and categories take turns. The
-    limits are WINS_PER_RELEASE, and MAX_WINS with those `kept_already`.
+    limits are WINS_PER_RELEASE, and MAX_WINS with those `num_kept`.
     """
     strata: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers:
         if answer["checker"] is not None and answer["tuned"]["success"]:
             strata[answer["agent"] or "", answer["category"] or ""].append(answer)
-    places = []
+    ranked = []
     for stratum, rows in strata.items():
         for turn, row in enumerate(sorted(rows, key=_first)):
-            places.append((turn, stratum, row))
-    places.sort(key=lambda place: place[:2])
-    return [row for _, _, row in places][: max(0, min(WINS_PER_RELEASE, MAX_WINS - kept_already))]
+            ranked.append((turn, stratum, row))
+    ranked.sort(key=lambda rank: rank[:2])
+    return [row for _, _, row in ranked][: max(0, min(WINS_PER_RELEASE, MAX_WINS - num_kept))]
 
 
 def _first(answer: Mapping[str, Any]) -> tuple[bool, bytes]:
@@ -138,11 +138,11 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
     names |= {entry for entry in settings.frozen if is_name(entry)}
-    questions = [one for name in sorted(names) for one in wins_of(name)]
+    questions = [question for name in sorted(names) for question in wins_of(name)]
     questions += own_questions(settings.frozen, settings.checker)
     questions += general_questions() if settings.general else []
-    unique = {one.key: one for one in reversed(questions)}  # of equal ones the first counts: a past win
-    return [_prompt(-number, one, settings) for number, one in enumerate(reversed(unique.values()), 1)]
+    unique = {question.key: question for question in reversed(questions)}  # of equal ones the first counts: a past win
+    return [_prompt(-number, question, settings) for number, question in enumerate(reversed(unique.values()), 1)]
 
 
 def freeze_wins(release: Release) -> int:
@@ -173,23 +173,23 @@ def _snapshot_of(release: Release) -> Path:
     return Path(read_record(release.folder).get("snapshot", "(not recorded)"))
 
 
-def _prompt(number: int, one: FrozenQuestion, settings: EvalConfig) -> Prompt:
+def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
     """Return a frozen question as a prompt.
 
     A function is taken from the config alone: the set in the home must not name code to run.
     """
-    is_function = (one.checker or {}).get("name") == "function"
+    is_function = (question.checker or {}).get("name") == "function"
     return Prompt(
         row=number,
-        id=one.key,
-        source=one.source,
-        agent=one.agent,
-        category=one.category,
-        group=one.key,
-        messages=tuple(template_message(message) for message in one.messages),
-        tools=one.tools,
-        checker=settings.checker if is_function else one.checker,
-        said=last_said(one.messages),
-        reference=one.reference,
-        origin=one.origin,
+        id=question.key,
+        source=question.source,
+        agent=question.agent,
+        category=question.category,
+        group=question.key,
+        messages=tuple(template_message(message) for message in question.messages),
+        tools=question.tools,
+        checker=settings.checker if is_function else question.checker,
+        said=last_question(question.messages),
+        reference=question.reference,
+        origin=question.origin,
     )

@@ -32,7 +32,7 @@ from hivetune.judge.findings import (
     not_compared,
     ratio_finding,
     refuse_loss,
-    said_name,
+    titled,
 )
 from hivetune.judge.frozen import frozen_findings
 from hivetune.judge.page import write_evaluation_page
@@ -134,10 +134,10 @@ def _not_finite_field(value: Any, field: str) -> str:
         return "" if math.isfinite(value) else field
     inner: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
-        inner = ((f"{field}.{key}", one) for key, one in value.items())
+        inner = ((f"{field}.{key}", item) for key, item in value.items())
     elif isinstance(value, list | tuple):
-        inner = ((f"{field}[{index}]", one) for index, one in enumerate(value))
-    return next((found for name, one in inner if (found := _not_finite_field(one, name))), "")
+        inner = ((f"{field}[{index}]", item) for index, item in enumerate(value))
+    return next((path for name, item in inner if (path := _not_finite_field(item, name))), "")
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
@@ -193,12 +193,11 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     """
     pairs = _answer_pairs(evaluation, "success")
     threshold, required = config.success_gain, config.success_gain is not None
-    figure, alone = _recorded(evaluation, "success"), alone_share(evaluation)
-    if figure is not None and alone is not None:
-        metric = _measured("success", figure, alone.value, alone.units)
-        gain = against(alone, minus=figure)
-        found = gain_finding(metric, gain, gain, threshold, config.tolerance)
-        return replace(found, gain95=gain.ci95)
+    figure, share = _recorded(evaluation, "success"), alone_share(evaluation)
+    if figure is not None and share is not None:
+        metric = _measured("success", figure, share.value, share.units)
+        gain = against(share, minus=figure)
+        return replace(gain_finding(metric, gain, gain, threshold, config.tolerance), gain95=gain.ci95)
     if not pairs:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
@@ -217,21 +216,21 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
     """Judge the preferences of a judge model: the share of pairs won by the tuned model less the share won by the
     base.
     """
-    threshold, found = config.preferred_gain, evaluation.get("preferences")
-    if found is None:
+    threshold, given = config.preferred_gain, evaluation.get("preferences")
+    if given is None:
         return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold, True)]
-    known = [row["preferred"] for row in found["rows"] if row["preferred"] is not None]
-    if not known:
-        return [_failed("preferred", f"{found['judge']} gave no readable reply", 0, threshold, threshold is not None)]
-    estimate = preference(found["rows"])
-    deciding = estimate if config.look is None else preference(found["rows"], alpha=_alpha(config))
-    n = len(known)
-    metric = _measured("preferred", known.count("base") / n, known.count("tuned") / n, n)
+    votes = [row["preferred"] for row in given["rows"] if row["preferred"] is not None]
+    if not votes:
+        return [_failed("preferred", f"{given['judge']} gave no readable reply", 0, threshold, threshold is not None)]
+    estimate = preference(given["rows"])
+    deciding = estimate if config.look is None else preference(given["rows"], alpha=_alpha(config))
+    n = len(votes)
+    metric = _measured("preferred", votes.count("base") / n, votes.count("tuned") / n, n)
     finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
-    said = f"; {found['judge']} contradicts itself on {found['contradictions']} of {found['asked']} pairs"
-    said += " when the answers change places"
-    said += "; it judges its own answers" * found["judges_itself"]
-    return [replace(finding, reason=described(finding) + said, gain95=estimate.ci95)]
+    note = f"; {given['judge']} contradicts itself on {given['contradictions']} of {given['asked']} pairs"
+    note += " when the answers change places"
+    note += "; it judges its own answers" * given["judges_itself"]
+    return [replace(finding, reason=described(finding) + note, gain95=estimate.ci95)]
 
 
 def _judged_alone(findings: Sequence[Finding]) -> bool:
@@ -249,8 +248,7 @@ def _ended(evaluation: Evaluation) -> Finding:
         return _failed("ended", "no answers", 0, None, False)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     n = len(pairs)
-    groups = [group for _, _, group in pairs]
-    interval = paired_proportions(base, tuned, groups).ci95
+    interval = paired_proportions(base, tuned, [group for _, _, group in pairs]).ci95
     return replace(_reported("ended", sum(base) / n, sum(tuned) / n, n, interval), gain95=interval)
 
 
@@ -262,11 +260,11 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     """
     pairs = [pair for pair in _answer_pairs(evaluation, "seconds") if pair[0] and pair[1]]
     limit, required = config.latency_ratio, config.latency_ratio is not None
-    figure, alone = _recorded(evaluation, "latency_s"), alone_mean(evaluation, "seconds")
-    if figure and alone is not None:
-        metric = _measured("latency_s", figure, alone.value, alone.units)
-        shown_ci = against(alone, minus=figure).ci95
-        return ratio_finding(metric, shown_ci, against(alone, times=1 / figure), limit, config.tolerance)
+    figure, mean = _recorded(evaluation, "latency_s"), alone_mean(evaluation, "seconds")
+    if figure and mean is not None:
+        metric = _measured("latency_s", figure, mean.value, mean.units)
+        shown_ci = against(mean, minus=figure).ci95
+        return ratio_finding(metric, shown_ci, against(mean, times=1 / figure), limit, config.tolerance)
     if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
         return _failed("latency_s", "not measured", len(pairs), limit, required)
     times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs], [1.0] * len(pairs)]
@@ -348,12 +346,12 @@ def _measured(name: str, base: float, tuned: float, n: int) -> Metric:
     return Metric(name, base, tuned, tuned - base, None, n, None, None)
 
 
-def _failed(name: str, why: str, n: int, threshold: float | None, required: bool) -> Finding:
+def _failed(name: str, reason: str, n: int, threshold: float | None, required: bool) -> Finding:
     """Return the finding of a metric that is missing or not finite: never 0, and never passed."""
     metric = Metric(name, None, None, None, None, n, threshold, False if required else None, required)
     if not required:
         return Finding(metric, "reported")
-    return Finding(metric, "abort" if "not finite" in why else "undecided", f"{said_name(name)}: {why}")
+    return Finding(metric, "abort" if "not finite" in reason else "undecided", f"{titled(name)}: {reason}")
 
 
 def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: Interval | None) -> Finding:
@@ -421,8 +419,8 @@ def judge_run(run: Run) -> Verdict:
         name = shortest_name(run.folder)
         raise UsageError(f"the adapter of {name} was not evaluated", hint=f"evaluate it: hivetune eval {name}")
     verdict, curve = judge(evaluation, run.config.gate), read_curve(run)
-    found = advise(curve, evaluation, evaluation.get("rank"), contradictory_rows(run.snapshot), verdict.metrics)
-    verdict = replace(verdict, advice=found)
+    advice = advise(curve, evaluation, evaluation.get("rank"), contradictory_rows(run.snapshot), verdict.metrics)
+    verdict = replace(verdict, advice=advice)
     document = verdict_document(verdict)
     write_json(run.folder / VERDICT, document)
     write_evaluation_page(run.folder, evaluation, {**document, "curve": curve_document(curve)})
@@ -451,5 +449,5 @@ def verdict_document(verdict: Verdict) -> dict[str, Any]:
         "metrics": [
             {**asdict(metric), "ci95": list(metric.ci95) if metric.ci95 else None} for metric in verdict.metrics
         ],
-        "advice": [{"about": one.about, "said": one.said, "rows": list(one.rows)} for one in verdict.advice],
+        "advice": [{"about": a.about, "said": a.said, "rows": list(a.rows)} for a in verdict.advice],
     }

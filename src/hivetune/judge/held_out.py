@@ -53,11 +53,11 @@ def choose_prompts(rows: Iterable[RowInfo], count: int) -> list[int]:
     strata: dict[tuple[str, str], list[RowInfo]] = defaultdict(list)
     for row in rows:
         strata[row.agent or "", row.category or ""].append(row)
-    places = []
+    ranked = []
     for stratum in strata.values():
         ordered = sorted(stratum, key=lambda row: (_rank(row), row.row))
-        places += [(position / len(ordered), _rank(row), row.row) for position, row in enumerate(ordered)]
-    return sorted(row for _, _, row in sorted(places)[:count])
+        ranked += [(position / len(ordered), _rank(row), row.row) for position, row in enumerate(ordered)]
+    return sorted(row for _, _, row in sorted(ranked)[:count])
 
 
 def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
@@ -66,12 +66,12 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
     A group has the name of the session, or else of the row, that comes first.
     """
     lessons = [lesson_of(row.messages) for row in rows]
-    asked = [hash(tuple(lesson.asked)) for lesson in lessons]
-    about = Rows(lessons.__getitem__, asked.__getitem__, lambda index: (index,))
+    questions = [hash(tuple(lesson.asked)) for lesson in lessons]
+    compared = Rows(lessons.__getitem__, questions.__getitem__, lambda index: (index,))
     sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
     same = list(range(len(rows)))
-    for copy, kept, _ in near_copies(sketches, SAME_ROW, about).copies if rows else ():
-        same[copy] = same[kept]
+    for copy, original, _ in near_copies(sketches, SAME_ROW, compared).copies if rows else ():
+        same[copy] = same[original]
     groups = merge_groups([row.session or row.id for row in rows], same)
     return {row.row: group for row, group in zip(rows, groups, strict=True)}
 
@@ -81,31 +81,31 @@ def evaluation_document(
     config: EvalConfig,
     scores: Iterable[Mapping[str, Any]],
     outcome: Mapping[str, Any],
-    about: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the document of eval.json (docs/formats.md) from the lines of scores.jsonl and the task's outcome.
 
     A row that the task did not score stays in the document with null, one that is not finite with "not finite": the
-    gate counts both as failures. `about` (model, run, versions) is kept beside the numbers. Problems with a row's own
+    gate counts both as failures. `facts` (model, run, versions) is kept beside the numbers. Problems with a row's own
     checker are listed and leave its success null.
     """
-    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    lines: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     for line in scores:
         if line["event"] in _KEYS:
-            found[line["model"], _KEYS[line["event"]], int(line["row"])] = line
+            lines[line["model"], _KEYS[line["event"]], int(line["row"])] = line
     problems: list[dict[str, Any]] = []
     checking = Checking()
     _, generate = plan_evaluation(snapshot, config)
-    rows = loss_rows(snapshot, found)
+    rows = loss_rows(snapshot, lines)
     groups = {row["row"]: row["group"] for row in rows}
     answered = [(snapshot.info(row), groups[row]) for row in generate.rows]
     return {
         "schema": 1,
         "snapshot": snapshot.hash,
-        **about,
+        **facts,
         "settings": config.model_dump(mode="json"),
         "rows": rows,
-        "answers": [_answer_row(info, group, found, config, problems, checking) for info, group in answered],
+        "answers": [_answer_row(info, group, lines, config, problems, checking) for info, group in answered],
         **{side: dict(outcome.get(side) or {}) for side in SIDES},
         **noise_fields(outcome.get("probes_s") or ()),
         "kl_to_base": outcome.get("kl_to_base"),
@@ -115,18 +115,17 @@ def evaluation_document(
 
 def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
     """Return `noise` and `repeat_noise` of eval.json, from the times of equal work in their order."""
-    found = noise_of(seconds)
-    return dict(zip(("noise", "repeat_noise"), found or (None, None), strict=True))
+    return dict(zip(("noise", "repeat_noise"), noise_of(seconds) or (None, None), strict=True))
 
 
-def loss_rows(snapshot: Snapshot, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
+def loss_rows(snapshot: Snapshot, lines: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a line of eval.json's `rows` for each held-out test row.
 
-    `found`: (side, "nll", row) -> {"nll", "tokens"}.
+    `lines`: (side, "nll", row) -> {"nll", "tokens"}.
     """
     infos = [snapshot.info(row) for row in snapshot.rows("test")]
     groups = evidence_groups(infos)
-    return [_loss_row(info, groups[info.row], found) for info in infos]
+    return [_loss_row(info, groups[info.row], lines) for info in infos]
 
 
 def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
@@ -139,9 +138,9 @@ def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
     """
     rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for found, key in ((rows, "rows"), (answers, "answers")):
+    for rows_of_kind, key in ((rows, "rows"), (answers, "answers")):
         for row in evaluation[key]:
-            found[row[part] or ""].append(row)
+            rows_of_kind[row[part] or ""].append(row)
     names = sorted(name for name in rows.keys() | answers.keys() if part != "group" or len(rows[name]) > 1)
     summaries = [{part: name or None, **_summary(rows[name], answers[name])} for name in names]
     adjusted = holm([summary.pop("p") for summary in summaries])
@@ -170,8 +169,8 @@ def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
     return p_value(jackknife(columns, loss_difference))
 
 
-def _loss_row(info: RowInfo, group: str, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    lines = {side: found.get((side, "nll", info.row)) for side in SIDES}
+def _loss_row(info: RowInfo, group: str, lines_of: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
+    lines = {side: lines_of.get((side, "nll", info.row)) for side in SIDES}
     tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
     return {**_identity(info, group), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
 
@@ -179,7 +178,7 @@ def _loss_row(info: RowInfo, group: str, found: Mapping[tuple[str, str, int], Ma
 def _answer_row(
     info: RowInfo,
     group: str,
-    found: Mapping[tuple[str, str, int], Mapping[str, Any]],
+    lines_of: Mapping[tuple[str, str, int], Mapping[str, Any]],
     config: EvalConfig,
     problems: list[dict[str, Any]],
     checking: Checking,
@@ -193,7 +192,7 @@ def _answer_row(
         "reference": last.content if last.role == "assistant" else None,
     }
     for side in SIDES:
-        line = found.get((side, "answer", info.row))
+        line = lines_of.get((side, "answer", info.row))
         if line is None:
             problems.append({"row": info.row, "source": info.source, "model": side, "problem": "no answer"})
             row[side] = dict(EMPTY_ANSWER)

@@ -72,17 +72,17 @@ def measure_tasks(
     settings: dict[str, Any] = {"tasks": list(tasks), "log_samples": True, "apply_chat_template": True, "limit": limit}
     if folder is not None:
         settings["include_path"] = str(folder.resolve())
-    found = []
+    measured = []
     for text in sides:
         side = find_artefact(text, run, quant)
         model = _model_of(side)
         key = _key([side.identity, _contents(folder), settings])
-        kept = home() / TASK_FIGURES / key
-        with lock(kept):
-            if not list((kept / "out").rglob("results_*.json")):
-                _measure(command, {**settings, **model, "output_path": str(kept / "out")}, kept, folder, download)
-            found.append((side.label, _figures(kept)))
-    return lm_eval_document(found, {"tasks": list(tasks), "limit": limit, "harness": _version(command)})
+        cache = home() / TASK_FIGURES / key
+        with lock(cache):
+            if not list((cache / "out").rglob("results_*.json")):
+                _measure(command, {**settings, **model, "output_path": str(cache / "out")}, cache, folder, download)
+            measured.append((side.label, _figures(cache)))
+    return lm_eval_document(measured, {"tasks": list(tasks), "limit": limit, "harness": _version(command)})
 
 
 def _harness() -> list[str]:
@@ -113,19 +113,19 @@ def _model_of(side: Artefact) -> dict[str, Any]:
 
 
 def _measure(
-    command: Sequence[str], settings: Mapping[str, Any], kept: Path, folder: Path | None, download: bool
+    command: Sequence[str], settings: Mapping[str, Any], target: Path, folder: Path | None, download: bool
 ) -> None:
-    make_folder(kept)
-    shutil.rmtree(kept / "out", ignore_errors=True)
-    write_atomic(kept / "config.yaml", yaml.safe_dump(dict(settings)).encode())
+    make_folder(target)
+    shutil.rmtree(target / "out", ignore_errors=True)
+    write_atomic(target / "config.yaml", yaml.safe_dump(dict(settings)).encode())
     environment = {**os.environ, "OPENAI_API_KEY": os.environ.get(ENDPOINT_KEY) or "none", "PYTHONUNBUFFERED": "1"}
     if not download:
         environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
-    log = kept / LOG
+    log = target / LOG
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            [*command, "run", "--config", str(kept / "config.yaml")],
-            cwd=folder or kept,
+            [*command, "run", "--config", str(target / "config.yaml")],
+            cwd=folder or target,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -138,15 +138,15 @@ def _measure(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # stopped by a person; or what it left running
             process.wait()
-    if code != 0 or not list((kept / "out").rglob("results_*.json")):
+    if code != 0 or not list((target / "out").rglob("results_*.json")):
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         tail = "\n".join(lines[-SHOWN_LINES:])
         hint = "" if download else "; a task's data that are not here yet are fetched with --download"
         raise HivetuneError(f"lm-evaluation-harness ended with {code}; its last lines:\n{tail}", hint=f"{log}{hint}")
 
 
-def _figures(kept: Path) -> list[TaskFigure]:
-    newest = max((kept / "out").rglob("results_*.json"), key=lambda path: path.stat().st_mtime_ns)
+def _figures(folder: Path) -> list[TaskFigure]:
+    newest = max((folder / "out").rglob("results_*.json"), key=lambda path: path.stat().st_mtime_ns)
     try:
         results = json.loads(newest.read_text(encoding="utf-8"))
         samples = {
@@ -161,7 +161,7 @@ def _figures(kept: Path) -> list[TaskFigure]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise HivetuneError(
             f"{newest} has an unknown format: {type(error).__name__}: {error}",
-            hint=f"delete {kept} to measure again; is this version of lm-evaluation-harness known?",
+            hint=f"delete {folder} to measure again; is this version of lm-evaluation-harness known?",
         ) from None
 
 
@@ -191,7 +191,7 @@ def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[M
 
     Raises KeyError, TypeError, ValueError for documents of another form.
     """
-    found = []
+    all_figures = []
     for task, figures in results["results"].items():
         better = results.get("higher_is_better", {}).get(task, {})
         for key, value in figures.items():
@@ -199,7 +199,7 @@ def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[M
             if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = figures.get(f"{name}_stderr,{chosen}")
-            found.append(
+            all_figures.append(
                 TaskFigure(
                     task=task,
                     metric=name if chosen == "none" else f"{name} ({chosen})",
@@ -209,7 +209,7 @@ def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[M
                     rows=_means_to(value, _rows_of(samples.get(task, ()), name, chosen)),
                 )
             )
-    return found
+    return all_figures
 
 
 def _rows_of(samples: Iterable[Mapping[str, Any]], metric: str, chosen: str) -> dict[int, float]:
@@ -226,33 +226,33 @@ def _means_to(value: float, rows: dict[int, float]) -> dict[int, float]:
     return rows
 
 
-def lm_eval_document(sides: Sequence[tuple[str, Sequence[TaskFigure]]], about: Mapping[str, Any]) -> dict[str, Any]:
+def lm_eval_document(sides: Sequence[tuple[str, Sequence[TaskFigure]]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of one or two models, each with its label; differences are second - first."""
     if len(sides) == 1:
         label, figures = sides[0]
         rows = [{**_named(figure), "n": len(figure.rows) or None, "base": _side(figure)} for figure in figures]
-        return {"schema": 1, **about, "base": {"label": label}, "tuned": None, "figures": rows}
+        return {"schema": 1, **facts, "base": {"label": label}, "tuned": None, "figures": rows}
     others = {(figure.task, figure.metric): figure for figure in sides[1][1]}
-    pairs = [(one, others[one.task, one.metric]) for one in sides[0][1] if (one.task, one.metric) in others]
-    estimates = [_difference(one, other) for one, other in pairs]
-    known = [number for number, estimate in enumerate(estimates) if estimate is not None and estimate.ci95 is not None]
+    pairs = [(first, others[first.task, first.metric]) for first in sides[0][1] if (first.task, first.metric) in others]
+    estimates = [_difference(first, second) for first, second in pairs]
+    judged = [number for number, estimate in enumerate(estimates) if estimate is not None and estimate.ci95 is not None]
     adjusted = dict(
-        zip(known, holm([p_value(e) for e in estimates if e is not None and e.ci95 is not None]), strict=True)
+        zip(judged, holm([p_value(e) for e in estimates if e is not None and e.ci95 is not None]), strict=True)
     )
     rows = [
         {
-            **_named(one),
-            "n": None if estimate is None else len(one.rows),
-            "base": _side(one),
-            "tuned": _side(other),
-            "difference": other.value - one.value,
+            **_named(first),
+            "n": None if estimate is None else len(first.rows),
+            "base": _side(first),
+            "tuned": _side(second),
+            "difference": second.value - first.value,
             "ci95": None if estimate is None or estimate.ci95 is None else list(estimate.ci95),
             "p_holm": adjusted.get(number),
         }
-        for number, ((one, other), estimate) in enumerate(zip(pairs, estimates, strict=True))
+        for number, ((first, second), estimate) in enumerate(zip(pairs, estimates, strict=True))
     ]
     labels = {name: {"label": label} for name, (label, _) in zip(SIDES, sides, strict=True)}
-    return {"schema": 1, **about, **labels, "figures": rows}
+    return {"schema": 1, **facts, **labels, "figures": rows}
 
 
 def _named(figure: TaskFigure) -> dict[str, Any]:
@@ -263,11 +263,11 @@ def _side(figure: TaskFigure) -> dict[str, float | None]:
     return {"value": figure.value, "stderr": figure.stderr}
 
 
-def _difference(one: TaskFigure, other: TaskFigure) -> Estimate | None:
+def _difference(first: TaskFigure, second: TaskFigure) -> Estimate | None:
     """Return the difference of the means, on the rows of both; None where the harness did not average the same rows."""
-    if not one.rows or one.rows.keys() != other.rows.keys():
+    if not first.rows or first.rows.keys() != second.rows.keys():
         return None
-    before, after = ([figure.rows[row] for row in sorted(one.rows)] for figure in (one, other))
+    before, after = ([figure.rows[row] for row in sorted(first.rows)] for figure in (first, second))
     if {*before, *after} <= {0.0, 1.0}:
         return paired_proportions([bool(value) for value in before], [bool(value) for value in after])
     count = [1.0] * len(before)

@@ -38,15 +38,15 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
         return "the sides have different base models, so their tokens differ"
     adapters = [side.trained[1] for side in sides if side.trained]
     shared = next((adapter for adapter in adapters if adapter is not None), None)
-    found: dict[tuple[str, str, int], Mapping[str, Any]] = {}
+    lines: dict[tuple[str, str, int], Mapping[str, Any]] = {}
     for name, adapter in zip(SIDES, adapters, strict=True):
         # The base is scored beside an adapter, in the precision that the adapter was trained in.
         scores, _ = scored(run, adapter or shared, NO_ANSWERS, progress)
         kind = "base" if adapter is None else "tuned"
         for line in read_journal(scores):
             if line["event"] == "loss" and line["model"] == kind:
-                found[name, "nll", int(line["row"])] = line
-    return loss_rows(run.snapshot, found)
+                lines[name, "nll", int(line["row"])] = line
+    return loss_rows(run.snapshot, lines)
 
 
 def scored(
@@ -75,24 +75,24 @@ def scored(
         "adapter": None if adapter is None else sha256_file(adapter / ADAPTER),
         "generate": asdict(generate),
     }
-    folder, kept = (home() / "scores" / _key(about) for about in (pair, base))
+    folder, base_folder = (home() / "scores" / _key(identity) for identity in (pair, base))
     rows = tuple(run.snapshot.rows("test"))
-    with lock(folder), lock(kept):
+    with lock(folder), lock(base_folder):
         path = folder / SCORES
         if _is_damaged(path):
             path.unlink()
         if not (folder / WHOLE).is_file() or not path.is_file():
-            _copy_losses(kept / SCORES, path)
+            _copy_losses(base_folder / SCORES, path)
             task = Score(
                 run.model, adapter, run.snapshot.folder, path, rows, generate, run.config.dtype, run.config.device
             )
             total = (len(rows) + len(generate.rows)) * (1 if adapter is None else 2)
-            done = sum(line["event"] in ("loss", "answer") for line in read_journal(path))
+            num_done = sum(line["event"] in ("loss", "answer") for line in read_journal(path))
             # How far the models differ is computed beside the scoring, row by row: more items than `total`.
             child = start_child(task, folder)
-            result = see_off(child, count_items(progress, total, done), meanwhile).check("scoring")
+            result = see_off(child, count_items(progress, total, num_done), meanwhile).check("scoring")
             write_json(folder / WHOLE, {**result, "about": pair})
-            _copy_losses(path, kept / SCORES)
+            _copy_losses(path, base_folder / SCORES)
         return path, read_json(folder / WHOLE)
 
 
@@ -101,8 +101,8 @@ def num_losses(run: Run) -> int:
     return 2 * len(run.snapshot.rows("test"))
 
 
-def _key(about: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+def _key(identity: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _is_damaged(scores: Path) -> bool:
@@ -112,8 +112,8 @@ def _is_damaged(scores: Path) -> bool:
 def _copy_losses(source: Path, target: Path) -> None:
     """Copy the lines of the base that `target` does not have yet."""
     lines = [line for line in read_journal(source) if line["event"] == "loss" and line["model"] == "base"]
-    known = {line["row"] for line in read_journal(target) if line["event"] == "loss" and line["model"] == "base"}
-    missing = [line for line in lines if line["row"] not in known]
+    copied = {line["row"] for line in read_journal(target) if line["event"] == "loss" and line["model"] == "base"}
+    missing = [line for line in lines if line["row"] not in copied]
     if missing:
         with Journal(target) as journal:
             for line in missing:

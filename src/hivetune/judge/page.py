@@ -11,7 +11,7 @@ from typing import Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.errors import UsageError
-from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, said_of_passed
+from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
 from hivetune.judge.held_out import SIDES, by_part
 from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE
@@ -111,8 +111,8 @@ def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
 
 
 def _section(title: str, body: str, note: str = "") -> str:
-    said = f'<p class="soft">{note}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{said}{body}</section>\n" if body else ""
+    note_line = f'<p class="soft">{note}</p>' if note else ""
+    return f"<section><h2>{title}</h2>{note_line}{body}</section>\n" if body else ""
 
 
 def _reasons(reasons: Sequence[str]) -> str:
@@ -127,13 +127,13 @@ def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
         if metric["base"] is None and metric["tuned"] is None:
             continue
         interval = metric["ci95"]
-        said = "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}"
-        passed = "" if metric["passed"] is None else said_of_passed(metric)
+        interval_text = "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}"
+        passed = "" if metric["passed"] is None else passed_text(metric)
         rows += (
             f"<tr><td>{escape(metric_name(name))}</td>"
             f'<td class="n">{_value(name, metric["base"])}</td><td class="n">{_value(name, metric["tuned"])}</td>'
             f'<td class="n">{_value(name, metric["difference"])}</td><td>{_interval_plot(metric)}</td>'
-            f'<td class="n soft">{said}</td><td class="n">{metric["n"]}</td>'
+            f'<td class="n soft">{interval_text}</td><td class="n">{metric["n"]}</td>'
             f'<td class="{_COLOURS.get(passed, "")}">{passed}</td></tr>'
         )
     head = (
@@ -145,7 +145,7 @@ def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 def _metrics_note(document: Mapping[str, Any]) -> str:
     missing = "".join(
-        f" {escape(what)} is not compared: {escape(why)}." for what, why in (document.get("not_compared") or {}).items()
+        f" {escape(m)} is not compared: {escape(reason)}." for m, reason in (document.get("not_compared") or {}).items()
     )
     return f"Bars: the difference with its 95 % interval around zero, each metric on its own scale.{missing}"
 
@@ -162,9 +162,9 @@ def _interval_plot(metric: Mapping[str, Any]) -> str:
         return f"{middle + half * value / widest:.1f}"
 
     kind, y = _direction(metric["name"], low, high), _ROW_HEIGHT / 2
-    said = f"{metric['name']}: {difference:.4g}, 95 % interval {low:.4g} to {high:.4g}"
+    label = f"{metric['name']}: {difference:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     return (
-        f'<svg viewBox="0 0 {_PLOT_WIDTH} {_ROW_HEIGHT}" width="{_PLOT_WIDTH}" role="img" aria-label="{escape(said)}">'
+        f'<svg viewBox="0 0 {_PLOT_WIDTH} {_ROW_HEIGHT}" width="{_PLOT_WIDTH}" role="img" aria-label="{escape(label)}">'
         f'<line class="axis" x1="{middle}" x2="{middle}" y1="0" y2="{_ROW_HEIGHT}"/>'
         f'<line class="{kind}" stroke-width="4" stroke-linecap="round" x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>'
         f'<circle class="{kind}" cx="{x(difference)}" cy="{y}" r="5"/></svg>'
@@ -196,16 +196,16 @@ def _sorted_bars(differences: Sequence[float]) -> str:
     ordered = sorted(differences)
     if len(ordered) > 400:  # every k-th: more bars than pixels say nothing
         ordered = ordered[:: math.ceil(len(ordered) / 400)]
-    width, height, left = 900.0, 180.0, 70.0
+    width, height, margin = 900.0, 180.0, 70.0
     largest = max(abs(ordered[0]), abs(ordered[-1])) or 1.0
-    step = (width - left) / len(ordered)
+    step = (width - margin) / len(ordered)
     bars = ""
     for number, value in enumerate(ordered):
         tall = abs(value) / largest * (height / 2 - 8)
         top = height / 2 - (tall if value > 0 else 0)
         kind = "better" if value < 0 else "worse" if value > 0 else "unclear"
         bars += (
-            f'<rect class="{kind}" stroke="none" x="{left + number * step:.1f}" y="{top:.1f}" '
+            f'<rect class="{kind}" stroke="none" x="{margin + number * step:.1f}" y="{top:.1f}" '
             f'width="{max(0.5, step - 1):.1f}" height="{max(tall, 0.5):.1f}"/>'
         )
     less = sum(value < 0 for value in differences)
@@ -213,13 +213,13 @@ def _sorted_bars(differences: Sequence[float]) -> str:
         f'<text x="0" y="14">+{largest:.3g}</text><text x="0" y="{height / 2 + 4}">0</text>'
         f'<text x="0" y="{height - 4}">-{largest:.3g}</text>'
     )
-    said = f"{less} of {len(differences)} rows are better with B"
+    caption = f"{less} of {len(differences)} rows are better with B"
     return (
         '<div class="wide" tabindex="0">'
         f'<svg class="plot" viewBox="0 0 {width:.0f} {height:.0f}" width="100%" role="img" '
-        f'aria-label="{said}">{texts}'
-        f'<line class="axis" x1="{left}" x2="{width}" y1="{height / 2}" y2="{height / 2}"/>{bars}</svg></div>'
-        f'<p class="soft">{said}.</p>'
+        f'aria-label="{caption}">{texts}'
+        f'<line class="axis" x1="{margin}" x2="{width}" y1="{height / 2}" y2="{height / 2}"/>{bars}</svg></div>'
+        f'<p class="soft">{caption}.</p>'
     )
 
 
@@ -282,7 +282,7 @@ def _answers(document: Mapping[str, Any]) -> str:
     ordered = sorted(document["answers"], key=_rank)
     body = ""
     for number, answer in enumerate(ordered[:MAX_ANSWERS]):
-        place = " ".join(str(part) for part in (answer["source"], answer["agent"]) if part)
+        origin = " ".join(str(part) for part in (answer["source"], answer["agent"]) if part)
         reference = answer["reference"]
         shown = f'<p class="tag">reference</p><div class="text">{shown_text(reference)}</div>' if reference else ""
         columns = "".join(
@@ -292,7 +292,7 @@ def _answers(document: Mapping[str, Any]) -> str:
         )
         body += (
             f"<details{' open' if number < 3 else ''}><summary>{_change(answer)}{shown_text(answer['prompt'], 120)} "
-            f'<span class="soft">{escape(place)}</span></summary>'
+            f'<span class="soft">{escape(origin)}</span></summary>'
             f'<p class="tag">prompt</p><div class="text">{shown_text(answer["prompt"])}</div>{shown}'
             f'<div class="pair">{columns}</div></details>'
         )
@@ -312,8 +312,8 @@ def _rank(answer: Mapping[str, Any]) -> int:
 
 
 def _change(answer: Mapping[str, Any]) -> str:
-    words = {0: '<span class="tag worse">lost</span> ', 1: '<span class="tag better">gained</span> '}
-    return words.get(_rank(answer), "")
+    tags = {0: '<span class="tag worse">lost</span> ', 1: '<span class="tag better">gained</span> '}
+    return tags.get(_rank(answer), "")
 
 
 def _outcome(side: Mapping[str, Any]) -> str:
@@ -364,9 +364,9 @@ def shown_text(text: str | None, longest: int = MAX_TEXT_CHARS) -> str:
 def advice_list(advice: Sequence[Mapping[str, Any]]) -> str:
     """Return each advice with the rows that show it."""
     lines = ""
-    for one in advice:
-        rows = "".join(f"<li>{escape(row)}</li>" for row in one["rows"])
-        lines += f"<li>{escape(one['said'])}{f'<ul>{rows}</ul>' if rows else ''}</li>"
+    for entry in advice:
+        rows = "".join(f"<li>{escape(row)}</li>" for row in entry["rows"])
+        lines += f"<li>{escape(entry['said'])}{f'<ul>{rows}</ul>' if rows else ''}</li>"
     return f"<ul>{lines}</ul>" if lines else ""
 
 
@@ -375,7 +375,7 @@ def curve_plot(curve: Mapping[str, Any]) -> str:
     steps, validations = curve.get("steps") or [], curve.get("validations") or []
     if len(steps) < 2:
         return ""
-    best = f", validation lowest at step {min(validations, key=lambda each: each[1])[0]}" if validations else ""
+    best = f", validation lowest at step {min(validations, key=lambda v: v[1])[0]}" if validations else ""
     summary = f"training loss from {steps[0][1]:.3g} to {steps[-1][1]:.3g}{best}"
     curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
     chart = draw_chart(Chart("Loss, nats per token", curves, summary))
@@ -413,14 +413,14 @@ def frozen_table(document: Mapping[str, Any]) -> str:
 
 def judge_note(document: Mapping[str, Any]) -> str:
     """Return a sentence on a judge model's preferences, and on how often it contradicted itself."""
-    found = document.get("preferences")
-    if not found:
+    given = document.get("preferences")
+    if not given:
         return ""
-    counts = {side: sum(row["preferred"] == side for row in found["rows"]) for side in (*SIDES, "tie")}
-    said = (
-        f"{escape(found['judge'])} prefers A in {counts['base']} pairs and B in {counts['tuned']}; {counts['tie']} are "
-        f"ties. When they changed places it contradicted itself on {found['contradictions']} of {found['asked']}."
+    counts = {side: sum(row["preferred"] == side for row in given["rows"]) for side in (*SIDES, "tie")}
+    text = (
+        f"{escape(given['judge'])} prefers A in {counts['base']} pairs and B in {counts['tuned']}; {counts['tie']} are "
+        f"ties. When they changed places it contradicted itself on {given['contradictions']} of {given['asked']}."
     )
-    said += f" {found['unreadable']} of its replies named neither." if found["unreadable"] else ""
-    said += " It judges its own answers." if found["judges_itself"] else ""
-    return f"<p>{said}</p>"
+    text += f" {given['unreadable']} of its replies named neither." if given["unreadable"] else ""
+    text += " It judges its own answers." if given["judges_itself"] else ""
+    return f"<p>{text}</p>"

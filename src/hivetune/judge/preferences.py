@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
-from hivetune.judge.answers import Prompt, ask_all, counter, kept_side
+from hivetune.judge.answers import Prompt, ask_all, counter, stored_side
 from hivetune.judge.artefacts import find_artefact, open_artefact
 from hivetune.judge.statistics import ALPHA, Estimate, paired_proportions
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings
@@ -35,24 +35,24 @@ def judged(
         raise UsageError("eval.judge: a file of figures can't judge", hint="give a server's URL#MODEL or a .gguf file")
     pairs = judgings(document["answers"])
     prompts = [prompt for pair in pairs for prompt in pair.prompts]
-    with kept_side(side, REPLY_TOKENS, settings.slots) as kept:
-        left = [prompt for prompt in prompts if prompt.key not in kept.answers]
-        if left:
+    with stored_side(side, REPLY_TOKENS, settings.slots) as stored:
+        missing = [prompt for prompt in prompts if prompt.key not in stored.answers]
+        if missing:
             server = ServerSettings(slots=settings.slots, context_tokens=JUDGE_CONTEXT_TOKENS)
-            with open_artefact(side, server) as (asked, _):
-                on_answer = counter(progress, len(left))
-                ask_all(asked, kept, prompts, slots=settings.slots, new_tokens=REPLY_TOKENS, on_answer=on_answer)
-        said = {key: answer.text for key, answer in kept.answers.items()}
-    replies = [(pair, said[pair.prompts[0].key], said[pair.prompts[1].key]) for pair in pairs]
+            with open_artefact(side, server) as (answerer, _):
+                on_answer = counter(progress, len(missing))
+                ask_all(answerer, stored, prompts, slots=settings.slots, new_tokens=REPLY_TOKENS, on_answer=on_answer)
+        replies_of = {key: answer.text for key, answer in stored.answers.items()}
+    replies = [(pair, replies_of[pair.prompts[0].key], replies_of[pair.prompts[1].key]) for pair in pairs]
     rows = preference_rows(document["answers"], replies)
-    against_itself, asked_pairs = contradictions(rows)
-    own = side.label in {document[name].get("label") for name in ("base", "tuned")}
+    against_itself, num_asked = contradictions(rows)
+    is_own = side.label in {document[name].get("label") for name in ("base", "tuned")}
     return {
         "preferences": {
             "judge": side.label,
-            "judges_itself": own,
+            "judges_itself": is_own,
             "contradictions": against_itself,
-            "asked": asked_pairs,
+            "asked": num_asked,
             "unreadable": sum(row["preferred"] is None for row in rows),
             "rows": rows,
         }
@@ -100,21 +100,21 @@ def judgings(answers: Sequence[Mapping[str, Any]]) -> list[Judging]:
     """Return the pairs to judge: answers of compare.json that both sides gave; equal ones are a tie and need no
     judge.
     """
-    found = []
+    pairs = []
     for row in answers:
         base, tuned = row["base"]["answer"], row["tuned"]["answer"]
         if base is not None and tuned is not None and base.strip() != tuned.strip():
-            found.append(Judging(row, (_asked(row, base, tuned), _asked(row, tuned, base))))
-    return found
+            pairs.append(Judging(row, (_judging_prompt(row, base, tuned), _judging_prompt(row, tuned, base))))
+    return pairs
 
 
 def read_choice(reply: str) -> PreferredPlace | None:
     """Return which answer a reply names; None where it names none."""
     reply = reply.strip()
-    found = _LETTER.match(reply) or _NAMED.search(reply)
-    if found is None:
+    match = _LETTER.match(reply) or _NAMED.search(reply)
+    if match is None:
         return "tie" if reply.lower() == "t" else None
-    letter = (found[1] or found[2]).upper()
+    letter = (match[1] or match[2]).upper()
     return "first" if letter == "A" else "second" if letter == "B" else "tie"
 
 
@@ -126,12 +126,12 @@ def preference_rows(
     `orders`: what the reply said with base first and with tuned first (base, tuned, tie or null). `preferred`: base,
     tuned or tie; null without two replies.
     """
-    said = {judging.row["row"]: (read_choice(one), read_choice(other)) for judging, one, other in judged}
+    choices = {judging.row["row"]: (read_choice(r), read_choice(swapped_reply)) for judging, r, swapped_reply in judged}
     rows = []
     for row in answers:
         if any(row[side]["answer"] is None for side in ("base", "tuned")):
             continue
-        first, second = said.get(row["row"], ("tie", "tie"))
+        first, second = choices.get(row["row"], ("tie", "tie"))
         orders = [
             None if first is None else {"first": "base", "second": "tuned", "tie": "tie"}[first],
             None if second is None else {"first": "tuned", "second": "base", "tie": "tie"}[second],
@@ -139,7 +139,7 @@ def preference_rows(
         rows.append(
             {
                 **{key: row[key] for key in ("row", "source", "group")},
-                "asked": row["row"] in said,
+                "asked": row["row"] in choices,
                 "orders": orders,
                 "preferred": _preferred(orders),
             }
@@ -149,15 +149,15 @@ def preference_rows(
 
 def contradictions(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Return (pairs judged differently in the other order, pairs judged)."""
-    asked = [row["orders"] for row in rows if row["asked"] and None not in row["orders"]]
-    return sum(set(orders) == {"base", "tuned"} for orders in asked), len(asked)
+    answered = [row["orders"] for row in rows if row["asked"] and None not in row["orders"]]
+    return sum(set(orders) == {"base", "tuned"} for orders in answered), len(answered)
 
 
 def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = ALPHA) -> Estimate:
     """Return the share of pairs in which the tuned model is preferred less that of the base; ties count as neither."""
-    known = [row for row in rows if row["preferred"] is not None]
-    base, tuned = ([row["preferred"] == side for row in known] for side in ("base", "tuned"))
-    return paired_proportions(base, tuned, [row["group"] for row in known], alpha=alpha)
+    decided = [row for row in rows if row["preferred"] is not None]
+    base, tuned = ([row["preferred"] == side for row in decided] for side in ("base", "tuned"))
+    return paired_proportions(base, tuned, [row["group"] for row in decided], alpha=alpha)
 
 
 def _preferred(orders: Sequence[str | None]) -> str | None:
@@ -170,7 +170,7 @@ def _preferred(orders: Sequence[str | None]) -> str | None:
     return wins.pop() if len(wins) == 1 else "tie"  # type: ignore[return-value]
 
 
-def _asked(row: Mapping[str, Any], first: str, second: str) -> Prompt:
+def _judging_prompt(row: Mapping[str, Any], first: str, second: str) -> Prompt:
     # A mark that whoever wrote the answers could not know.
     mark = "=" * 3 + hashlib.blake2b(f"{row['prompt']}\n{first}\n{second}".encode(errors="replace")).hexdigest()[:12]
     reference = f"{mark} A REFERENCE ANSWER\n{_cut(row['reference'])}\n" if row["reference"] else ""

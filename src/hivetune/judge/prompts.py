@@ -13,7 +13,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
-from hivetune.judge.answers import Prompt, last_said
+from hivetune.judge.answers import Prompt, last_question
 from hivetune.judge.held_out import choose_prompts, evidence_groups, plan_evaluation
 from hivetune.llama.prompts import prompt_of
 from hivetune.records import Example, Message
@@ -89,13 +89,13 @@ def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Pro
         agent=info.agent,
         category=info.category,
         group=group,
-        messages=tuple(template_message(message) for message in _asked(info.messages)),
+        messages=tuple(template_message(message) for message in _request(info.messages)),
         tools=tuple(info.tools),
         checker=row_checker(info.checker, checker),
-        said=last_said(info.messages),
+        said=last_question(info.messages),
         reference=last.content if last.role == "assistant" else None,
     )
 
 
-def _asked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _request(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return prompt_of(messages) if messages[-1].role == "assistant" else messages

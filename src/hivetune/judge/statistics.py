@@ -46,7 +46,7 @@ class Estimate:
 
     def reversed(self) -> "Estimate":
         """Return the estimate with the opposite sign, a gain where less is better. Zero stays 0, not -0."""
-        ci95, plain = (None if one is None else (0.0 - one[1], 0.0 - one[0]) for one in (self.ci95, self.plain))
+        ci95, plain = (None if i is None else (0.0 - i[1], 0.0 - i[0]) for i in (self.ci95, self.plain))
         return replace(self, value=0.0 - self.value, ci95=ci95, plain=plain)
 
 
@@ -79,14 +79,14 @@ def merge_groups(groups: Sequence[str], keys: Sequence[Hashable]) -> list[str]:
     leads: dict[str, str] = {}
 
     def lead(group: str) -> str:
-        while (other := leads.get(group, group)) != group:
-            group = other
+        while (next_group := leads.get(group, group)) != group:
+            group = next_group
         return group
 
     for group, key in zip(groups, keys, strict=True):
-        known = lead(first.setdefault(key, group)) if key is not None else group
-        if (mine := lead(group)) != known:
-            leads[mine] = known
+        leader = lead(first.setdefault(key, group)) if key is not None else group
+        if (mine := lead(group)) != leader:
+            leads[mine] = leader
     return [lead(group) for group in groups]
 
 
@@ -132,14 +132,14 @@ def _spread(columns: Columns, statistic: Callable[[Sequence[float]], float], pos
     except ZeroDivisionError:
         return None
     logarithmic = positive and min(value, *without) > 0
-    left = [math.log(one) for one in without] if logarithmic else without
-    if not all(map(math.isfinite, left)):
+    figures = [math.log(figure) for figure in without] if logarithmic else without
+    if not all(map(math.isfinite, figures)):
         return None
-    mean = math.fsum(left) / n
-    away = [mean - one for one in left]  # large where the unit that was left out is
-    squares = [one * one for one in away]
+    mean = math.fsum(figures) / n
+    away = [mean - figure for figure in figures]  # large where the unit that was left out is
+    squares = [figure * figure for figure in away]
     total = math.fsum(squares)
-    skewness = math.fsum(one**3 for one in away) / n / (total / n) ** 1.5 if total else 0.0
+    skewness = math.fsum(figure**3 for figure in away) / n / (total / n) ** 1.5 if total else 0.0
     return _Spread(value, math.sqrt((n - 1) / n * total), _degrees(squares), skewness, logarithmic)
 
 
@@ -180,7 +180,7 @@ def _degrees(squares: Sequence[float]) -> float:
     n, total = len(squares), math.fsum(squares)
     if total == 0:
         return float(n - 1)
-    kurtosis = n * math.fsum(one * one for one in squares) / (total * total)
+    kurtosis = n * math.fsum(square * square for square in squares) / (total * total)
     return max(MIN_DEGREES, min(n - 2, 2 * n / max(kurtosis - (n - 3) / (n - 1), 2 * n / (n - 1))))
 
 
@@ -350,9 +350,9 @@ def noise_of(seconds: Sequence[float]) -> tuple[float, float] | None:
     as the differences between one time and the next alone would make it. A machine that merely jitters has both alike,
     whatever it is; a load that comes and stays moves the first and not the second.
     """
-    if len(seconds) < MIN_TIMES or not all(math.isfinite(each) and each > 0 for each in seconds):
+    if len(seconds) < MIN_TIMES or not all(math.isfinite(s) and s > 0 for s in seconds):
         return None
-    ordered = sorted(math.log(each) for each in seconds)
+    ordered = sorted(math.log(s) for s in seconds)
     steps = sorted(abs(math.log(after / before)) for before, after in itertools.pairwise(seconds))
     # The median of |a - b| of two normal values of spread s is 0.954 s; a tenth lies beyond 1.2816 s on either side.
     repeats = 2 * 1.2816 * _quantile(steps, 0.5) / 0.954
@@ -379,5 +379,4 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     """Interpolate linearly between neighbours, as numpy does by default."""
     position = share * (len(ordered) - 1)
     low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (position - low)

@@ -62,9 +62,9 @@ def learn(
         "against": {},
     }
     bad_rows = first.snapshot.bad_rows()
-    why = why_no_stage2(len(bad_rows), config.learn.least_bad, first.snapshot.rows("validation"), config.learn.use)
-    if why:
-        return _shipped(root, {**document, "bad_rows": len(bad_rows)}, STAGE1, [f"no stage 2: {why}"])
+    reason = stage2_problem(len(bad_rows), config.learn.least_bad, first.snapshot.rows("validation"), config.learn.use)
+    if reason:
+        return _shipped(root, {**document, "bad_rows": len(bad_rows)}, STAGE1, [f"no stage 2: {reason}"])
     document["bad_rows"] = len(bad_rows)
     say(f"stage 2: {len(bad_rows):,} bad answers beside the good rows")
     second = open_run(stage2_config(config, first.folder, root / STAGE2), f"{name}-{STAGE2}", preparing)
@@ -128,12 +128,12 @@ def beside(run: Run, rival: Run, progress: Progress = silent) -> dict[str, Any]:
     _, generate = plan_evaluation(run.snapshot, run.config.eval)
     lines: list[Mapping[str, Any]] = []
     outcome: dict[str, Any] = {}
-    for side, one in ((BASELINE, rival), ("tuned", run)):
-        scores, result = scored(run, one.folder, generate, progress)
+    for side, side_run in ((BASELINE, rival), ("tuned", run)):
+        scores, result = scored(run, side_run.folder, generate, progress)
         lines += [{**line, "model": side} for line in read_journal(scores) if line.get("model") == "tuned"]
         outcome[side] = result["tuned"]
-    about = {"run": str(run.folder), "baseline": str(rival.folder), "adapter_sha256": adapter_hash(run.folder)}
-    return evaluation_document(run.snapshot, run.config.eval, lines, outcome, {**about, "answered_by": "the engine"})
+    facts = {"run": str(run.folder), "baseline": str(rival.folder), "adapter_sha256": adapter_hash(run.folder)}
+    return evaluation_document(run.snapshot, run.config.eval, lines, outcome, {**facts, "answered_by": "the engine"})
 
 
 def _shipped(root: Path, document: Mapping[str, Any], stage: str, reasons: list[str]) -> dict[str, Any]:
@@ -165,21 +165,21 @@ def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> l
     `good`: the rows whose loss counts; None: all of them.
     """
     broken = []
-    held_out = [row for row in evaluation["rows"] if good is None or row["row"] in good]
-    rows = [row for row in held_out if all(isinstance(row[side], float) for side in SIDES)]
+    held_out_rows = [row for row in evaluation["rows"] if good is None or row["row"] in good]
+    rows = [row for row in held_out_rows if all(isinstance(row[side], float) for side in SIDES)]
     tokens = sum(row["tokens"] for row in rows)
-    if len(rows) < len(held_out) or not tokens:
+    if len(rows) < len(held_out_rows) or not tokens:
         broken.append("the loss of held-out rows is not known for both")
     else:
         base, tuned = (math.fsum(row[side] for row in rows) / tokens for side in SIDES)
         if tuned > base + MAX_WORSE_LOSS:
             broken.append(f"the loss of held-out rows rose from {base:.4f} to {tuned:.4f}")
-    both = [answer for answer in evaluation["answers"] if all(answer[side]["answer"] is not None for side in SIDES)]
-    if both:
-        base, tuned = (sum(bool(answer[side]["ended"]) for answer in both) / len(both) for side in SIDES)
+    answered = [answer for answer in evaluation["answers"] if all(answer[side]["answer"] is not None for side in SIDES)]
+    if answered:
+        base, tuned = (sum(bool(answer[side]["ended"]) for answer in answered) / len(answered) for side in SIDES)
         if tuned < base - MAX_FEWER_ENDED:
             broken.append(f"{tuned:.0%} of the answers end by themselves, {base:.0%} did")
-        base, tuned = (sum(len(answer[side]["answer"]) for answer in both) for side in SIDES)
+        base, tuned = (sum(len(answer[side]["answer"]) for answer in answered) for side in SIDES)
         if not base or not LENGTH_RATIOS[0] <= tuned / base <= LENGTH_RATIOS[1]:
             ratio = f"{tuned / base:.2f} times" if base else "infinitely"
             broken.append(f"answers are {ratio} as long, outside of {LENGTH_RATIOS[0]} to {LENGTH_RATIOS[1]}")
@@ -201,7 +201,7 @@ def choose_stage(
     return ships, verdicts, [*broken, *reasons]
 
 
-def why_no_stage2(bad_rows: int, least: int, validation_rows: Sequence[int], use: Sequence[str]) -> str:
+def stage2_problem(bad_rows: int, least: int, validation_rows: Sequence[int], use: Sequence[str]) -> str:
     """Return why a stage 2 can't learn or be guarded; empty if it can."""
     if not {"pairs", "failures"} & set(use):
         return "learn names neither pairs nor failures; with them: learn: [sft, corrections, pairs, failures]"

@@ -88,20 +88,20 @@ def read_timed(
     if response.status != 200:
         raise _refusal(response, where)
     kind = response.headers.get_content_type()
-    said = _PartialAnswer(where, started, clock)
+    partial = _PartialAnswer(where, started, clock)
     if kind == "text/event-stream":
         for document in _events(response, where):
-            said.take(document, "delta")
+            partial.take(document, "delta")
     elif kind == "application/json":
         text = response.read(MAX_ANSWER_BYTES)
         try:
-            said.take(json.loads(text), "message")
+            partial.take(json.loads(text), "message")
         except ValueError:
             raise _other_format(where, text) from None
-        said.first_token_s = None
+        partial.first_token_s = None
     else:
         raise _other_format(where, response.read(SHOWN_CHARS), kind)
-    return said.answer()
+    return partial.answer()
 
 
 @dataclass
@@ -152,7 +152,7 @@ class _PartialAnswer:
             if self.first_token_s is None and self.new_tokens is None:
                 raise _other_format(self.where, b"no choices")
             raise Unanswered(f"{self.where}: the answer broke off")
-        calls = [f'{{"name": {json.dumps(name)}, "arguments": {said or "{}"}}}' for name, said in self.calls.values()]
+        calls = [f'{{"name": {json.dumps(name)}, "arguments": {a or "{}"}}}' for name, a in self.calls.values()]
         text = "\n".join(part for part in (self.text, *calls) if part)
         seconds = self.clock() - self.started
         return TimedAnswer(text, self.finish != "length", self.new_tokens, self.first_token_s, seconds)

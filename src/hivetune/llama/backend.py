@@ -266,9 +266,9 @@ class Backend:
 
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
-        own = psutil.Process(self.process.pid)
+        server = psutil.Process(self.process.pid)
         total = 0
-        for process in (own, *own.children(recursive=True)):
+        for process in (server, *server.children(recursive=True)):
             try:  # the peak, which Linux alone keeps
                 status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
                 total += next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -420,8 +420,8 @@ def _spins() -> str:
     215. Beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of the
     one that it waits for (bench/answers.py measures it). A user's own value of the variable is kept.
     """
-    if asked := os.environ.get("GOMP_SPINCOUNT"):
-        return asked
+    if setting := os.environ.get("GOMP_SPINCOUNT"):
+        return setting
     return "50000" if psutil.cpu_percent(interval=_LOOK_S) < _IDLE_PERCENT else "0"
 
 
@@ -434,10 +434,10 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path
     if ready and os.read(reader, 1):
         return
     tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
-    why = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
+    fault = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
     process.kill()
     raise MachineNotFit(
-        f"the llama.cpp server {why} while loading; its last lines:\n{tail}",
+        f"the llama.cpp server {fault} while loading; its last lines:\n{tail}",
         hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
     )
 
@@ -450,5 +450,5 @@ def explained() -> Iterator[None]:
     except (OSError, http.client.HTTPException) as error:
         raise HivetuneError(f"the llama.cpp server's answer ended early: {error or type(error).__name__}") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise HivetuneError(f"the llama.cpp server's answer has an unknown format: {what}") from None
+        fault = f"{type(error).__name__}: {error}"
+        raise HivetuneError(f"the llama.cpp server's answer has an unknown format: {fault}") from None

@@ -93,14 +93,19 @@ def _confine(settings: dict[str, Any]) -> None:
     model, program = Path(settings["model"]), settings["program"]
     split = model.parent.glob(f"{model.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    own = [] if program is None else [Path(program).resolve().parent, Path(program).resolve().parent.parent / "lib"]
-    files = [model, *(split if "-of-" in model.stem else ()), *settings["adapters"], *(one for one in libraries if one)]
+    folders = [] if program is None else [Path(program).resolve().parent, Path(program).resolve().parent.parent / "lib"]
+    files = [
+        model,
+        *(split if "-of-" in model.stem else ()),
+        *settings["adapters"],
+        *(path for path in libraries if path),
+    ]
     devices = Path("/dev")
     cards = [] if settings["on_cpu"] else [*devices.glob("nvidia*"), *devices.glob("dri/*"), *devices.glob("kfd")]
     on_card = bool(cards)
     caches = [*cards, Path.home() / ".cache", Path.home() / ".nv", Path(tempfile.gettempdir())] if on_card else []
     confine(
-        [*SYSTEM, sys.prefix, sys.base_prefix, *sys.path[1:], *own, *files],
+        [*SYSTEM, sys.prefix, sys.base_prefix, *sys.path[1:], *folders, *files],
         [Path(settings["socket"]).parent, *DEVICES, *caches],
         may_execute=program is not None,
         read_all=on_card,

@@ -68,8 +68,7 @@ def _vocabulary_problem(tokenizer: Mapping[str, Any]) -> str | None:
         beside = tokenizer.get(f"tokenizer.ggml.{name}", tokens)
         if not isinstance(beside, list) or len(beside) != len(tokens):
             return f"{name} is not as long as its vocabulary"
-    kinds = tokenizer.get("tokenizer.ggml.token_type", [])
-    for token, kind in zip(tokens, kinds, strict=False):
+    for token, kind in zip(tokens, tokenizer.get("tokenizer.ggml.token_type", []), strict=False):
         if kind == _BYTE_TYPE and not _BYTE_TOKEN.fullmatch(token):
             return f"its byte token {token[:40]!r} is not a byte"
     for name, value in tokenizer.items():
@@ -94,7 +93,7 @@ def template_problem(template: str) -> str | None:
     """Return why a chat template is refused, after running it once in a child: it reaches for what a sandbox
     forbids, or takes more time or memory than any real one. A template that only wants other turns is taken."""
     try:
-        done = subprocess.run(
+        child = subprocess.run(
             [sys.executable, "-c", _TRY_TEMPLATE],
             input=template.encode("utf-8", "replace"),
             stdout=subprocess.DEVNULL,
@@ -105,10 +104,10 @@ def template_problem(template: str) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return f"its chat template ran for {TEMPLATE_TIMEOUT_S:.0f} s"
-    if done.returncode == 0:
+    if child.returncode == 0:
         return None
-    words = done.stderr[-2000:].decode("utf-8", "replace").strip().splitlines()
-    return words[-1] if done.returncode == 1 and words else f"its chat template ended a child with {done.returncode}"
+    lines = child.stderr[-2000:].decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if child.returncode == 1 and lines else f"its chat template ended a child with {child.returncode}"
 
 
 def _limit() -> None:

@@ -43,9 +43,9 @@ def compare_prompts(
     be rendered."""
     checked, differences = 0, []
     for example in examples:
-        asked = prompt_of(example.messages)
-        trained = renderer.prompt(asked, example.tools)
-        served = backend.prompt_ids([template_message(message) for message in asked], example.tools)
+        prompt = prompt_of(example.messages)
+        trained = renderer.prompt(prompt, example.tools)
+        served = backend.prompt_ids([template_message(message) for message in prompt], example.tools)
         checked += 1
         if trained != served:
             at = next((i for i, (a, b) in enumerate(zip(trained, served, strict=False)) if a != b), -1)
@@ -81,8 +81,8 @@ def compare_answers(backend: Backend, recorded: Sequence[Mapping[str, Any]], ada
         now = backend.complete(entry["messages"], max_tokens=NUM_TOKENS, logprobs=True, adapter=adapter).logprobs
         then = [(int(token), float(logprob)) for token, logprob in entry["tokens"]]
         others += not now or not then or now[0][0] != then[0][0]
-        for (token, logprob), (known, known_logprob) in zip(now, then, strict=False):
-            if token != known:
+        for (token, logprob), (recorded_token, known_logprob) in zip(now, then, strict=False):
+            if token != recorded_token:
                 break
             differences.append(abs(logprob - known_logprob))
     if recorded and (2 * others > len(recorded) or (differences and statistics.median(differences) > MAX_DIFFERENCE)):

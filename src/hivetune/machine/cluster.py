@@ -111,10 +111,10 @@ def claim_device(devices: Sequence[str], wanted: str | None = None) -> tuple[str
     """
     folder = cluster_folder() / _DEVICES
     make_folder(folder)
-    for place, device in enumerate(devices):
+    for number, device in enumerate(devices):
         if wanted is not None and device != wanted:
             continue
-        lock = open_plain(folder / f"{place}.lock", os.O_RDWR | os.O_CREAT)
+        lock = open_plain(folder / f"{number}.lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -162,9 +162,9 @@ def need_ray() -> None:
 def ray_environment(address: str) -> dict[str, str]:
     """Return variables for every process that speaks Ray in a cluster. Raises UsageError without a token."""
     # Ray turns the loopback into an address that the network reaches, except under the name of this variable.
-    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith(f"{LOOPBACK}:") else {}
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"} if address.startswith(f"{LOOPBACK}:") else {}
     return {
-        **own,
+        **loopback,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(need_token()),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -199,21 +199,21 @@ def connect_ray(address: str) -> Any:
 
 
 def _explained(error: Exception, address: str) -> MachineNotFit:
-    words = " ".join(str(error).split())
-    if "authentication" in words.lower() or "unauthenticated" in words.lower():
+    message = " ".join(str(error).split())
+    if "authentication" in message.lower() or "unauthenticated" in message.lower():
         return MachineNotFit(
             f"the cluster at {address} does not know this machine's token",
             hint="copy HOME/cluster/token of its head to this machine",
         )
-    if "version" in words.lower():
-        return MachineNotFit(f"the cluster at {address} has another version: {words}", hint="install the same Ray")
-    if "node" in words.lower():
+    if "version" in message.lower():
+        return MachineNotFit(f"the cluster at {address} has another version: {message}", hint="install the same Ray")
+    if "node" in message.lower():
         return MachineNotFit(
             f"this machine is not a node of the cluster at {address}",
             hint=f"join it, without devices if it shall only train: hivetune cluster up --join {address} "
             "--devices none",
         )
-    return no_answer(address, words)
+    return no_answer(address, message)
 
 
 def offered_by(nodes: Sequence[Mapping[str, Any]]) -> int:

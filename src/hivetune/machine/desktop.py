@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _PROGRAM = "loginctl"
 _TIMEOUT_S = 3.0
 WINDOW_S, MIN_WINDOW_S = 60.0, 30.0
-_ASKED = ("Remote", "Class", "Active", "IdleHint", "IdleSinceHint")
+_PROPERTIES = ("Remote", "Class", "Active", "IdleHint", "IdleSinceHint")
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,21 @@ def person_idle_s(now_s: float, program: str = _PROGRAM) -> float | None:
     names = [line.split()[0] for line in listed.splitlines() if line.split()]
     idle_s = float("inf")
     for name in names:
-        shown = _ask(program, "show-session", name, *(f"--property={key}" for key in _ASKED))
-        about = dict(line.partition("=")[::2] for line in (shown or "").splitlines())
-        if (about.get("Remote"), about.get("Class"), about.get("Active")) != ("no", "user", "yes"):
+        shown = _ask(program, "show-session", name, *(f"--property={key}" for key in _PROPERTIES))
+        session = dict(line.partition("=")[::2] for line in (shown or "").splitlines())
+        if (session.get("Remote"), session.get("Class"), session.get("Active")) != ("no", "user", "yes"):
             continue
-        since_us = about.get("IdleSinceHint", "")
-        is_idle = about.get("IdleHint") == "yes" and since_us.isdigit()
+        since_us = session.get("IdleSinceHint", "")
+        is_idle = session.get("IdleHint") == "yes" and since_us.isdigit()
         idle_s = min(idle_s, max(0.0, now_s - int(since_us) / 1e6) if is_idle else 0.0)
     return idle_s
 
 
 def _ask(program: str, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        shown = subprocess.run(
             [program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    return shown.stdout if shown.returncode == 0 else None

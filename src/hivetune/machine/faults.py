@@ -26,16 +26,16 @@ def code_pattern(family: str, code: str) -> str:
 
 
 def _cuda(code: str) -> str:
-    names, _, words = _documented()["cuda"][int(code)].partition(" | ")
+    names, _, text = _documented()["cuda"][int(code)].partition(" | ")
     camel = "|".join(name for name in names.split() if not name.isupper())
     capitals = "|".join(name for name in names.split() if name.isupper()) or "(?!)"
-    found = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
-    found += [rf"Triton Error \[\w+\]:\s+Code: {code}\b"]
+    patterns = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
+    patterns += [rf"Triton Error \[\w+\]:\s+Code: {code}\b"]
     if int(code) >= MIN_CUDA_NUMBER:
         failed = r"[ -]?(?i:runtime |driver |api )?(?i:error|failure)\w*(?: \(error)?(?: code)?[ :=#(]+"
-        found += [rf"{_CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
-    found += [rf"{_CARD}[^\n]{{0,60}}(?i:{words[1:]})\b" if words.startswith("~") else rf"(?i:{words})\b"]
-    return "|".join(found)
+        patterns += [rf"{_CARD}\w*{failed}{code}\b", rf"\b[Ee]rror {code}: "]
+    patterns += [rf"{_CARD}[^\n]{{0,60}}(?i:{text[1:]})\b" if text.startswith("~") else rf"(?i:{text})\b"]
+    return "|".join(patterns)
 
 
 def _hsa(code: str) -> str:
@@ -55,30 +55,30 @@ def _errno(code: str) -> str:
     number = getattr(errno, code, None)
     if number is None:
         raise KeyError(code)
-    words = re.escape(os.strerror(number))
+    text = re.escape(os.strerror(number))
     return (
         rf"\[Errno {number}\]|\b(?:os error|errno)[ :=]+{number}\b|\b[Ee]rror code {number} \(|\bcode: {number}, "
-        rf"|\b{code}\b|(?i:{words})"
+        rf"|\b{code}\b|(?i:{text})"
     )
 
 
 def _signal(code: str) -> str:
     """Match a signal as shells, torchrun, Docker and Python's subprocess report it."""
     number = int(signal.Signals[code])  # a KeyError for a name that no signal has
-    words = re.escape((signal.strsignal(number) or code).partition(" (")[0])
+    text = re.escape((signal.strsignal(number) or code).partition(" (")[0])
     ended = r"(?:exit|return|status)\w*(?: with)?(?: code| status)?[ :=(]+"
     return (
         rf"\b{code}\b|\bsignal[ :=]+(?:number )?{number}\b|\b{ended}(?:-{number}|{128 + number})\b"
-        rf"|Signal: {words} \({number}\)|\b{words}: {number}\b|\berror code -{number}\b|\bline \d+:\s+\d+ {words}\b"
-        rf"|signal[ :]+{words}|Unexpected (?i:{words}) encountered|\b{words}(?: \(core dumped\)|\s*$)"
+        rf"|Signal: {text} \({number}\)|\b{text}: {number}\b|\berror code -{number}\b|\bline \d+:\s+\d+ {text}\b"
+        rf"|signal[ :]+{text}|Unexpected (?i:{text}) encountered|\b{text}(?: \(core dumped\)|\s*$)"
     )
 
 
 @functools.cache
 def _documented() -> Mapping[str, Mapping[int, str]]:
     text = resources.files("hivetune.machine").joinpath("knowledge/codes.yaml").read_text(encoding="utf-8")
-    found: Mapping[str, Mapping[int, str]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return found
+    documented: Mapping[str, Mapping[int, str]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return documented
 
 
 _PATTERN_OF = {
@@ -137,9 +137,9 @@ def fault(identifier: str) -> Fault:
 
 
 def _fault(entry: Mapping[str, Any]) -> Fault:
-    known = {*Fault.__dataclass_fields__}
-    if not entry.keys() <= known:
-        raise ValueError(f"faults.yaml: {entry['id']}: unknown {sorted(entry.keys() - known)}")
+    fields = {*Fault.__dataclass_fields__}
+    if not entry.keys() <= fields:
+        raise ValueError(f"faults.yaml: {entry['id']}: unknown {sorted(entry.keys() - fields)}")
     return Fault(
         id=entry["id"],
         domain=entry["domain"],
@@ -164,12 +164,12 @@ def _fault(entry: Mapping[str, Any]) -> Fault:
 
 def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> tuple[Sign, ...]:
     """Return the signs of a list of regular expressions and of {family: [code, ...]}, each with one pattern."""
-    found = []
+    signs = []
     for item in listed:
         if isinstance(item, str):
-            found.append(Sign(f"`{item}`", re.compile(item, re.MULTILINE)))
+            signs.append(Sign(f"`{item}`", re.compile(item, re.MULTILINE)))
             continue
         for family, codes in item.items():
             together = "|".join(code_pattern(family, str(code)) for code in codes)
-            found.append(Sign(f"{family} {', '.join(map(str, codes))}", re.compile(together, re.MULTILINE)))
-    return tuple(found)
+            signs.append(Sign(f"{family} {', '.join(map(str, codes))}", re.compile(together, re.MULTILINE)))
+    return tuple(signs)

@@ -190,13 +190,13 @@ def _read_memory(root: Path) -> tuple[int, int]:
 
 def _memory_limit(root: Path) -> tuple[int, int, str] | None:
     """Return the smallest cgroup limit on this process as (limit, bytes left, file), or None."""
-    found: list[tuple[int, int, str]] = []
+    limits: list[tuple[int, int, str]] = []
     for folder, limit_name, used_name in _memory_groups(root):
         limit = whole_number(folder / limit_name)
         if limit:
-            left = max(0, limit - (whole_number(folder / used_name) or 0) + _reclaimable(folder))
-            found.append((limit, min(left, limit), f"/{(folder / limit_name).relative_to(root)}"))
-    return min(found, default=None)
+            unused = max(0, limit - (whole_number(folder / used_name) or 0) + _reclaimable(folder))
+            limits.append((limit, min(unused, limit), f"/{(folder / limit_name).relative_to(root)}"))
+    return min(limits, default=None)
 
 
 def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
@@ -227,13 +227,13 @@ def _reclaimable(folder: Path) -> int:
 
 def _versions() -> dict[str, str]:
     """Return the versions that decide which kernels run, from package metadata: importing torch takes seconds."""
-    found = {"python": platform.python_version(), "system": platform.system()}
+    versions = {"python": platform.python_version(), "system": platform.system()}
     for name in ("torch", "triton", "bitsandbytes"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _number_in(path: Path) -> int:
@@ -287,7 +287,7 @@ def link_of(own_address: str) -> NetworkLink | None:
     names = [
         name
         for name, addresses in psutil.net_if_addrs().items()
-        if any(one.address.partition("%")[0] == own_address for one in addresses)
+        if any(a.address.partition("%")[0] == own_address for a in addresses)
     ]
     megabits = psutil.net_if_stats()[names[0]].speed if names else 0
     name = names[0] if names else "the network"

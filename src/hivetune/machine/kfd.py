@@ -11,7 +11,7 @@ def kfd_architectures(root: Path = Path("/")) -> dict[str, str]:
 
     The override acts in the user's half of the driver (ROCm, libhsakmt, topology.c) and does not change this.
     """
-    found = {}
+    architectures = {}
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
     for path in sorted(nodes, key=lambda path: int(path.parent.name) if path.parent.name.isdecimal() else 0):
         try:
@@ -23,8 +23,8 @@ def kfd_architectures(root: Path = Path("/")) -> dict[str, str]:
         version, location = properties.get("gfx_target_version", 0), properties.get("location_id", 0)
         if version:  # 0 is a processor
             slot = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7}"
-            found[slot] = gfx_name(version // 10000, version // 100 % 100, version % 100)
-    return found
+            architectures[slot] = gfx_name(version // 10000, version // 100 % 100, version % 100)
+    return architectures
 
 
 def gfx_name(major: int, minor: int, step: int) -> str:

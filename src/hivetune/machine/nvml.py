@@ -50,11 +50,11 @@ def _read_card(library: ctypes.CDLL, index: int, driver: str) -> dict[str, Any] 
         return None
     if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
         return None
-    known = library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
+    has_capability = library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
     return {
         "name": _string(library.nvmlDeviceGetName, handle),
         "driver": driver,
-        "architecture": f"{major.value}.{minor.value}" if known else "",
+        "architecture": f"{major.value}.{minor.value}" if has_capability else "",
         "memory_bytes": memory.total,
         "free_bytes": memory.free,
         "used_bytes": memory.used,

@@ -35,8 +35,8 @@ class Energy:
         """Return whether nothing was estimated."""
         return self.estimated_j == 0
 
-    def __add__(self, other: "Energy") -> "Energy":
-        return Energy(self.joules + other.joules, self.estimated_j + other.estimated_j)
+    def __add__(self, energy: "Energy") -> "Energy":
+        return Energy(self.joules + energy.joules, self.estimated_j + energy.estimated_j)
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def energy_between(before: PowerSample, after: PowerSample) -> Energy:
     seconds = max(0.0, after.time_s - before.time_s)
     package_j, package_known = _package_energy(before, after), bool(before.package_j and after.package_j)
     if not package_known:
-        busy = max(0.0, after.busy_core_s - before.busy_core_s)
-        package_j = CORE_W * busy + REST_W * seconds
+        package_j = CORE_W * max(0.0, after.busy_core_s - before.busy_core_s) + REST_W * seconds
     measured = sum(card["watts"] for card in after.cards if "watts" in card) * seconds
     guessed = sum(CARD_W * card.get("busy_percent", 100) / 100 for card in after.cards if "watts" not in card) * seconds
     estimated = guessed + (0.0 if package_known else package_j) + (measured if seconds > _MAX_GAP_S else 0.0)
@@ -88,7 +87,7 @@ def _package_energy(before: PowerSample, after: PowerSample) -> float:
 
 def _read_rapl(root: Path) -> dict[str, tuple[float, float]]:
     """Return the counters of whole packages; `intel-rapl:0:1` is a part of one. AMD's zones have the same names."""
-    found = {}
+    counters = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
         if zone.name.count(":") != 1:
             continue
@@ -96,5 +95,5 @@ def _read_rapl(root: Path) -> dict[str, tuple[float, float]]:
             value, end = (int((zone / name).read_text()) for name in ("energy_uj", "max_energy_range_uj"))
         except (OSError, ValueError):
             continue
-        found[zone.name] = value / 1e6, end / 1e6
-    return found
+        counters[zone.name] = value / 1e6, end / 1e6
+    return counters

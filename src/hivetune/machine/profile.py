@@ -58,8 +58,8 @@ class Profile:
 
     def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
         """Return the profile with the best rates seen, since a busy minute does not show what the machine can do."""
-        known = self.rates.get(device, {})
-        best = {dtype: max(rate, known.get(dtype, 0.0)) for dtype, rate in rates.items()}
+        best_before = self.rates.get(device, {})
+        best = {dtype: max(rate, best_before.get(dtype, 0.0)) for dtype, rate in rates.items()}
         return replace(self, rates={**self.rates, device: best})
 
     def decided_dtype(self, device: str) -> str | None:
@@ -76,12 +76,12 @@ class Profile:
     def with_products(self, device: str, dtype: str, products: str) -> "Profile":
         return self._with_decided(_PRODUCTS, f"{device} {dtype}", products)
 
-    def _decided(self, what: str, device: str) -> str | None:
-        decided = self.choices.get(what)
+    def _decided(self, topic: str, device: str) -> str | None:
+        decided = self.choices.get(topic)
         return decided.get(device) if isinstance(decided, dict) else None
 
-    def _with_decided(self, what: str, device: str, value: str) -> "Profile":
-        return replace(self, choices={**self.choices, what: {**self.choices.get(what, {}), device: value}})
+    def _with_decided(self, topic: str, device: str, value: str) -> "Profile":
+        return replace(self, choices={**self.choices, topic: {**self.choices.get(topic, {}), device: value}})
 
     def proof(self, device: str) -> Proof | None:
         """Return the proof of a device, None without one of this version."""
@@ -127,7 +127,7 @@ def read_profile(fingerprint: str) -> Profile:
 def proven_before(fingerprint: str) -> bool:
     """Return whether this home has a proof, but none for this fingerprint: driver, torch or card has changed."""
     others = [path.stem for path in (home() / "profiles").glob("*.json") if path.stem != fingerprint]
-    return not read_profile(fingerprint).proofs and any(read_profile(other).proofs for other in others)
+    return not read_profile(fingerprint).proofs and any(read_profile(b).proofs for b in others)
 
 
 def write_profile(profile: Profile) -> Path:

@@ -21,18 +21,17 @@ NEAR_LIMIT_C = 3.0
 
 def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, Any]:
     """Return the current use of the machine, of the process tree of `pid`, and of the cards."""
-    memory = psutil.virtual_memory()
-    taken: dict[str, Any] = {
-        "available_bytes": memory.available,
+    measured: dict[str, Any] = {
+        "available_bytes": psutil.virtual_memory().available,
         "swap_used_bytes": psutil.swap_memory().used,
         "disk_free_bytes": psutil.disk_usage(str(folder)).free,
         "load": round(os.getloadavg()[0], 2),
     }
     if pid is not None:
-        taken |= process_tree(pid)
+        measured |= process_tree(pid)
     if cards := read_cards(root):
-        taken["cards"] = cards
-    return taken
+        measured["cards"] = cards
+    return measured
 
 
 def process_tree(pid: int) -> dict[str, Any]:
@@ -43,11 +42,11 @@ def process_tree(pid: int) -> dict[str, Any]:
     except psutil.NoSuchProcess:
         return {}
     resident, cpu_s = 0, 0.0
-    for one in tree:
+    for p in tree:
         try:
-            with one.oneshot():
-                resident += one.memory_info().rss
-                times = one.cpu_times()
+            with p.oneshot():
+                resident += p.memory_info().rss
+                times = p.cpu_times()
                 cpu_s += times.user + times.system
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -90,8 +89,8 @@ def _heat(sensors: Path) -> tuple[float, bool] | None:
 
 def is_hot(device: Path) -> bool:
     """Return whether an AMD card (its folder in sysfs) is near its limit."""
-    found = [_heat(sensors) for sensors in sorted((device / "hwmon").glob("hwmon*"))]
-    return any(heat[1] for heat in found if heat is not None)
+    heats = [_heat(sensors) for sensors in sorted((device / "hwmon").glob("hwmon*"))]
+    return any(heat[1] for heat in heats if heat is not None)
 
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:

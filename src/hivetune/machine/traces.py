@@ -33,8 +33,7 @@ class KernelLog:
 
     def lines(self, pid: int) -> list[str]:
         """Return the new relevant lines that are not about another process than `pid`."""
-        found = [line for line in self._read() if RELEVANT.search(line) and _concerns(line, pid)]
-        return found[-LINE_LIMIT:]
+        return [line for line in self._read() if RELEVANT.search(line) and _concerns(line, pid)][-LINE_LIMIT:]
 
     def close(self) -> None:
         if self._handle is not None:

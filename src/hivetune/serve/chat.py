@@ -180,9 +180,9 @@ class Talk:
         self._shown = list(self.sides)
         if self.blind:
             self.draw.shuffle(self._shown)
-        for place, side in enumerate(self._shown, 1):
+        for number, side in enumerate(self._shown, 1):
             if len(self.sides) > 1:
-                self.write(f"[{place}]{'' if self.blind else f' {side.label}'}\n")
+                self.write(f"[{number}]{'' if self.blind else f' {side.label}'}\n")
             started, ended = time.monotonic(), False
             try:
                 for piece in side.say(text, temperature):
@@ -192,21 +192,21 @@ class Talk:
                 self.write(" (stopped)")
             except UsageError as error:  # such as a conversation that is longer than the context
                 self.write(f"({error.message}; /new starts a new conversation)\n")
-                for asked in self._shown[:place]:  # no side keeps a turn that another one lacks
-                    asked.undo()
+                for earlier in self._shown[:number]:  # no side keeps a turn that another one lacks
+                    earlier.undo()
                 self._forget_turn()
                 return
             self.write("\n")
             if ended:
-                self._keep(place, side, time.monotonic() - started)
+                self._keep(number, side, time.monotonic() - started)
 
-    def _keep(self, place: int, side: Chat, seconds: float) -> None:
+    def _keep(self, number: int, side: Chat, seconds: float) -> None:
         if self.capture is None:
             return
-        self._answers[place] = f"hive-{secrets.token_hex(12)}"
-        *asked, answer = [dict(message) for message in side.messages]
+        self._answers[number] = f"hive-{secrets.token_hex(12)}"
+        *prompt, answer = [dict(message) for message in side.messages]
         self.capture.put(
-            CapturedAnswer(self._answers[place], side.label, asked, answer, session=self.session, seconds=seconds)
+            CapturedAnswer(self._answers[number], side.label, prompt, answer, session=self.session, seconds=seconds)
         )
 
     def _rate(self, rating: Rating, which: str) -> None:
@@ -217,15 +217,15 @@ class Talk:
         if len(self.sides) == 2 and not which:
             self.write("(which of the two: 1 or 2?)\n")
             return
-        place = int(which or "1")
-        if place > len(self._shown):
+        number = int(which or "1")
+        if number > len(self._shown):
             self.write("(there is one answer)\n")
             return
-        side = self._shown[place - 1]
+        side = self._shown[number - 1]
         if rating == "up":
             self._preferred = side.label
-        if self.capture is not None and place in self._answers:
-            self.capture.put(Feedback(self._answers[place], side.label, "chat", rating))
+        if self.capture is not None and number in self._answers:
+            self.capture.put(Feedback(self._answers[number], side.label, "chat", rating))
         elif len(self.sides) == 1:
             self.write("(not kept: answers and feedback are stored with --capture)\n")
 

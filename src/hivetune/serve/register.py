@@ -37,7 +37,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     require_adapter(folder)
     proof = {**_prove(run), "generation": _generation(folder)}
     with closing(open_database()) as database:
-        return register(database, run.folder, name, _about(run, proof), by=who())
+        return register(database, run.folder, name, _manifest(run, proof), by=who())
 
 
 def who() -> str:
@@ -73,11 +73,11 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
     if release.pruned:
         return document
     release.check()
-    about = read_json(release.folder / MANIFEST)
+    manifest = read_json(release.folder / MANIFEST)
     return document | {
         "folder": str(release.folder),
         "exports": exports_in(release.folder),
-        **{key: about[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
+        **{key: manifest[key] for key in ("verdict", "judgement", "data", "settings", "machine", "hivetune")},
     }
 
 
@@ -108,7 +108,7 @@ def _generation(folder: Path) -> dict[str, Any]:
     return {**GREEDY, **({"system": trained.text} if trained is not None and usual else {})}
 
 
-def _about(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
+def _manifest(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the release's manifest. It needs neither the run folder nor the snapshot afterwards."""
     record, manifest = run.record, run.snapshot.manifest
     verdict = None  # where the present adapter was not evaluated

@@ -144,35 +144,34 @@ def losers(
     `tokens`: trained tokens of each validation row; `groups`: the session of each row; `looks`: how many comparisons
     over time there are in all. They and the variants share the level of an interval (Bonferroni).
     """
-    rows = sorted(set.intersection(*(set(one.nll) for one in losses.values()))) if losses else []
+    rows = sorted(set.intersection(*(set(variant_losses.nll) for variant_losses in losses.values()))) if losses else []
     total = sum(tokens[row] for row in rows)
     if len(losses) < 2 or not total:
         return []
-    loss = {variant: math.fsum(one.nll[row] for row in rows) / total for variant, one in losses.items()}
+    loss = {variant: math.fsum(losses_of.nll[row] for row in rows) / total for variant, losses_of in losses.items()}
     ranked = sorted(loss, key=lambda variant: (loss[variant], variant))
     leader, worse_half = ranked[0], ranked[math.ceil(len(ranked) / 2) :]
     alpha = ALPHA / (looks * len(worse_half))
-    found = []
+    stopping = []
     for variant in worse_half:
         estimate = above(losses[variant], losses[leader], tokens, groups, alpha=alpha)
         if estimate.ci95 is not None and estimate.ci95[0] > 0:
-            found.append(Loser(variant, leader, estimate))
-    return found
+            stopping.append(Loser(variant, leader, estimate))
+    return stopping
 
 
 def above(
-    one: RowLosses,
-    other: RowLosses,
+    first: RowLosses,
+    second: RowLosses,
     tokens: Mapping[int, int],
     groups: Mapping[int, Hashable],
     *,
     alpha: float = ALPHA,
 ) -> Estimate:
-    """Return the nats per token of `one` less those of `other`, on the rows of both."""
-    rows = sorted(set(one.nll) & set(other.nll))
-    columns = [[one.nll[row] - other.nll[row] for row in rows], [float(tokens[row]) for row in rows]]
-    units = by_group(columns, [groups[row] for row in rows])
-    return jackknife(units, lambda sums: sums[0] / sums[1], alpha=alpha)
+    """Return the nats per token of `first` less those of `second`, on the rows of both."""
+    rows = sorted(set(first.nll) & set(second.nll))
+    columns = [[first.nll[row] - second.nll[row] for row in rows], [float(tokens[row]) for row in rows]]
+    return jackknife(by_group(columns, [groups[row] for row in rows]), lambda sums: sums[0] / sums[1], alpha=alpha)
 
 
 @dataclass
@@ -278,30 +277,29 @@ def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices
     def look() -> None:
         progress(sum(run_status(entrant.run.folder).step for entrant in entrants), total)
 
-    queue = [Going(entrant.run.folder, _pause(entrant, share)) for entrant in entrants if not _is_there(entrant, share)]
+    queue = [Going(entrant.run.folder, _pause(entrant, share)) for entrant in entrants if not _reached(entrant, share)]
     codes = run_queue(queue, devices.places, look, devices.options)
     if devices.cluster is not None and any(codes.values()):
         own_address(devices.cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
         if devices.cluster is not None and code == MachineNotFit.exit_code:
-            raise MachineNotFit(_last_words(entrant.run.folder), hint="fix that; the same command continues")
+            raise MachineNotFit(_last_error(entrant.run.folder), hint="fix that; the same command continues")
         if code:
             entrant.failed = failure_text(entrant.run.folder, code)
 
 
-def _last_words(run: Path) -> str:
+def _last_error(run: Path) -> str:
     """Return why no device of a cluster continues with a run: the last error of its process, without the hint."""
     text = (run / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
-    said = f"\n{text}".rpartition("\nhivetune: ")[2]
-    return said.partition("\nhint: ")[0].strip()
+    return f"\n{text}".rpartition("\nhivetune: ")[2].partition("\nhint: ")[0].strip()
 
 
 def _pause(entrant: Entrant, share: float | None) -> Callable[[], bool] | None:
-    return None if share is None else lambda: _is_there(entrant, share)
+    return None if share is None else lambda: _reached(entrant, share)
 
 
-def _is_there(entrant: Entrant, share: float | None) -> bool:
+def _reached(entrant: Entrant, share: float | None) -> bool:
     if entrant.run.record["status"] == "done":
         return True
     return share is not None and losses_at(entrant.run.folder, share * entrant.steps) is not None
@@ -316,8 +314,8 @@ def losses_at(run: Path, step: float) -> RowLosses | None:
 
 def _last_losses(run: Path, step: int | None) -> RowLosses:
     """Return the losses of the validation at `step`, or of the last one for None."""
-    found = [entry for entry in read_journal(run / ROW_LOSSES) if step is None or entry["step"] == step]
-    return _row_losses(found[-1])
+    validations = [entry for entry in read_journal(run / ROW_LOSSES) if step is None or entry["step"] == step]
+    return _row_losses(validations[-1])
 
 
 def _row_losses(entry: Mapping[str, Any]) -> RowLosses:
@@ -333,12 +331,12 @@ def _stop_losers(entrants: Sequence[Entrant], share: float, tell: Teller) -> Non
             losses[number] = at or _last_losses(entrant.run.folder, None)
     for loser in losers(losses, *_rows_of(snapshot), looks=len(LOOK_SHARES)):
         entrant = entrants[loser.variant]
-        why = f"at {share:.0%} of the steps {loser.why}"
+        reason = f"at {share:.0%} of the steps {loser.why}"
         if entrant.run.record["status"] == "done":  # a short run may end before its process hears that it is to stop
-            tell(f"{entrant.variant.label}: finished before it could be stopped; {why}")
+            tell(f"{entrant.variant.label}: finished before it could be stopped; {reason}")
         else:
-            entrant.stopped = why
-            tell(f"{entrant.variant.label}: stopped {why}")
+            entrant.stopped = reason
+            tell(f"{entrant.variant.label}: stopped {reason}")
 
 
 def _rows_of(snapshot: Snapshot) -> tuple[dict[int, int], dict[int, str]]:
@@ -364,8 +362,7 @@ def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
 
 def _finish(folder: Path, entrants: Sequence[Entrant], keep: Keep, tell: Teller) -> dict[str, Any]:
     """Evaluate and judge the winner by validation loss, on the test rows, which had no part in the choice."""
-    finished = [entrant for entrant in entrants if entrant.racing]
-    best = min(finished, key=lambda entrant: _best(entrant)["loss"])
+    best = min([entrant for entrant in entrants if entrant.racing], key=lambda entrant: _best(entrant)["loss"])
     tell(f"best: {best.variant.label}; evaluating it on the test rows")
     winner = load_run(best.run.folder)
     evaluate_run(winner)
@@ -404,12 +401,12 @@ def _best(entrant: Entrant) -> dict[str, Any]:
 def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any]]:
     """Return a line of the table for each run, the best one first."""
     one_snapshot = len({entrant.run.snapshot.hash for entrant in entrants}) == 1
-    told = []
+    lines = []
     for entrant in entrants:
         status = run_status(entrant.run.folder)
         losses = [loss for _, loss, kind in loss_curve(entrant.run.folder) if kind == "validation"]
         estimate = _above_best(entrant, best) if one_snapshot and entrant.racing and entrant is not best else None
-        told.append(
+        lines.append(
             {
                 "settings": list(entrant.variant.settings),
                 "run": str(entrant.run.folder),
@@ -422,7 +419,7 @@ def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any
                 "why": entrant.failed or entrant.stopped,
             }
         )
-    return sorted(told, key=lambda line: (line["run"] != str(best.run.folder), line["state"] != "done", _key(line)))
+    return sorted(lines, key=lambda line: (line["run"] != str(best.run.folder), line["state"] != "done", _key(line)))
 
 
 def _computed_by(run: Path) -> dict[str, str]:
@@ -436,8 +433,8 @@ def _key(line: Mapping[str, Any]) -> float:
 
 
 def _above_best(entrant: Entrant, best: Entrant) -> Estimate:
-    one, other = (_last_losses(each.run.folder, _best(each)["step"]) for each in (entrant, best))
-    return above(one, other, *_rows_of(best.run.snapshot))
+    losses, best_losses = (_last_losses(e.run.folder, _best(e)["step"]) for e in (entrant, best))
+    return above(losses, best_losses, *_rows_of(best.run.snapshot))
 
 
 def _hash(config: RunConfig, over: Sequence[str]) -> str:
@@ -447,10 +444,10 @@ def _hash(config: RunConfig, over: Sequence[str]) -> str:
 
 def _recall(folder: Path, entrants: Sequence[Entrant]) -> None:
     """Mark the entrants that were stopped before this process began."""
-    known = read_json(folder / RESULT)["runs"] if (folder / RESULT).exists() else []
-    why = {line["run"]: line["why"] for line in known if line["state"] == "stopped"}
+    lines = read_json(folder / RESULT)["runs"] if (folder / RESULT).exists() else []
+    reason_of = {line["run"]: line["why"] for line in lines if line["state"] == "stopped"}
     for entrant in entrants:
-        entrant.stopped = why.get(str(entrant.run.folder), "")
+        entrant.stopped = reason_of.get(str(entrant.run.folder), "")
 
 
 def _write(folder: Path, entrants: Sequence[Entrant], status: str, **more: Any) -> dict[str, Any]:

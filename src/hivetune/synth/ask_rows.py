@@ -20,8 +20,8 @@ from typing import Any
 from hivetune.base.disk import scratch_folder, write_whole
 from hivetune.data.frozen import kept_out
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
-from hivetune.judge.answers import KeptAnswers, Prompt, ask_prompt, kept_side
-from hivetune.judge.artefacts import Asked, find_artefact, open_artefact
+from hivetune.judge.answers import Prompt, StoredAnswers, ask_prompt, stored_side
+from hivetune.judge.artefacts import Answerer, find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import SERVED_QUANT
@@ -32,7 +32,7 @@ from hivetune.synth.maker import CategoryCounts, share_out, sources_of
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.report import synth_document
 from hivetune.synth.sources.page import DocPage, NotUnderstood
-from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.sources.places import DocSource, Library, read_source
 
 SLOTS = 4
 _MAX_FAILURES = 5  # in a row: the endpoint is gone, and what came so far is kept
@@ -60,7 +60,7 @@ class _Passage:
 
 
 def ask_rows(
-    packs: Sequence[Pack], places: Places, out: Path, settings: AskSettings, progress: Progress = silent
+    packs: Sequence[Pack], library: Library, out: Path, settings: AskSettings, progress: Progress = silent
 ) -> dict[str, Any]:
     """Write `out` with rows that a model words, or leave what was there; return the report.
 
@@ -76,19 +76,19 @@ def ask_rows(
         with (
             scratch_folder() as folder,
             closing(Pool(folder / "pool.db")) as pool,
-            kept_side(side, PAIR_TOKENS, SLOTS) as kept,
-            open_artefact(side, ServerSettings(slots=SLOTS)) as (asked, _),
+            stored_side(side, PAIR_TOKENS, SLOTS) as stored,
+            open_artefact(side, ServerSettings(slots=SLOTS)) as (answerer, _),
             write_whole(out) as file,
         ):
-            asking = _Asking(packs, settings, KeptRows(pool, kept_out(), side.label, settings.seed), asked, kept)
+            asking = _Asking(packs, settings, KeptRows(pool, kept_out(), side.label, settings.seed), answerer, stored)
             asking.rows.remember(compared)
-            asking.run(places, progress)
+            asking.run(library, progress)
             for line in pool.rows():
                 file.write(f"{line}\n".encode())
-            if not asking.rows.number_kept:
-                why = _reasons(asking.counts)
+            if not asking.rows.num_rows:
+                reason = _reasons(asking.counts)
                 raise DataRefused(
-                    f"no usable row in {asking.num_replies:,} replies of {side.label}: {why}",
+                    f"no usable row in {asking.num_replies:,} replies of {side.label}: {reason}",
                     hint="a larger model follows the instruction better; without --ask no model is needed",
                 )
     except OSError as error:
@@ -113,60 +113,61 @@ def _reasons(counts: Mapping[str, CategoryCounts]) -> str:
 class _Asking:
     """Goes through the passages in an order that the seed draws, until there are enough rows or no budget is left."""
 
-    def __init__(self, packs: Sequence[Pack], settings: AskSettings, rows: KeptRows, asked: Asked, kept: KeptAnswers):
+    def __init__(
+        self, packs: Sequence[Pack], settings: AskSettings, rows: KeptRows, answerer: Answerer, stored: StoredAnswers
+    ):
         self._packs, self._settings = packs, settings
-        self.rows, self._asked, self._kept = rows, asked, kept
+        self.rows, self._answerer, self._stored = rows, answerer, stored
         self.counts: dict[str, CategoryCounts] = {}
         self.tokens = self.asked_now = self.unanswered = self.num_replies = self._failed_in_a_row = 0
         self._page = lru_cache(CACHED_PAGES)(read_source)
 
-    def run(self, places: Places, progress: Progress) -> None:
-        passages = {pack.category: self._passages(pack, places) for pack in self._packs}
+    def run(self, library: Library, progress: Progress) -> None:
+        passages = {pack.category: self._passages(pack, library) for pack in self._packs}
         weights = {pack.category: pack.weight for pack in self._packs if passages[pack.category]}
         for category, number in share_out(self._settings.rows, weights).items():
             self.counts[category].asked = number
-        left = {category: iter(found) for category, found in passages.items() if category in weights}
+        remaining = {category: iter(some) for category, some in passages.items() if category in weights}
         with ThreadPoolExecutor(SLOTS) as pool:
-            while left and not self._spent():
-                batch = [one for found in left.values() for one in itertools.islice(found, 1)]
-                batch = [one for one in batch if self._wanted(one.category)]
-                left = {name: found for name, found in left.items() if any(one.category == name for one in batch)}
+            while remaining and not self._spent():
+                batch = [passage for p in remaining.values() for passage in itertools.islice(p, 1)]
+                batch = [passage for passage in batch if self._is_needed(passage.category)]
+                remaining = {name: some for name, some in remaining.items() if any(p.category == name for p in batch)}
                 for start in range(0, len(batch), SLOTS):
                     self._take(batch[start : start + SLOTS], pool)
-                    progress(self.rows.number_kept, self._settings.rows)
+                    progress(self.rows.num_rows, self._settings.rows)
                     if self._spent():
                         return
 
     def _spent(self) -> bool:
         return self._settings.budget is not None and self.tokens >= self._settings.budget
 
-    def _wanted(self, category: str) -> bool:
+    def _is_needed(self, category: str) -> bool:
         return self.counts[category].kept < self.counts[category].asked
 
-    def _passages(self, pack: Pack, places: Places) -> list[_Passage]:
+    def _passages(self, pack: Pack, library: Library) -> list[_Passage]:
         """Return every passage of a fitting length, pages in turns."""
         tally = self.counts[pack.category] = CategoryCounts()
         by_page = []
         draw = random.Random(f"{self._settings.seed} {pack.category} asked")
-        for source in sources_of(pack, places):
+        for source in sources_of(pack, library):
             tally.sources += 1
             try:
                 page = self._page(source)
             except NotUnderstood as reason:
                 tally.skipped[str(reason).partition(":")[0]] += 1
                 continue
-            found = [_Passage(pack.category, source, n) for n, (_, text) in enumerate(passages_of(page)) if fits(text)]
-            draw.shuffle(found)
-            by_page.append(found)
+            some = [_Passage(pack.category, source, n) for n, (_, text) in enumerate(passages_of(page)) if fits(text)]
+            draw.shuffle(some)
+            by_page.append(some)
         draw.shuffle(by_page)
-        turns = itertools.zip_longest(*by_page)
-        return [one for turn in turns for one in turn if one is not None]
+        return [passage for turn in itertools.zip_longest(*by_page) for passage in turn if passage is not None]
 
     def _take(self, batch: Sequence[_Passage], pool: ThreadPoolExecutor) -> None:
         """Ask for one batch; replies come in any order, and are taken in the order of the passages."""
-        prompts = [self._prompt(one) for one in batch]
-        self.asked_now += sum(prompt.key not in self._kept.answers for prompt in prompts)
-        for one, prompt, reply in zip(batch, prompts, pool.map(self._reply, prompts), strict=True):
+        prompts = [self._prompt(passage) for passage in batch]
+        self.asked_now += sum(prompt.key not in self._stored.answers for prompt in prompts)
+        for passage, prompt, reply in zip(batch, prompts, pool.map(self._reply, prompts), strict=True):
             self.tokens += sum(len(message["content"]) for message in prompt.messages) // CHARS_PER_TOKEN
             if isinstance(reply, HivetuneError):
                 self._skip(reply)
@@ -175,32 +176,31 @@ class _Asking:
             self._failed_in_a_row = 0
             self.num_replies += 1
             self.tokens += tokens
-            if self._wanted(one.category):
-                self._use(one, text)
+            if self._is_needed(passage.category):
+                self._use(passage, text)
 
-    def _prompt(self, one: _Passage) -> Prompt:
-        page = self._page(one.source)
-        section, text = self._text(one, page)
-        draw = random.Random(f"{self._settings.seed} {page.label} {one.number}")
-        messages = request(page, section, text, draw)
-        return Prompt(one.number, page.label, page.label, None, one.category, page.label, messages, (), None, "", None)
+    def _prompt(self, p: _Passage) -> Prompt:
+        page = self._page(p.source)
+        section, text = self._text(p, page)
+        messages = request(page, section, text, random.Random(f"{self._settings.seed} {page.label} {p.number}"))
+        return Prompt(p.number, page.label, page.label, None, p.category, page.label, messages, (), None, "", None)
 
-    def _text(self, one: _Passage, page: DocPage) -> tuple[str, str]:
-        return next(itertools.islice(passages_of(page), one.number, None))
+    def _text(self, passage: _Passage, page: DocPage) -> tuple[str, str]:
+        return next(itertools.islice(passages_of(page), passage.number, None))
 
     def _reply(self, prompt: Prompt) -> tuple[str, int] | HivetuneError:
         """Return the reply and its tokens, or how the endpoint failed on this passage. Called by several threads."""
-        found = self._kept.answers.get(prompt.key)
-        if found is None:
+        stored = self._stored.answers.get(prompt.key)
+        if stored is None:
             try:
-                answer = ask_prompt(self._asked, self._kept.label, prompt, PAIR_TOKENS)
+                answer = ask_prompt(self._answerer, self._stored.label, prompt, PAIR_TOKENS)
             except UsageError:
                 raise
             except HivetuneError as error:
                 return error
-            self._kept.keep(prompt, answer)
-            found = self._kept.answers[prompt.key]
-        return found.text, found.new_tokens or len(found.text) // CHARS_PER_TOKEN
+            self._stored.keep(prompt, answer)
+            stored = self._stored.answers[prompt.key]
+        return stored.text, stored.new_tokens or len(stored.text) // CHARS_PER_TOKEN
 
     def _skip(self, error: HivetuneError) -> None:
         self.unanswered += 1
@@ -211,10 +211,10 @@ class _Asking:
                 hint="replies are kept; the same command continues",
             )
 
-    def _use(self, one: _Passage, text: str) -> None:
-        page = self._page(one.source)
-        section, passage = self._text(one, page)
-        tally = self.counts[one.category]
+    def _use(self, item: _Passage, text: str) -> None:
+        page = self._page(item.source)
+        section, passage = self._text(item, page)
+        tally = self.counts[item.category]
         tally.made += 1
         pair = read_reply(text)
         if isinstance(pair, str):
@@ -222,7 +222,7 @@ class _Asking:
             return
         draft = draft_of(pair, section, f"{page.label} {page.command or ''}\n{passage}")
         reason = check_draft(draft, Cited((page,)), parses, strict=True)
-        reason = reason or self.rows.keep(one.category, page.label, str(page.path), draft)
+        reason = reason or self.rows.keep(item.category, page.label, str(page.path), draft)
         if reason is not None:
             tally.rejected[reason] += 1
             return
@@ -273,8 +273,8 @@ def fits(text: str) -> bool:
 def request(page: DocPage, section: str, passage: str, draw: random.Random) -> tuple[dict[str, str], ...]:
     """Return the messages; the instruction varies, so that the questions vary."""
     command = f" It documents the command `{page.command}`." if page.command else ""
-    asked = f"From {page.label}, section {section}.{command}\n\nPASSAGE\n{passage}\n\n{draw.choice(_WISHES)}"
-    return {"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}
+    question = f"From {page.label}, section {section}.{command}\n\nPASSAGE\n{passage}\n\n{draw.choice(_WISHES)}"
+    return {"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}
 
 
 def read_reply(text: str) -> tuple[str, str] | str:
@@ -283,23 +283,23 @@ def read_reply(text: str) -> tuple[str, str] | str:
     Reads JSON, also with text around it, and lines with labels.
     """
     start = text.find("{")
-    found: Any = None
+    document: Any = None
     if start >= 0:
         try:
-            found, _ = json.JSONDecoder(strict=False).raw_decode(text[start:])
+            document, _ = json.JSONDecoder(strict=False).raw_decode(text[start:])
         except (ValueError, RecursionError):
-            found = None
-    if isinstance(found, Mapping) and "question" in found:
-        if found["question"] is None:
+            document = None
+    if isinstance(document, Mapping) and "question" in document:
+        if document["question"] is None:
             return "refused"
-        asked, answered = found["question"], found.get("answer")
+        question, answer = document["question"], document.get("answer")
     elif labelled := _LABELLED.search(text):
-        asked, answered = labelled[1], labelled[2]
+        question, answer = labelled[1], labelled[2]
     else:
         return "refused" if _REFUSAL.match(text) else "not-a-pair"
-    if not isinstance(asked, str) or not isinstance(answered, str) or not asked.strip() or not answered.strip():
+    if not isinstance(question, str) or not isinstance(answer, str) or not question.strip() or not answer.strip():
         return "not-a-pair"
-    return "refused" if _REFUSAL.match(answered) else (asked.strip(), answered.strip())
+    return "refused" if _REFUSAL.match(answer) else (question.strip(), answer.strip())
 
 
 def draft_of(pair: tuple[str, str], section: str, passage: str) -> Draft:

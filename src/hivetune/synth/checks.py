@@ -110,32 +110,34 @@ def _language(draft: Draft) -> str | None:
     text = " ".join([*(part for turn in draft.turns for part in turn), draft.passage[:2000]])
     letters = sum(character.isalpha() for character in text)
     ascii_letters = sum(character.isascii() and character.isalpha() for character in text)
-    words = re.findall(r"[a-z]+", text.lower())
+    found_words = re.findall(r"[a-z]+", text.lower())
     if letters and ascii_letters < 0.95 * letters:
         return "other-language"
-    if len(words) >= PROSE_WORDS and sum(word in word_list("english") for word in words) < MIN_ENGLISH * len(words):
+    if len(found_words) >= PROSE_WORDS and sum(
+        word in word_list("english") for word in found_words
+    ) < MIN_ENGLISH * len(found_words):
         return "other-language"
     return None
 
 
 def _options(draft: Draft, source: Cited, answers: list[str]) -> str | None:
     """Check that each option of an answer is in the source, and each of a question unless it is there to be missing."""
-    known = source.options
-    if any(option in known for option in draft.absent):
+    documented = source.options
+    if any(option in documented for option in draft.absent):
         return "invented-exists"
     absent = set(draft.absent)
-    asked = {option for question, _ in draft.turns for option in options_in(question)} - absent
+    in_questions = {option for question, _ in draft.turns for option in options_in(question)} - absent
     named = {option for answer in answers for option in options_in(answer)}
-    return "unknown-option" if (asked | named) - known else None
+    return "unknown-option" if (in_questions | named) - documented else None
 
 
 def _named(source: Cited, draft: Draft, answers: list[str]) -> str | None:
     """Check that paths and units of the answers are in the source or in a question."""
-    asked = "\n".join(question for question, _ in draft.turns)
+    questions = "\n".join(question for question, _ in draft.turns)
     for answer in answers:
-        if any(path not in source.text and path not in asked for path in _paths(answer)):
+        if any(path not in source.text and path not in questions for path in _paths(answer)):
             return "unknown-path"
-        if any(unit not in source.text and unit not in asked for unit in _UNIT.findall(answer)):
+        if any(unit not in source.text and unit not in questions for unit in _UNIT.findall(answer)):
             return "unknown-unit"
     return None
 
@@ -150,23 +152,22 @@ def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
     `strict`: they stand in the passage, not only on the page, and so do all names, since a model may bring what it
     knows.
     """
-    asked = "\n".join(question for question, _ in draft.turns)
-    said = f"{draft.passage}\n{asked}\n{source.about}"
-    numbers = set(_NUMBER.findall(said)) | {"1", "2", "3"}
-    known = set(words_in(said)) | word_list("english") | word_list("frame")
+    questions = "\n".join(question for question, _ in draft.turns)
+    source_text = f"{draft.passage}\n{questions}\n{source.about}"
+    numbers = set(_NUMBER.findall(source_text)) | {"1", "2", "3"}
+    terms = set(words_in(source_text)) | word_list("english") | word_list("frame")
     if not strict:
         numbers |= source.numbers
-        known |= source.words
-        known |= {part for code in draft.commands for part in words_in(code)}  # operands of the synopsis in capitals
+        terms |= source.words
+        terms |= {part for code in draft.commands for part in words_in(code)}  # operands of the synopsis in capitals
     for _, answer in draft.turns:
         plain = _LIST_NUMBER.sub("", _FENCES.sub(" ", answer))
         if any(number not in numbers for number in _NUMBER.findall(plain)):
             return "unsupported"
-        words = words_in(plain)
-        supported = sum(word in known for word in words)
-        if supported < SUPPORTED_SHARE * len(words):
+        answer_words = words_in(plain)
+        if sum(word in terms for word in answer_words) < SUPPORTED_SHARE * len(answer_words):
             return "unsupported"
-        if strict and any(word not in known and _is_name(word, plain) for word in words):
+        if strict and any(word not in terms and _is_name(word, plain) for word in answer_words):
             return "unsupported"
     return None
 

@@ -54,7 +54,7 @@ def write_inputs(folder: Path) -> Path:
 def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[dict[str, str]]:
     """Return the same held-out prompts answered by the base (from the evaluation) and by the exported file."""
     chosen = evaluation["answers"][:: max(1, len(evaluation["answers"]) // NUM_PROMPTS)][:NUM_PROMPTS]
-    found = []
+    answers = []
     for row in chosen:
         messages = [
             {"role": message.role, "content": message.content}
@@ -62,8 +62,8 @@ def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[
             if message.role != "assistant"
         ]
         answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
-        found.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
-    return found
+        answers.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
+    return answers
 
 
 SYSTEM_PROMPTS = {
@@ -155,8 +155,7 @@ def _documented() -> Iterator[Documented]:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue  # a deliberately broken file of the library's own tests
-        module = ".".join(part for part in parts if part != "__init__")
-        for name, node in documented(tree, module):
+        for name, node in documented(tree, ".".join(part for part in parts if part != "__init__")):
             yield _described(name, node)
 
 
@@ -192,9 +191,9 @@ def _warning(text: str) -> str | None:
 
 def _facts(item: Documented, answer: str) -> list[str]:
     """Return exceptions, parameters and types that the answer names: a good answer names one of them."""
-    words = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
-    asked = set(re.findall(r"\w+", item.name))
-    return sorted((words & (EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2})) - asked)
+    named = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
+    in_name = set(re.findall(r"\w+", item.name))
+    return sorted((named & (EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2})) - in_name)
 
 
 def _damaged(kind: int, row: dict[str, Any]) -> list[str]:

@@ -35,7 +35,7 @@ class KeptRows:
         self._pool, self._frozen, self._maker, self._seed = pool, frozen, maker, seed
         self._seen = SeenRows(pool.text)
         self._number = 0
-        self.number_kept = 0
+        self.num_rows = 0
 
     def remember(self, against: Iterable[tuple[str, str]]) -> None:
         """Remember rows of the user as (source, text), so that none is made again."""
@@ -59,7 +59,7 @@ class KeptRows:
         self._pool.keep(self._number, key, category, draft.kind, text, json.dumps(row, ensure_ascii=False))
         self._seen.add(self._number, keys)
         self._number += 1
-        self.number_kept += 1
+        self.num_rows += 1
         return None
 
     def _is_frozen(self, draft: Draft) -> bool:
@@ -73,8 +73,8 @@ def _row(category: str, page: str, path: str, draft: Draft, *, maker: str, seed:
     `session` is the page, so that a split keeps all questions on one page together.
     """
     messages = []
-    for asked, answered in draft.turns:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    for ask, answer in draft.turns:
+        messages += [{"role": "user", "content": ask}, {"role": "assistant", "content": answer}]
     row: dict[str, Any] = {"messages": messages, "category": category, "session": f"synth {page}"}
     if draft.checker is not None:
         row["checker"] = dict(draft.checker)
@@ -108,15 +108,15 @@ class SeenRows:
 
     def look(self, text: str) -> tuple[str | None, list[int]]:
         """Return (reason or None, keys to give to `add`)."""
-        words = words_in(text)
-        exact = int.from_bytes(hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest())
+        words_of_text = words_in(text)
+        exact = int.from_bytes(hashlib.blake2b(" ".join(words_of_text).encode(), digest_size=8).digest())
         if self._exact.get(exact) is not None:
             return "duplicate", []
-        triples = _triples(words)
+        triples = _triples(words_of_text)
         bands = _band_keys(triples)
-        for number in {found for key in bands if (found := self._bands.get(key)) is not None}:
-            other = _triples(words_in(self._text_of(number)))
-            if len(triples & other) >= NEAR_SHARE * len(triples | other):
+        for number in {candidate for key in bands if (candidate := self._bands.get(key)) is not None}:
+            other_triples = _triples(words_in(self._text_of(number)))
+            if len(triples & other_triples) >= NEAR_SHARE * len(triples | other_triples):
                 return "near-duplicate", []
         return None, [exact, *bands]
 
@@ -180,8 +180,8 @@ _LARGEST = (1 << 63) - 1
 
 def draw_key(seed: int, draft: Draft) -> int:
     """Return a number for the order of a draft, the same for the same seed and text."""
-    said = json.dumps(draft.turns, ensure_ascii=False)
-    digest = hashlib.blake2b(f"{seed}\0{said}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    turns = json.dumps(draft.turns, ensure_ascii=False)
+    digest = hashlib.blake2b(f"{seed}\0{turns}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest) & _LARGEST
 
 
@@ -214,18 +214,18 @@ class Pool:
 
     def kinds(self, category: str) -> dict[str, int]:
         """Return how many drafts of each kind there are."""
-        found = self._database.execute(
+        rows = self._database.execute(
             "SELECT kind, count(*) FROM drafts WHERE category = ? GROUP BY kind ORDER BY kind", (category,)
         )
-        return {str(kind): int(count) for kind, count in found}
+        return {str(kind): int(count) for kind, count in rows}
 
     def drafts(self, category: str, kind: str) -> Iterator[tuple[str, str, Draft]]:
         """Yield (page, path, draft) in the order in which they are tried."""
-        found = self._database.execute(
+        rows = self._database.execute(
             "SELECT page, path, body FROM drafts WHERE category = ? AND kind = ? ORDER BY turn, key",
             (category, kind),
         )
-        for page, path, body in found:
+        for page, path, body in rows:
             fields: dict[str, Any] = json.loads(body)
             fields["turns"] = tuple((question, answer) for question, answer in fields["turns"])
             for name in ("absent", "commands", "python"):

@@ -19,7 +19,7 @@ from hivetune.synth.make.draft import Draft
 from hivetune.synth.make.questions import drafts_of
 from hivetune.synth.packs.pack import Pack
 from hivetune.synth.sources.page import DocPage, NotUnderstood
-from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.sources.places import DocSource, Library, read_source
 
 TEMPLATES = "templates"  # the maker that is no model
 SPARE = 6  # drafts to choose from, for each row that is asked for
@@ -41,7 +41,7 @@ class CategoryCounts:
 
 def make_rows(
     packs: Sequence[Pack],
-    places: Places,
+    library: Library,
     out: Path,
     *,
     rows: int,
@@ -58,14 +58,14 @@ def make_rows(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with write_whole(out) as file, scratch_folder() as folder, closing(Pool(folder / "pool.db")) as pool:
-            kept = KeptRows(pool, kept_out(), TEMPLATES, seed)
-            kept.remember(against)
-            counts = _fill(pool, packs, places, rows, seed, progress)
+            chosen = KeptRows(pool, kept_out(), TEMPLATES, seed)
+            chosen.remember(against)
+            counts = _fill(pool, packs, library, rows, seed, progress)
             pool.settle()
-            _choose(pool, kept, packs, rows, counts)
+            _choose(pool, chosen, packs, rows, counts)
             for line in pool.rows():
                 file.write(f"{line}\n".encode())
-            if not kept.number_kept:
+            if not chosen.num_rows:
                 raise _nothing_made(packs, counts)
     except OSError as error:
         raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
@@ -74,8 +74,8 @@ def make_rows(
 
 def _nothing_made(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
     """Return why there is not a row: no page was found, none could be read, or no draft was right."""
-    made, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
-    message = f"no row could be made of {', '.join(counts)}: {pages:,} pages found, {made:,} drafts"
+    num_drafts, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
+    message = f"no row could be made of {', '.join(counts)}: {pages:,} pages found, {num_drafts:,} drafts"
     for tally in counts.values():
         for reason, count in (tally.skipped | tally.rejected).items():
             message += f"; {reason} ({count:,})"
@@ -88,27 +88,27 @@ def _nothing_made(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -
     )
 
 
-def sources_of(pack: Pack, places: Places) -> list[DocSource]:
+def sources_of(pack: Pack, library: Library) -> list[DocSource]:
     """Return the pages of a pack that are on this machine, each once."""
-    found: dict[tuple[str, Path, str], DocSource] = {}
+    by_path: dict[tuple[str, Path, str], DocSource] = {}
     for names, find in (
-        (pack.pages, places.find_manuals),
-        (pack.documents, places.find_documents),
-        (pack.modules, places.find_modules),
-        (pack.help, places.find_help),
+        (pack.pages, library.find_manuals),
+        (pack.documents, library.find_documents),
+        (pack.modules, library.find_modules),
+        (pack.help, library.find_help),
     ):
         for name in names:
             for source in find(name):
-                found.setdefault((source.kind, source.path, source.name if source.kind == "help" else ""), source)
-    return list(found.values())
+                by_path.setdefault((source.kind, source.path, source.name if source.kind == "help" else ""), source)
+    return list(by_path.values())
 
 
 def _fill(
-    pool: Pool, packs: Sequence[Pack], places: Places, rows: int, seed: int, progress: Progress
+    pool: Pool, packs: Sequence[Pack], library: Library, rows: int, seed: int, progress: Progress
 ) -> dict[str, CategoryCounts]:
     """Read every page once, and check its drafts while it is in memory."""
-    sources = {pack.category: sources_of(pack, places) for pack in packs}
-    total, done = sum(map(len, sources.values())), 0
+    sources = {pack.category: sources_of(pack, library) for pack in packs}
+    total, num_read = sum(map(len, sources.values())), 0
     counts = {category: CategoryCounts(sources=len(pages)) for category, pages in sources.items()}
     shares = share_out(rows, {pack.category: pack.weight for pack in packs if sources[pack.category] or pack.facts})
     for pack in packs:
@@ -122,8 +122,8 @@ def _fill(
                 tally.skipped[str(reason).partition(":")[0]] += 1
                 continue
             finally:
-                done += 1
-                progress(done, total)
+                num_read += 1
+                progress(num_read, total)
             _offer(pool, tally, pack.category, page, drafts_of(page, seed), spare, seed)
             facts = [fact for fact in pack.facts if fact.source == page.label and page.label not in cited]
             written = [Draft("fact", ((fact.question, fact.answer),), "", page.text, commands=_code_of(fact.answer))
@@ -151,7 +151,7 @@ def _offer(
         tally.made += 1
         by_kind.setdefault(draft.kind, []).append((draw_key(seed, draft), draft))
     for candidates in by_kind.values():
-        candidates.sort(key=lambda one: one[0])
+        candidates.sort(key=lambda c: c[0])
         accepted = 0
         for key, draft in candidates:
             if accepted == limit:
@@ -165,38 +165,38 @@ def _offer(
             pool.add(category, page.label, str(page.path), key, draft)
 
 
-def _choose(pool: Pool, kept: KeptRows, packs: Sequence[Pack], rows: int, counts: Mapping[str, CategoryCounts]) -> None:
+def _choose(pool: Pool, out: KeptRows, packs: Sequence[Pack], rows: int, counts: Mapping[str, CategoryCounts]) -> None:
     """Take drafts from the pool until each category has its share, looking for copies as it goes."""
-    left = {  # drafts of each kind that were not tried, without the kinds that a pack does not want
+    untried = {  # drafts of each kind that were not tried, without the kinds that a pack does not want
         pack.category: {kind: n for kind, n in pool.kinds(pack.category).items() if pack.kind_weight(kind) > 0}
         for pack in packs
     }
-    weights = {pack.category: pack.weight for pack in packs if left[pack.category]}
-    wanted = share_out(rows, weights, {category: sum(left[category].values()) for category in weights})
-    for category, number in wanted.items():
+    weights = {pack.category: pack.weight for pack in packs if untried[pack.category]}
+    shares = share_out(rows, weights, {category: sum(untried[category].values()) for category in weights})
+    for category, number in shares.items():
         counts[category].asked = number
     drafts: dict[tuple[str, str], Iterator[tuple[str, str, Draft]]] = {}
-    while wanted:
+    while shares:
         for pack in packs:
             category, tally = pack.category, counts[pack.category]
-            aim = tally.kept + wanted.get(category, 0)
-            while tally.kept < aim and any(left[category].values()):
-                open_ = [kind for kind, number in left[category].items() if number]
+            aim = tally.kept + shares.get(category, 0)
+            while tally.kept < aim and any(untried[category].values()):
+                open_ = [kind for kind, number in untried[category].items() if number]
                 kind = min(open_, key=lambda kind: (tally.kinds[kind] + 1) / pack.kind_weight(kind))  # which lacks most
-                left[category][kind] -= 1
+                untried[category][kind] -= 1
                 if (category, kind) not in drafts:
                     drafts[category, kind] = pool.drafts(category, kind)
                 page, path, draft = next(drafts[category, kind])
                 reason = None if all(parses(code, "sh") for code in draft.commands) else "does-not-parse"
-                reason = reason or kept.keep(category, page, path, draft)
+                reason = reason or out.keep(category, page, path, draft)
                 if reason is not None:
                     tally.rejected[reason] += 1
                     continue
                 tally.kept += 1
                 tally.kinds[kind] += 1
         missing = rows - sum(tally.kept for tally in counts.values())
-        going = {category: weight for category, weight in weights.items() if any(left[category].values())}
-        wanted = {category: number for category, number in share_out(missing, going).items() if number}
+        going = {category: weight for category, weight in weights.items() if any(untried[category].values())}
+        shares = {category: number for category, number in share_out(missing, going).items() if number}
 
 
 def share_out(total: int, weights: Mapping[str, float], most: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -206,17 +206,17 @@ def share_out(total: int, weights: Mapping[str, float], most: Mapping[str, int] 
     """
     shares = dict.fromkeys(weights, 0)
     open_ = {name for name, weight in weights.items() if weight > 0}
-    left = total
-    while left > 0 and open_:
+    remaining = total
+    while remaining > 0 and open_:
         whole = sum(weights[name] for name in open_)
-        exact = {name: left * weights[name] / whole for name in sorted(open_)}
+        exact = {name: remaining * weights[name] / whole for name in sorted(open_)}
         parts = {name: int(value) for name, value in exact.items()}
-        rest = left - sum(parts.values())
+        rest = remaining - sum(parts.values())
         for name in sorted(exact, key=lambda name: (parts[name] - exact[name], name))[:rest]:
             parts[name] += 1
         for name, part in parts.items():
             room = part if most is None else min(part, most[name] - shares[name])
             shares[name] += room
-            left -= room
+            remaining -= room
         open_ = {name for name in open_ if most is not None and shares[name] < most[name]}
     return shares

@@ -36,19 +36,19 @@ def synth_document(
     For each category: made = rejected + kept + not_needed.
     """
     categories = [_category(pack, counts[pack.category]) for pack in packs]
-    kept = sum(one["kept"] for one in categories)
+    num_rows = sum(c["kept"] for c in categories)
     rejected = sum((tally.rejected for tally in counts.values()), Counter[str]())
     return {
         "schema": 1,
         "out": str(out),
         "asked": rows,
-        "rows": kept,
-        "made": sum(one["made"] for one in categories),
+        "rows": num_rows,
+        "made": sum(c["made"] for c in categories),
         "rejected": dict(sorted(rejected.items())),
         "seed": seed,
         "maker": maker,
         "categories": categories,
-        "empty": [one["category"] for one in categories if not one["kept"]],
+        "empty": [c["category"] for c in categories if not c["kept"]],
         "diversity": diversity(out),
         "samples": rows_to_look_at(out, seed),
         "compared_with": against.rows,
@@ -78,7 +78,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def said_by(row: Mapping[str, Any], role: str) -> str:
+def _texts_by(row: Mapping[str, Any], role: str) -> str:
     return "\n".join(message["content"] for message in row["messages"] if message["role"] == role)
 
 
@@ -91,14 +91,14 @@ def diversity(path: Path) -> dict[str, Any]:
     questions: list[str] = []
     answers: list[str] = []
     for row in islice(read_lines(path), MEASURED_ROWS):
-        questions.append(said_by(row, "user"))
-        answers.append(said_by(row, "assistant"))
+        questions.append(_texts_by(row, "user"))
+        answers.append(_texts_by(row, "assistant"))
     document: dict[str, Any] = {}
     for name, texts in (("questions", questions), ("answers", answers)):
-        words = list(islice((word for text in texts for word in plain_words(text)), MEASURED_WORDS))
-        document[name] = {"words": len(words), **{f"distinct_{n}": distinct(words, n) for n in (1, 2, 3)}}
+        measured = list(islice((word for text in texts for word in plain_words(text)), MEASURED_WORDS))
+        document[name] = {"words": len(measured), **{f"distinct_{n}": distinct(measured, n) for n in (1, 2, 3)}}
     document["self_similarity"] = _self_similarity(
-        [f"{asked} {said}" for asked, said in zip(questions, answers, strict=True)]
+        [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
     )
     return document
 
@@ -110,8 +110,8 @@ def plain_words(text: str) -> list[str]:
 
 def distinct(words: Sequence[str], n: int) -> float:
     """Return the share of sequences of `n` words that are different, 0 to 1."""
-    every = list(zip(*(words[i:] for i in range(n)), strict=False))
-    return round(len(set(every)) / len(every), 4) if every else 0.0
+    sequences = list(zip(*(words[i:] for i in range(n)), strict=False))
+    return round(len(set(sequences)) / len(sequences), 4) if sequences else 0.0
 
 
 def _self_similarity(texts: Sequence[str], most: int = 400) -> float:
@@ -119,10 +119,7 @@ def _self_similarity(texts: Sequence[str], most: int = 400) -> float:
     sets = [frozenset(words_in(text)) for text in texts[:most]]
     if len(sets) < 2:
         return 0.0
-    nearest = [
-        max(len(one & other) / max(1, len(one | other)) for j, other in enumerate(sets) if j != i)
-        for i, one in enumerate(sets)
-    ]
+    nearest = [max(len(a & b) / max(1, len(a | b)) for j, b in enumerate(sets) if j != i) for i, a in enumerate(sets)]
     return round(sum(nearest) / len(nearest), 4)
 
 
@@ -136,8 +133,8 @@ def rows_to_look_at(path: Path, seed: int) -> list[dict[str, Any]]:
             first[row["synth"]["kind"]] = row
         elif len(others) < _MAX_SHOWN:
             others.append(row)
-        elif (place := draw.randrange(number + 1)) < _MAX_SHOWN:
-            others[place] = row
+        elif (index := draw.randrange(number + 1)) < _MAX_SHOWN:
+            others[index] = row
     return [*first.values(), *others][: max(_MAX_SHOWN, len(first))]
 
 
@@ -168,17 +165,17 @@ def synth_page(document: Mapping[str, Any]) -> str:
 
 
 def _categories(document: Mapping[str, Any]) -> str:
-    most = max((one["kept"] for one in document["categories"]), default=0) or 1
+    most = max((category["kept"] for category in document["categories"]), default=0) or 1
     rows = ""
-    for one in document["categories"]:
-        note = escape(", ".join(reasons_of(one["rejected"])))
-        if not one["kept"]:
-            note = f"empty: {escape(one['install'] or 'no source found')}"
-        counts = "".join(f'<td class="n">{one[name]:,}</td>' for name in ("asked", "made", "kept"))
-        bar = f'<div class="meter"><i class="train" style="width:{one["kept"] / most:.3%}"></i></div>'
+    for category in document["categories"]:
+        note = escape(", ".join(reasons_of(category["rejected"])))
+        if not category["kept"]:
+            note = f"empty: {escape(category['install'] or 'no source found')}"
+        counts = "".join(f'<td class="n">{category[name]:,}</td>' for name in ("asked", "made", "kept"))
+        bar = f'<div class="meter"><i class="train" style="width:{category["kept"] / most:.3%}"></i></div>'
         rows += (
-            f"<tr><td>{escape(one['category'])}</td>{counts}<td>{bar}</td>"
-            f'<td class="n">{one["sources"]:,}</td><td class="soft">{note}</td></tr>'
+            f"<tr><td>{escape(category['category'])}</td>{counts}<td>{bar}</td>"
+            f'<td class="n">{category["sources"]:,}</td><td class="soft">{note}</td></tr>'
         )
     head = '<tr><th>category</th><th class="n">asked</th><th class="n">made</th><th class="n">kept</th><th></th>'
     head += '<th class="n">pages</th><th>rejected, or what to install</th></tr>'
@@ -194,16 +191,16 @@ def _rejected(document: Mapping[str, Any]) -> str:
 
 
 def _diverse(document: Mapping[str, Any]) -> str:
-    found = document["diversity"]
+    shown = document["diversity"]
     rows = "".join(
-        f'<tr><td>{name}</td><td class="n">{found[name]["words"]:,}</td>'
-        + "".join(f'<td class="n">{found[name][f"distinct_{n}"]:.3f}</td>' for n in (1, 2, 3))
+        f'<tr><td>{name}</td><td class="n">{shown[name]["words"]:,}</td>'
+        + "".join(f'<td class="n">{shown[name][f"distinct_{n}"]:.3f}</td>' for n in (1, 2, 3))
         + "</tr>"
         for name in ("questions", "answers")
     )
     head = '<tr><th></th><th class="n">words</th>' + "".join(f'<th class="n">distinct-{n}</th>' for n in (1, 2, 3))
     note = (
-        f"Likeness of a row to its nearest: {found['self_similarity']:.3f} on average (0: nothing in common, 1: equal)."
+        f"Likeness of a row to its nearest: {shown['self_similarity']:.3f} on average (0: nothing in common, 1: equal)."
     )
     return f'<section><h2>Diversity</h2><p class="soft">{note}</p><table>{head}</tr>{rows}</table></section>\n'
 
@@ -211,11 +208,11 @@ def _diverse(document: Mapping[str, Any]) -> str:
 def _rows(document: Mapping[str, Any]) -> str:
     body = ""
     for row in document["samples"]:
-        said = "\n".join(f"{message['role']}: {message['content']}" for message in row["messages"])
-        pages = ", ".join(f"{one['page']} {one['section']}" for one in row["synth"]["sources"])
+        dialogue = "\n".join(f"{message['role']}: {message['content']}" for message in row["messages"])
+        pages = ", ".join(f"{s['page']} {s['section']}" for s in row["synth"]["sources"])
         body += (
             f"<details open><summary><strong>{escape(row['category'])}, {escape(row['synth']['kind'])}</strong> "
             f'<span class="soft">{escape(pages)}</span></summary>'
-            f'<div class="text"><code>{escape(said)}</code></div></details>'
+            f'<div class="text"><code>{escape(dialogue)}</code></div></details>'
         )
     return f"<section><h2>Rows to look at</h2>{body}</section>\n" if body else ""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hivetune.synth.sources.help import help_page, run_help
 from hivetune.synth.sources.manual import blocks_in, read_manual
 from hivetune.synth.sources.page import DocPage, NotUnderstood
-from hivetune.synth.sources.places import DocSource, Places, read_source
+from hivetune.synth.sources.places import DocSource, Library, read_source
 
 PAGES = Path(__file__).parent.parent / "pages/usr/share/man"
 
@@ -160,8 +160,8 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
                        f"assert not list(pathlib.Path().iterdir())\nprint({HELP!r})\n")  # fmt: skip
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert list(Places().find_help("combtool")) == []
-    found = list(Places(help_of=("combtool",)).find_help("combtool"))
+    assert list(Library().find_help("combtool")) == []
+    found = list(Library(help_of=("combtool",)).find_help("combtool"))
     assert found == [DocSource("help", "combtool", program)]
     assert "--depth" in read_source(found[0]).options
     monkeypatch.setattr("hivetune.synth.sources.help.MAX_HELP_BYTES", len(HELP) - 1)
@@ -207,7 +207,7 @@ def _group(process: psutil.Process) -> int:
         return 0
 
 
-def test_pages_are_found_by_pattern_and_aliases_once(places: Places) -> None:
+def test_pages_are_found_by_pattern_and_aliases_once(places: Library) -> None:
     assert [source.name for source in places.find_manuals("hive*(1)")] == ["hivectl(1)"]
     assert [source.name for source in places.find_manuals("hive*(*)")] == ["hive.unit(5)", "hivectl(1)"]
     assert list(places.find_manuals("nothing(1)")) == []

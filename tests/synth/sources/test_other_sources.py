@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hivetune.synth.sources.docstrings import module_files, read_module
 from hivetune.synth.sources.documents import documents_below, read_document
-from hivetune.synth.sources.places import Places
+from hivetune.synth.sources.places import Library
 
 DOCUMENTS = Path(__file__).parent.parent / "documents"
 
@@ -25,7 +25,7 @@ def test_documents() -> None:
 def test_a_name_that_no_row_could_cite_is_left_out(tmp_path: Path) -> None:
     for name in (b"good.md", b"bad\xff.md", b"bell\x07.md"):
         Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("# Title\n\ntext\n")
-    assert [source.path.name for source in Places().find_documents(str(tmp_path))] == ["good.md"]
+    assert [source.path.name for source in Library().find_documents(str(tmp_path))] == ["good.md"]
 
 
 def test_docstrings_are_read_and_not_run(tmp_path: Path) -> None:

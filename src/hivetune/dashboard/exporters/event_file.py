@@ -74,15 +74,14 @@ def settings_part(settings: Mapping[str, object], time_s: float) -> bytes:
         else:
             plain = _bytes(3, str(value).encode())
         pairs += _bytes(1, _bytes(1, name.encode()) + _bytes(2, plain))
-    info = _bytes(3, pairs + _double(5, time_s))
-    return _plugin_part(HPARAMS_TAG, "hparams", info, _bytes(_STRING_VALUE, b""))
+    return _plugin_part(HPARAMS_TAG, "hparams", _bytes(3, pairs + _double(5, time_s)), _bytes(_STRING_VALUE, b""))
 
 
 def _plugin_part(tag: str, plugin: str, content: bytes, tensor: bytes) -> bytes:
-    about = _bytes(1, _bytes(1, plugin.encode()) + _bytes(2, content))
+    metadata = _bytes(1, _bytes(1, plugin.encode()) + _bytes(2, content))
     return (
         _bytes(_TAG, tag.encode())
-        + _bytes(_METADATA, about)
+        + _bytes(_METADATA, metadata)
         + _bytes(_TENSOR, _varint_field(_DTYPE, _DT_STRING) + _bytes(_SHAPE, b"") + tensor)
     )
 
@@ -92,18 +91,18 @@ def read_records(data: bytes) -> Iterator[tuple[LoggedEvent, int]]:
 
     The first event is that of the file's version, without values.
     """
-    place = 0
-    while place + _HEADER_BYTES + _FOOTER_BYTES <= len(data):
-        head = data[place : place + 8]
+    offset = 0
+    while offset + _HEADER_BYTES + _FOOTER_BYTES <= len(data):
+        head = data[offset : offset + 8]
         (length,) = struct.unpack("<Q", head)
-        begin = place + _HEADER_BYTES
+        begin = offset + _HEADER_BYTES
         end = begin + length
-        if end + _FOOTER_BYTES > len(data) or _masked(head) != data[place + 8 : begin]:
+        if end + _FOOTER_BYTES > len(data) or _masked(head) != data[offset + 8 : begin]:
             return
         if _masked(data[begin:end]) != data[end : end + _FOOTER_BYTES]:
             return
-        place = end + _FOOTER_BYTES
-        yield _event(data[begin:end]), place
+        offset = end + _FOOTER_BYTES
+        yield _event(data[begin:end]), offset
 
 
 def _event(message: bytes) -> LoggedEvent:
@@ -130,30 +129,30 @@ def _event(message: bytes) -> LoggedEvent:
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Yield each field: its number, the integer of a varint, and the bytes of any other type."""
-    place = 0
-    while place < len(message):
-        key, place = _read_varint(message, place)
+    offset = 0
+    while offset < len(message):
+        key, offset = _read_varint(message, offset)
         wire = key & 7
         if wire == _VARINT:
-            number, place = _read_varint(message, place)
+            number, offset = _read_varint(message, offset)
             yield key >> 3, number, b""
             continue
         if wire == _BYTES:
-            length, place = _read_varint(message, place)
+            length, offset = _read_varint(message, offset)
         else:
             length = 8 if wire == _DOUBLE else 4
-        yield key >> 3, 0, message[place : place + length]
-        place += length
+        yield key >> 3, 0, message[offset : offset + length]
+        offset += length
 
 
-def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+def _read_varint(message: bytes, offset: int) -> tuple[int, int]:
     number, shift = 0, 0
     while True:
-        byte = message[place]
+        byte = message[offset]
         number |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return number, place
+            return number, offset
 
 
 def _varint(number: int) -> bytes:

@@ -54,27 +54,27 @@ class Destination:
     place: str
 
 
-def destination_of(target: ReportTarget, place: str | None) -> Destination:
-    """Return where a tool's points go: `place`, else the tool's own environment variable, else below the home.
+def destination_of(target: ReportTarget, given: str | None) -> Destination:
+    """Return where a tool's points go: `given`, else the tool's own environment variable, else below the home.
 
     Raises MachineNotFit when the package of the tool is missing, UsageError for a file where a folder belongs.
     """
-    if problem := what_is_missing(target):
+    if problem := exporter_problem(target):
         raise MachineNotFit(problem, hint=install_command(target))
     if target == "mlflow":
-        return Destination(target, place or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
+        return Destination(target, given or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
     variable = {"trackio": "TRACKIO_DIR", "wandb": "WANDB_DIR"}.get(target, "")
-    folder = real_path(place or os.environ.get(variable) or home() / target)
+    folder = real_path(given or os.environ.get(variable) or home() / target)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint=f"give a folder for {target}")
     return Destination(target, str(folder))
 
 
-def what_is_missing(target: ReportTarget) -> str:
+def exporter_problem(target: ReportTarget) -> str:
     """Return what is missing, or "". Imports no package: some take seconds."""
     package = _NEEDS[target]
-    is_there = package is None or importlib.util.find_spec(package) is not None
-    return "" if is_there else f"nothing can be reported to {target}: its package is not installed"
+    is_installed = package is None or importlib.util.find_spec(package) is not None
+    return "" if is_installed else f"nothing can be reported to {target}: its package is not installed"
 
 
 def open_sink(subject: Subject, destination: Destination) -> Sink:
@@ -97,19 +97,19 @@ def open_sink(subject: Subject, destination: Destination) -> Sink:
     return WandB(subject, folder)
 
 
-def how_to_look(destination: Destination) -> str:
+def view_command(destination: Destination) -> str:
     """Return the command that shows the written figures."""
-    place = quoted(destination.place)
+    path = quoted(destination.place)
     if destination.target == "tensorboard":
-        return f"tensorboard --logdir {place}"
+        return f"tensorboard --logdir {path}"
     if destination.target == "mlflow":
         from hivetune.dashboard.exporters.mlflow import tracking_uri
 
         uri = tracking_uri(destination.place)
         return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {quoted(uri)}"
     if destination.target == "trackio":
-        return f"TRACKIO_DIR={place} trackio show --project hivetune"
-    return f"wandb sync {place}/wandb/offline-run-*"
+        return f"TRACKIO_DIR={path} trackio show --project hivetune"
+    return f"wandb sync {path}/wandb/offline-run-*"
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ def report_once(run: Path, destination: Destination) -> ReportState:
         exporter = Exporter(subject_of(run), destination)
         try:
             exporter.send()
-            state = run_status(run).state
-            exporter.finish(state)
+            exporter.finish(run_status(run).state)
         except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
             _write_problem(run, destination, exporter, error)
             raise _unreachable(destination, error) from None
@@ -211,8 +210,8 @@ def report_on(
                     written = clock()
             except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
                 exporter.lose()
-                if _words(error) != problem:
-                    problem = _words(error)
+                if _error_text(error) != problem:
+                    problem = _error_text(error)
                     say(f"{destination.target} at {destination.place}: {problem}: trying again")
                     _write_problem(run, destination, exporter, error)
                 if clock() - ended > TRIES_AFTER_END_S:
@@ -229,8 +228,8 @@ def reports_of(run: Path) -> list[ReportState]:
     states = []
     for path in sorted((home() / "reports").glob("*/state.json")):
         try:
-            known = {name: value for name, value in read_sealed(path).items() if name != "schema"}
-            state = from_plain(ReportState, known)
+            fields = {name: value for name, value in read_sealed(path).items() if name != "schema"}
+            state = from_plain(ReportState, fields)
         except (UsageError, ValueError):  # damaged: the next report writes it again
             continue
         if state.run == str(run):
@@ -253,7 +252,7 @@ def _write(run: Path, destination: Destination, exporter: Exporter, problem: str
 
 def _write_problem(run: Path, destination: Destination, exporter: Exporter, error: Exception) -> None:
     with contextlib.suppress(OSError):  # the home may be what is full: the problem is said by who calls this
-        _write(run, destination, exporter, _words(error))
+        _write(run, destination, exporter, _error_text(error))
 
 
 def _unreachable(destination: Destination, error: Exception) -> HivetuneError:
@@ -261,10 +260,10 @@ def _unreachable(destination: Destination, error: Exception) -> HivetuneError:
         return error
     kind = DoesNotFit if FULL_DISK_ERROR.search(str(error)) else MachineNotFit
     return kind(
-        f"{destination.target} at {destination.place}: {_words(error)}",
+        f"{destination.target} at {destination.place}: {_error_text(error)}",
         hint="what it has is kept; the same command sends the rest",
     )
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -23,11 +23,11 @@ _CLIENT = {
 }
 
 
-def tracking_uri(place: str) -> str:
+def tracking_uri(target: str) -> str:
     """Return MLflow's URI. A folder or a file means a SQLite database."""
-    if "://" in place:
-        return place
-    path = real_path(place)
+    if "://" in target:
+        return target
+    path = real_path(target)
     return f"sqlite:///{path if path.suffix == '.db' else path / 'mlflow.db'}"
 
 
@@ -35,12 +35,12 @@ class MLflow:
     """One MLflow run for each run, found again by its tag. MLflow can't remove points: a step that was made again after
     it was sent keeps its first values, which on a CPU are the same."""
 
-    def __init__(self, subject: Subject, place: str):
+    def __init__(self, subject: Subject, target: str):
         os.environ.update({name: value for name, value in _CLIENT.items() if name not in os.environ})
         from mlflow import MlflowClient  # takes seconds
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        uri = tracking_uri(place)
+        uri = tracking_uri(target)
         artifacts = None
         if uri.startswith("sqlite:///"):
             folder = Path(uri.removeprefix("sqlite:///")).parent
@@ -50,11 +50,11 @@ class MLflow:
         self._run = self._find_or_make(subject, artifacts)
 
     def held(self) -> HeldPoints:
-        held: HeldPoints = {}
+        points: HeldPoints = {}
         for kind in ("step", "validation"):
             for metric in self._client.get_metric_history(self._run, main_value(kind)):
-                held[kind, metric.step] = metric.timestamp
-        return held
+                points[kind, metric.step] = metric.timestamp
+        return points
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         return held
@@ -82,8 +82,8 @@ class MLflow:
         from mlflow.entities import Param
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        known = self._client.get_experiment_by_name(name)
-        experiment = self._client.create_experiment(name, artifacts) if known is None else known.experiment_id
+        earlier = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name, artifacts) if earlier is None else earlier.experiment_id
         runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{subject.id}'", max_results=1)
         if runs:
             run = runs[0]

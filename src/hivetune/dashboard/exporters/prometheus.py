@@ -74,15 +74,15 @@ def _cycles(database: Connection) -> Iterator[Metric]:
         name = folder.name
         running.add_metric([name], lock_holder(folder) is not None)
         paused.add_metric([name], (folder / PAUSED).exists())
-        cycles, done = cycles_of(database, name), acts_of(database, name)
+        cycles, past_acts = cycles_of(database, name), acts_of(database, name)
         is_open.add_metric([name], any(cycle.closed is None for cycle in cycles))
-        for how, count in sorted(Counter(cycle.end for cycle in cycles if cycle.end is not None).items()):
-            ended.add_metric([name, how], count)
+        for ending, count in sorted(Counter(cycle.end for cycle in cycles if cycle.end is not None).items()):
+            ended.add_metric([name, ending], count)
         closed.add_metric([name], max((cycle.closed or 0.0 for cycle in cycles), default=0.0))
-        for (act, outcome), count in sorted(Counter((each.kind, each.outcome or "goes_on") for each in done).items()):
+        for (act, outcome), count in sorted(Counter((a.kind, a.outcome or "goes_on") for a in past_acts).items()):
             acts.add_metric([name, act, outcome], count)
-        hours.add_metric([name], sum(each.details.get("hours", 0.0) for each in done))
-        energy.add_metric([name], sum(each.details.get("kwh", 0.0) for each in done))
+        hours.add_metric([name], sum(past_act.details.get("hours", 0.0) for past_act in past_acts))
+        energy.add_metric([name], sum(past_act.details.get("kwh", 0.0) for past_act in past_acts))
     yield from (running, paused, is_open, ended, closed, acts, hours, energy)
 
 
@@ -105,7 +105,7 @@ def _training(database: Connection) -> Iterator[Metric]:
     yield _gauge("hivetune_training_runs", "Running runs", len(going))
     if not going:
         return
-    entry = next((each for each in reversed(read_tail(going[0] / METRICS)) if each["event"] == "step"), None)
+    entry = next((r for r in reversed(read_tail(going[0] / METRICS)) if r["event"] == "step"), None)
     try:
         planned = read_sealed(going[0] / PLAN)["steps"]
     except UsageError:  # damaged: `hivetune status` tells

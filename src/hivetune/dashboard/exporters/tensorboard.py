@@ -43,8 +43,7 @@ class TensorBoard:
 
     def take_back(self, step: int, held: HeldPoints) -> HeldPoints:
         """Write a session that starts at `step`: readers forget later steps."""
-        newest_ms = max(held.values(), default=0)
-        self._write([LoggedEvent(newest_ms / 1000, step, start=True)])
+        self._write([LoggedEvent(max(held.values(), default=0) / 1000, step, start=True)])
         return dict(self._held)
 
     def add(self, points: Sequence[RunPoint]) -> None:
@@ -71,10 +70,10 @@ class TensorBoard:
 
     def _append(self, data: bytes) -> None:
         """Append to the file. On an OSError restore it, or remove it if it was empty."""
-        left = memoryview(data)
+        unwritten = memoryview(data)
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError:
             self._cut()
             if not self._size_bytes:

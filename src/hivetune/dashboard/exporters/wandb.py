@@ -22,10 +22,10 @@ class WandB:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._before = sorted(self._folder.glob(f"offline-run-*-{subject.id}"))
         written = self._before[-1] / _POINTS if self._before else None
-        known = read_json(written) if written is not None and written.exists() else {"status": None, "points": []}
-        self._points = [RunPoint(*fields) for fields in known["points"]]
-        done = (known["status"], len(self._points), known.get("outcome"))
-        self._written = done if len(self._before) == 1 else None
+        document = read_json(written) if written is not None and written.exists() else {"status": None, "points": []}
+        self._points = [RunPoint(*fields) for fields in document["points"]]
+        written_before = (document["status"], len(self._points), document.get("outcome"))
+        self._written = written_before if len(self._before) == 1 else None
         self._changed = False
 
     def held(self) -> HeldPoints:
@@ -47,12 +47,12 @@ class WandB:
             shutil.rmtree(rest)
         with tempfile.TemporaryDirectory(prefix=f".{self._subject.id}-", dir=self._folder) as staging:
             self._write(Path(staging), outcome, failed=status == "failed")
-            [made] = Path(staging).glob("wandb/offline-run-*")
+            [new_run] = Path(staging).glob("wandb/offline-run-*")
             points = [[point.kind, point.step, point.time_ms, dict(point.values)] for point in self._points]
-            write_json(made / _POINTS, {"schema": 1, "status": status, "points": points, "outcome": dict(outcome)})
-            for each in self._before:
-                shutil.rmtree(each)
-            os.rename(made, self._folder / made.name)
+            write_json(new_run / _POINTS, {"schema": 1, "status": status, "points": points, "outcome": dict(outcome)})
+            for earlier in self._before:
+                shutil.rmtree(earlier)
+            os.rename(new_run, self._folder / new_run.name)
 
     def _write(self, staging: Path, outcome: Mapping[str, str], *, failed: bool) -> None:
         os.environ["WANDB_ERROR_REPORTING"] = "false"

@@ -8,8 +8,8 @@ from typing import get_args
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.dashboard.page import Page, PageRequest
-from hivetune.dashboard.pages.releases import found_release
-from hivetune.dashboard.pages.runs import found_run
+from hivetune.dashboard.pages.releases import named_release
+from hivetune.dashboard.pages.runs import named_run
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import UsageError
@@ -41,24 +41,24 @@ def _ask(
     return Page("confirm.html", title, {**values, "hidden": hidden or {}, "path": request.path})
 
 
-def _done(title: str, lines: list[str], back: str) -> Page:
+def _result_page(title: str, lines: list[str], back: str) -> Page:
     return Page("done.html", title, {"lines": lines, "back": back})
 
 
 def _confirm_promotion(watcher: Watcher, request: PageRequest) -> Page:
-    release = found_release(request)
+    release = named_release(request)
     verdict = release.verdict or "not judged"
     says = f"Its verdict is: {verdict}. It becomes what {release.name} means, and what is served."
     if verdict != "deploy" or release.withdrawn:
-        why = f"was rolled back ({release.withdrawn})" if release.withdrawn else f"has the verdict {verdict}"
-        says = f"It {why}, so this is refused here; to promote it all the same, use the command with --force."
+        reason = f"was rolled back ({release.withdrawn})" if release.withdrawn else f"has the verdict {verdict}"
+        says = f"It {reason}, so this is refused here; to promote it all the same, use the command with --force."
     command = f"hivetune promote {release.label}"
     back = f"/releases/{release.name}/{release.version}"
     return _ask(request, f"Promote {release.label}?", says, "Promote", command=command, back=back, reason=True)
 
 
 def _promote(watcher: Watcher, request: PageRequest) -> Page:
-    release = found_release(request)
+    release = named_release(request)
     with closing(open_database()) as database:
         promoted = promote(
             database, release.label, by=who(), reason=request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
@@ -66,11 +66,11 @@ def _promote(watcher: Watcher, request: PageRequest) -> Page:
     frozen = freeze_wins(promoted)
     lines = [f"{promoted.label} is the champion."]
     lines += [f"{frozen} of its right answers are frozen questions now."] if frozen else []
-    return _done(f"{promoted.label} is the champion", lines, f"/releases/{promoted.name}/{promoted.version}")
+    return _result_page(f"{promoted.label} is the champion", lines, f"/releases/{promoted.name}/{promoted.version}")
 
 
 def _confirm_rollback(watcher: Watcher, request: PageRequest) -> Page:
-    release = found_release(request)
+    release = named_release(request)
     if "champion" not in release.aliases:
         raise UsageError(f"{release.label} is not the champion, so there is nothing to roll back")
     with closing(open_database()) as database:
@@ -85,17 +85,17 @@ def _confirm_rollback(watcher: Watcher, request: PageRequest) -> Page:
 
 def _roll_back(watcher: Watcher, request: PageRequest) -> Page:
     """Roll back only the champion that the page showed: another release may be champion by now."""
-    release = found_release(request)
+    release = named_release(request)
     with closing(open_database()) as database:
         champion, withdrawn = rollback(
             database, release.label, by=who(), reason=request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
         )
     outcome = f"{champion.label} is the champion again; {withdrawn.label} is withdrawn"
-    return _done(outcome, [f"{outcome}."], f"/releases/{champion.name}/{champion.version}")
+    return _result_page(outcome, [f"{outcome}."], f"/releases/{champion.name}/{champion.version}")
 
 
 def _confirm_stop(watcher: Watcher, request: PageRequest) -> Page:
-    run = found_run(watcher, request)
+    run = named_run(watcher, request)
     status = run.status()
     if status.state != "running":
         raise UsageError(f"{run.path.name} is not running")
@@ -106,14 +106,14 @@ def _confirm_stop(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _stop(watcher: Watcher, request: PageRequest) -> Page:
-    run = found_run(watcher, request)
+    run = named_run(watcher, request)
     if run.read.stopping:  # a second signal would end it without a checkpoint
-        words = "It was asked to stop already, and ends after the step that it is in and a checkpoint."
+        message = "It was asked to stop already, and ends after the step that it is in and a checkpoint."
     elif ask_to_stop(run.path):
-        words = "It ends after the step that it is in and a checkpoint."
+        message = "It ends after the step that it is in and a checkpoint."
     else:
-        words = "It had ended already."
-    return _done(f"{run.path.name} was asked to stop", [words], f"/runs/{request.named['run']}")
+        message = "It had ended already."
+    return _result_page(f"{run.path.name} was asked to stop", [message], f"/runs/{request.named['run']}")
 
 
 def _confirm_forgetting(watcher: Watcher, request: PageRequest) -> Page:
@@ -130,16 +130,16 @@ def _confirm_forgetting(watcher: Watcher, request: PageRequest) -> Page:
 def _forget(watcher: Watcher, request: PageRequest) -> Page:
     kind, value = _subject(request.form)
     with closing(open_database()) as database:
-        gone = forget(database, kind, value)
-    lines = [f"{gone.interactions:,} interactions were removed, and are kept out from now on."]
-    lines += [f"{gone.past_wins} past wins were made of them and are removed."] if gone.past_wins else []
-    for taint in gone.taints:
-        made = ", ".join((*taint.runs, *taint.releases)) or "nothing was made of it"
-        lines.append(f"The snapshot {taint.path or taint.snapshot} holds at least {taint.rows} of its rows: {made}.")
-    lines += [f"{path}: the snapshot is gone, so its rows could not be looked at." for path in gone.unchecked]
-    if not gone.taints:
+        result = forget(database, kind, value)
+    lines = [f"{result.interactions:,} interactions were removed, and are kept out from now on."]
+    lines += [f"{result.past_wins} past wins were made of them and are removed."] if result.past_wins else []
+    for taint in result.taints:
+        uses = ", ".join((*taint.runs, *taint.releases)) or "nothing was made of it"
+        lines.append(f"The snapshot {taint.path or taint.snapshot} holds at least {taint.rows} of its rows: {uses}.")
+    lines += [f"{path}: the snapshot is gone, so its rows could not be looked at." for path in result.unchecked]
+    if not result.taints:
         lines.append("No snapshot that is there holds any of it.")
-    return _done(f"The {kind} {value} is forgotten", lines, "/data")
+    return _result_page(f"The {kind} {value} is forgotten", lines, "/data")
 
 
 def _subject(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:

@@ -54,14 +54,14 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
     """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
-    known: list[tuple[Release, list[Mapping[str, Any]]]] = []
+    judged: list[tuple[Release, list[Mapping[str, Any]]]] = []
     for release in releases(database, name):
         with contextlib.suppress(OSError, ValueError):  # its files are gone
             if judgement := read_json(release.folder / MANIFEST).get("judgement"):
-                known.append((release, judgement["metrics"]))
+                judged.append((release, judgement["metrics"]))
     for measure in _MEASURED:
         rows: list[tuple[str, float, float, float]] = []
-        for release, metrics in known:
+        for release, metrics in judged:
             metric = next((metric for metric in metrics if metric["name"] == measure), None)
             if metric is not None and metric.get("ci95") is not None and metric.get("difference") is not None:
                 low, high = metric["ci95"]

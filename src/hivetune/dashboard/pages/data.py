@@ -32,10 +32,10 @@ def data_page(watcher: Watcher, request: PageRequest) -> Page:
             values["interactions"] = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
             values["forgotten"] = database.execute("SELECT count(*) FROM forgotten").fetchone()[0]
             values["intake"] = database.execute("SELECT * FROM intake ORDER BY source").fetchall()
-            known = database.execute(
+            snapshots = database.execute(
                 "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?", (MAX_SNAPSHOTS,)
             ).fetchall()
-        for digest, path, created in known:
+        for digest, path, created in snapshots:
             shown = {"digest": digest, "created": created, "rows": None, "tokens": 0}  # None: its folder is gone
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 manifest = read_json(Path(path) / MANIFEST)
@@ -59,9 +59,9 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def row_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a row with its uses: snapshots, runs and releases."""
-    wanted = request.query.get("place", "").strip()
-    uses = list(uses_of_row(wanted)) if wanted and database_path().exists() else []
-    return Page("row.html", "Where a row went", {"wanted": wanted, "uses": uses, "problem": ""})
+    sought = request.query.get("place", "").strip()
+    uses = list(uses_of_row(sought)) if sought and database_path().exists() else []
+    return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses, "problem": ""})
 
 
 ROWS_A_PAGE = 50
@@ -105,22 +105,21 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
         return [_shown_row(row) for row in rows.execute(where, (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1)))], total
 
 
-def uses_of_row(wanted: str) -> Iterator[RowUse]:
+def uses_of_row(sought: str) -> Iterator[RowUse]:
     """Yield every snapshot with a row of this id, interaction or place (file:line), newest first."""
     with closing(open_database()) as database:
-        known = database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall()
-        for digest, path in known:
+        for digest, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall():
             if not (Path(path) / ROWS_FILE).is_file():
                 continue
             with closing(_open_rows(Path(path))) as rows:
                 where = f"{_COLUMNS} WHERE id = ?1 OR interaction_id = ?1 OR source = ?1 LIMIT 1"
-                row = rows.execute(where, (wanted,)).fetchone()
+                row = rows.execute(where, (sought,)).fetchone()
             if row is not None:
                 runs = database.execute("SELECT path FROM runs WHERE snapshot = ? ORDER BY created", (digest,))
-                made = database.execute(
+                labels = database.execute(
                     "SELECT name || '@' || version FROM releases WHERE snapshot = ? ORDER BY name, version", (digest,)
                 )
-                yield RowUse(digest, _shown_row(row), tuple(p for (p,) in runs), tuple(label for (label,) in made))
+                yield RowUse(digest, _shown_row(row), tuple(p for (p,) in runs), tuple(label for (label,) in labels))
 
 
 _COLUMNS = "SELECT source, interaction_id, split, session, user, agent, messages FROM rows"

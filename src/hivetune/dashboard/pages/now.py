@@ -20,13 +20,12 @@ from hivetune.machine.telemetry import sample
 
 def now_page(watcher: Watcher, request: PageRequest) -> Page:
     runs = watcher.runs()
-    found = overview([status for _, _, status in runs])
-    running = [(identity, run, status) for identity, run, status in runs if status.state == "running"]
+    home_state = overview([status for _, _, status in runs])
     values = {
-        "found": found,
-        "running": running,
+        "found": home_state,
+        "running": [(identity, run, status) for identity, run, status in runs if status.state == "running"],
         "recent": [(identity, status) for identity, _, status in runs if status.state != "running"][:5],
-        "loops": [shown_loop(loop) for loop in found.loops],
+        "loops": [shown_loop(loop) for loop in home_state.loops],
         "problem": "",
         "device": _device(),
         "now": time.time(),
@@ -49,12 +48,12 @@ def shown_loop(loop: CycleLoop) -> dict[str, Any]:
 
 def _device() -> Mapping[str, Any]:
     """Return rounded numbers, so that a page that hardly changed is not sent again."""
-    taken = sample(None, home() if home().exists() else Path.home())
-    cards: Sequence[Mapping[str, Any]] = taken.get("cards", ())
+    measured = sample(None, home() if home().exists() else Path.home())
+    cards: Sequence[Mapping[str, Any]] = measured.get("cards", ())
     return {
-        "available_bytes": round(taken["available_bytes"], -8),
-        "disk_free_bytes": round(taken["disk_free_bytes"], -8),
-        "load": round(taken["load"], 1),
+        "available_bytes": round(measured["available_bytes"], -8),
+        "disk_free_bytes": round(measured["disk_free_bytes"], -8),
+        "load": round(measured["load"], 1),
         "cards": cards,
     }
 
@@ -62,10 +61,10 @@ def _device() -> Mapping[str, Any]:
 def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the facts of this machine as `hivetune doctor --quick` does. Nothing is measured, which would disturb a
     training."""
-    seen = look(Surroundings(measure=False))
-    judgement = judge_machine(seen, Demand())
+    facts_seen = look(Surroundings(measure=False))
+    judgement = judge_machine(facts_seen, Demand())
     redaction = of_this_account()
-    facts = [line.split(maxsplit=1) for line in redaction.text(facts_as_text(seen)).splitlines()]
+    facts = [line.split(maxsplit=1) for line in redaction.text(facts_as_text(facts_seen)).splitlines()]
     values = {
         "facts": [(fact[0], fact[1] if len(fact) > 1 else "") for fact in facts if fact],
         "findings": judgement.findings,

@@ -29,20 +29,20 @@ def releases_page(watcher: Watcher, request: PageRequest) -> Page:
     charts: dict[str, list[Markup]] = {}
     if database_path().exists():
         with closing(open_database()) as database:
-            known = releases(database)
-            shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(known)]
-            for name in sorted({release.name for release in known}):
+            all_releases = releases(database)
+            shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(all_releases)]
+            for name in sorted({release.name for release in all_releases}):
                 charts[name] = list(quality_charts(database, name))
     return Page("releases.html", "Releases", {"releases": shown, "charts": charts, "problem": ""}, live=True)
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a release. Damaged or pruned files are named; the registry's own facts are always shown."""
-    release = found_release(request)
-    problem, about = "", {}
+    release = named_release(request)
+    problem, origin = "", {}
     with closing(open_database()) as database:
         try:
-            about = explain_release(database, release.label)
+            origin = explain_release(database, release.label)
         except HivetuneError as error:
             problem = error.message
         moves = [move for move in reversed(history(database, release.name)) if move.version == release.version]
@@ -53,7 +53,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
     shared = next((name for name, experts in family.items() if release.name in (name, *experts)), "")
     values = {
         "release": release,
-        "about": about,
+        "about": origin,
         "costs": known_costs(shared) if shared else (),
         "problem": problem,
         "moves": moves,
@@ -68,9 +68,9 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def rows_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the rows that a release was trained on or judged by, a page at a time."""
-    release = found_release(request)
-    wanted = request.query.get("page", "")
-    number = max(1, int(wanted)) if wanted.isdecimal() and len(wanted) <= MAX_DIGITS else 1
+    release = named_release(request)
+    page_text = request.query.get("page", "")
+    number = max(1, int(page_text)) if page_text.isdecimal() and len(page_text) <= MAX_DIGITS else 1
     split = request.query.get("split", "train")
     rows, total = snapshot_rows(release.snapshot, split, number)
     values = {
@@ -85,7 +85,7 @@ def rows_page(watcher: Watcher, request: PageRequest) -> Page:
     return Page("rows.html", f"Rows of {release.label}", values)
 
 
-def found_release(request: PageRequest) -> Release:
+def named_release(request: PageRequest) -> Release:
     """Return the release that an address names. Raises NotThere."""
     try:
         with closing(open_database()) as database:

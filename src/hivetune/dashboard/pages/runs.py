@@ -33,7 +33,7 @@ def runs_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def run_page(watcher: Watcher, request: PageRequest) -> Page:
-    run = found_run(watcher, request)
+    run = named_run(watcher, request)
     status = run.status()
     settings, problem = _settings(run.path)
     result: Mapping[str, Any] = {}  # the last document of `train --json`
@@ -58,7 +58,7 @@ def run_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the run's own page of its evaluation, in the dashboard's frame."""
-    run = found_run(watcher, request)
+    run = named_run(watcher, request)
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
     evaluation = read_sealed(run.path / EVALUATION)
@@ -121,15 +121,15 @@ def _settings(run: Path) -> tuple[list[dict[str, Any]], str]:
     except UsageError as error:
         return [], error.message
     defaults = {setting.key: json.loads(setting.default) for setting in stored_settings() if setting.default}
-    own = flat_settings(config.model_dump(mode="json", exclude={"cycle": {"notify"}}))  # addresses are secrets
-    made = {f"choices.{key}": value for key, value in choices.made().items()}
+    settings = flat_settings(config.model_dump(mode="json", exclude={"cycle": {"notify"}}))  # addresses are secrets
+    chosen = {f"choices.{key}": value for key, value in choices.made().items()}
     return [
         {
             "key": key,
             "value": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False),
-            "changed": key in own and defaults.get(key, "") != value,
+            "changed": key in settings and defaults.get(key, "") != value,
         }
-        for key, value in {**own, **made}.items()
+        for key, value in {**settings, **chosen}.items()
     ], ""
 
 
@@ -146,7 +146,7 @@ def _logs(run: Path) -> Iterator[tuple[str, str]]:
             yield name, "\n".join(lines)
 
 
-def found_run(watcher: Watcher, request: PageRequest) -> WatchedRun:
+def named_run(watcher: Watcher, request: PageRequest) -> WatchedRun:
     """Return the run that an address names. Raises NotThere."""
     run = watcher.run(request.named["run"])
     if run is None or not os.path.lexists(run.path):

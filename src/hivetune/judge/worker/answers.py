@@ -25,16 +25,16 @@ from hivetune.train.worker.model.general import load_module
 from hivetune.train.worker.model.protocol import Document, read_documents
 
 
-def score_answers(scoring: Scoring, wanted: Generate) -> None:
+def score_answers(scoring: Scoring, task: Generate) -> None:
     """Write a line {"model", "row", "answer", "ended", "seconds", "new_tokens", "block"} for each row and model.
 
     Each finished turn has a line too: {"model", "block", "seconds", "peak_memory_bytes", "probe_s"}.
     """
     tokenizer = Tokenizer.from_file(str(scoring.model / "tokenizer.json"))
-    asked = [split_last_answer(document) for document in read_documents(scoring.snapshot, wanted.rows)]
-    prompts = [prompt for prompt, _ in asked]
-    ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in asked}
-    parts = blocks(prompts, wanted.slots)
+    questions = [split_last_answer(document) for document in read_documents(scoring.snapshot, task.rows)]
+    prompts = [prompt for prompt, _ in questions]
+    ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in questions}
+    parts = blocks(prompts, task.slots)
     turns = [turn for turn in in_turns(tuple(scoring.sides), len(parts)) if turn[::-1] not in scoring.known.turns]
     if not turns:
         return
@@ -42,27 +42,27 @@ def score_answers(scoring: Scoring, wanted: Generate) -> None:
     def load() -> nn.Module:
         return load_module(scoring.model, dtype=scoring.dtype, device=scoring.device, choices=scoring.choices)
 
-    both = BothModels(load, scoring.adapter, prompts)
+    models = BothModels(load, scoring.adapter, prompts)
     for block, name in turns:
         part = parts[block]
-        both.turn_to(name)
-        probe_s = both.probe_s()
+        models.turn_to(name)
+        probe_s = models.probe_s()
         scoring.known.probes_s.append(probe_s)
         reset_peak_memory(scoring.device)
         finished: list[Completion] = []
         started = time.perf_counter()
         answer_prompts(
-            both.module,
+            models.module,
             [prompts[index] for index in part],
             ends=ends,
-            new_tokens=wanted.new_tokens,
-            slots=wanted.slots,
-            cached=both.cached,
+            new_tokens=task.new_tokens,
+            slots=task.slots,
+            cached=models.cached,
             on_answer=finished.append,
         )
         seconds = time.perf_counter() - started
-        memory = max(0, peak_memory_bytes(scoring.device) - both.idle_bytes)
-        answers = [_answer_line(answer, wanted.rows[part[answer.prompt]], tokenizer) for answer in finished]
+        memory = max(0, peak_memory_bytes(scoring.device) - models.idle_bytes)
+        answers = [_answer_line(answer, task.rows[part[answer.prompt]], tokenizer) for answer in finished]
         for answer in answers:
             scoring.lines.append("answer", model=name, block=block, **answer)
             scoring.heartbeat.beat(Beat.ITEM)

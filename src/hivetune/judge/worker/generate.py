@@ -89,33 +89,32 @@ class Slots:
         begin_S = torch.tensor([length - len(prompt) for prompt in prompts.values()], device=self.device)
         padded = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts.values()]
         columns_P = torch.arange(length, device=self.device)
-        own = new_cache()
+        new_columns = new_cache()
         logits_SV = self.module(
             input_ids=torch.tensor(padded, device=self.device),
             attention_mask=(columns_P[None] >= begin_S[:, None]).to(torch.int64),
             position_ids=(columns_P[None] - begin_S[:, None]).clamp(min=0),
-            past_key_values=own,
+            past_key_values=new_columns,
             use_cache=True,
             # An index, not 1: a slice of the last position is a view for which matmul copies the head for each slot.
             logits_to_keep=columns_P[-1:],
         ).logits[:, -1]
         first = logits_SV.argmax(-1).tolist()
-        self._join(own, begin_S, length)
+        self._join(new_columns, begin_S, length)
         self.answers += [Completion(number, [token]) for number, token in zip(prompts, first, strict=True)]
         self.started += [started] * len(prompts)
 
-    def _join(self, own: Cache, begin_S: Tensor, own_length: int) -> None:
+    def _join(self, added: Cache, begin_S: Tensor, added_length: int) -> None:
         """Add new slots to the running ones, all ending at the last column."""
         if not self.answers:
-            self.cache, self.begin_S = own, begin_S
+            self.cache, self.begin_S = added, begin_S
             return
-        length = max(self.length, own_length)
-        self.begin_S = torch.cat([self.begin_S + (length - self.length), begin_S + (length - own_length)])
+        length = max(self.length, added_length)
+        self.begin_S = torch.cat([self.begin_S + (length - self.length), begin_S + (length - added_length)])
         joined = new_cache()
-        for i, (old, new) in enumerate(zip(self.cache.layers, own.layers, strict=True)):
+        for i, (old, new) in enumerate(zip(self.cache.layers, added.layers, strict=True)):
             keys = torch.cat([_pad_left(old.keys, length), _pad_left(new.keys, length)])
-            values = torch.cat([_pad_left(old.values, length), _pad_left(new.values, length)])
-            joined.update(keys, values, i)
+            joined.update(keys, torch.cat([_pad_left(old.values, length), _pad_left(new.values, length)]), i)
         self.cache = joined
 
     def step(self) -> None:
@@ -140,26 +139,26 @@ class Slots:
     def take_finished(self, ends: Collection[int], new_tokens: int) -> list[Completion]:
         """Return the answers that ended or are long enough, and give up their slots."""
         now = time.perf_counter()
-        kept, finished = [], []
+        remaining, finished = [], []
         for slot, answer in enumerate(self.answers):
             answer.ended = answer.tokens[-1] in ends
             if not answer.ended and len(answer.tokens) < new_tokens:
-                kept.append(slot)
+                remaining.append(slot)
                 continue
             answer.seconds = now - self.started[slot]
             answer.tokens = answer.tokens[:-1] if answer.ended else answer.tokens
             finished.append(answer)
         if finished:
-            self._keep(kept)
+            self._keep(remaining)
         return finished
 
-    def _keep(self, kept: list[int]) -> None:
+    def _keep(self, remaining: list[int]) -> None:
         """Keep only these slots, without the columns that none of them sees."""
-        self.answers = [self.answers[slot] for slot in kept]
-        self.started = [self.started[slot] for slot in kept]
-        index_S = torch.tensor(kept, dtype=torch.int64, device=self.device)
+        self.answers = [self.answers[slot] for slot in remaining]
+        self.started = [self.started[slot] for slot in remaining]
+        index_S = torch.tensor(remaining, dtype=torch.int64, device=self.device)
         self.begin_S = self.begin_S[index_S]
-        if not kept:
+        if not remaining:
             self.cache = new_cache()
             return
         unseen = int(self.begin_S.min())
@@ -194,8 +193,8 @@ def answer_prompts(
     while waiting or running.answers:
         free = slots - len(running.answers)
         if waiting and free:
-            taken = [waiting.pop() for _ in range(min(free, len(waiting)))]  # the longest first: later ones fit below
-            running.add({number: prompts[number] for number in taken})
+            numbers = [waiting.pop() for _ in range(min(free, len(waiting)))]  # the longest first: later ones fit below
+            running.add({number: prompts[number] for number in numbers})
         else:
             running.step()
         for answer in running.take_finished(ends, new_tokens):
@@ -287,6 +286,6 @@ def grouped_attention(
     return output_SGRE.reshape(slots, 1, heads, width), None
 
 
-def _pad_left(kept: Tensor, length: int) -> Tensor:
+def _pad_left(values: Tensor, length: int) -> Tensor:
     """Return [slots, heads, positions, width] with zeros in front, up to `length` positions."""
-    return F.pad(kept, (0, 0, length - kept.shape[2], 0))
+    return F.pad(values, (0, 0, length - values.shape[2], 0))

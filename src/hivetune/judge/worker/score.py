@@ -39,7 +39,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
     device, dtype = start_with(choices)
     sides: dict[SideName, Side] = {"base": Side(), "tuned": Side()} if task.adapter else {"base": Side()}
-    known = read_known(task.scores, sides)
+    stored = read_known(task.scores, sides)
     with Journal(task.scores) as lines:
         scoring = Scoring(
             model=task.model,
@@ -50,7 +50,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
             choices=choices,
             sides=sides,
             lines=lines,
-            known=known,
+            known=stored,
             heartbeat=heartbeat,
         )
         path, divergence = score_losses(scoring, task.rows) if task.rows else (None, None)
@@ -65,8 +65,8 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     if task.adapter is not None:
         lora, tensors = read_adapter(task.adapter)
         rank = rank_use(tensors, lora)
-    made = {"path": path, "probes_s": known.probes_s, "rank": rank, "kl_to_base": divergence}
-    return {**summaries, **made, "choices": choices.made()}
+    summary = {"path": path, "probes_s": stored.probes_s, "rank": rank, "kl_to_base": divergence}
+    return {**summaries, **summary, "choices": choices.made()}
 
 
 def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
@@ -74,23 +74,23 @@ def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
 
     A turn that broke off and damaged lines are computed again.
     """
-    known = Known()
+    stored = Known()
     answers: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for line in read_journal(scores) if scores.exists() else ():
         if line["event"] == DAMAGED or line["model"] not in sides:
             continue
         side = sides[line["model"]]
-        if line["event"] == "loss" and (line["model"], line["row"]) not in known.losses:
-            known.losses.add((line["model"], line["row"]))
+        if line["event"] == "loss" and (line["model"], line["row"]) not in stored.losses:
+            stored.losses.add((line["model"], line["row"]))
             side.add_loss(line)
         elif line["event"] == "answer":
             answers.setdefault((line["model"], line["block"]), {})[line["row"]] = line
         elif line["event"] == "turn":
             turn = (line["model"], line["block"])
-            known.turns.add(turn)
-            known.probes_s.append(line["probe_s"])
+            stored.turns.add(turn)
+            stored.probes_s.append(line["probe_s"])
             side.add_turn(line, answers.get(turn, {}).values())
-    return known
+    return stored
 
 
 def choices_of(adapter: Path | None) -> Choices:
@@ -127,18 +127,17 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dic
     starts = range(0, len(rows), ROWS_TOGETHER)
     for block, name in in_turns(tuple(scoring.sides), len(starts)):
         side = scoring.sides[name]
-        wanted = [row for row in rows[starts[block] : starts[block] + ROWS_TOGETHER] if row in set(missing[name])]
-        if not wanted:
+        block_rows = [row for row in rows[starts[block] : starts[block] + ROWS_TOGETHER] if row in set(missing[name])]
+        if not block_rows:
             continue
-        documents = read_documents(scoring.snapshot, wanted)
+        documents = read_documents(scoring.snapshot, block_rows)
         started = time.perf_counter()
         sums = model.nll(documents, adapter=name == "tuned").tolist()
         side.loss_seconds += time.perf_counter() - started
         for document, nll in zip(documents, sums, strict=True):
             tokens = int(document.trained_L.sum())
             finite = nll if math.isfinite(nll) else None
-            line = scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
-            side.add_loss(line)
+            side.add_loss(scoring.lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens))
             scoring.heartbeat.beat(Beat.ITEM)
     if scoring.adapter is None:
         return model.path, None
@@ -158,7 +157,7 @@ def divergence_from_base(
     """Return {"nats_per_token", "tokens", "rows"} over the trained tokens of at most MAX_DIVERGENCE_ROWS documents.
     `nats_per_token` is null when it is not finite.
     """
-    short = [one for one in documents if len(one.tokens_L) <= MAX_ROW and bool(one.trained_L.any())]
+    short = [d for d in documents if len(d.tokens_L) <= MAX_ROW and bool(d.trained_L.any())]
     chosen = short[:: max(1, -(-len(short) // MAX_DIVERGENCE_ROWS))]
     if not chosen:
         return None

@@ -55,21 +55,21 @@ class SetResult:
 def sets_of(kind: CardKind, device: str, dtype: str) -> tuple[list[BackendSet], list[BackendSet]]:
     """Return (sets that are always proven, sets that are tried in order if none of the first is right)."""
 
-    def one(words: str, environment: Mapping[str, str] | None = None, **choices: Any) -> BackendSet:
-        name = f"{dtype} on {device}, {words}"
+    def backend_set(title: str, environment: Mapping[str, str] | None = None, **choices: Any) -> BackendSet:
+        name = f"{dtype} on {device}, {title}"
         return BackendSet(name, Choices(device=device, dtype=dtype, **choices), environment or {})
 
     if kind == "cpu":
-        plain = one("plain kernels and attention", kernels="torch", attention="eager")
-        return [one("own kernels", kernels="native"), one("plain kernels", kernels="torch")], [plain]
-    plain_attention = one("plain attention", attention="eager")
-    always = [one("defaults"), one("own kernels", kernels="triton")]
+        plain = backend_set("plain kernels and attention", kernels="torch", attention="eager")
+        return [backend_set("own kernels", kernels="native"), backend_set("plain kernels", kernels="torch")], [plain]
+    plain_attention = backend_set("plain attention", attention="eager")
+    always = [backend_set("defaults"), backend_set("own kernels", kernels="triton")]
     if kind == "cuda":
         return always, [plain_attention]
     return always, [
-        one("without hipBLASLt", LEAVE_HIPBLASLT),
+        backend_set("without hipBLASLt", LEAVE_HIPBLASLT),
         plain_attention,
-        one("without hipBLASLt, plain attention", LEAVE_HIPBLASLT, attention="eager"),
+        backend_set("without hipBLASLt, plain attention", LEAVE_HIPBLASLT, attention="eager"),
     ]
 
 
@@ -101,11 +101,11 @@ def judge_set(proven: BackendSet, outcome: Outcome, journal: Sequence[Mapping[st
 def fastest(judged: Sequence[SetResult]) -> dict[str, ProvenSet]:
     """Return the best right set by dtype: the first one, unless another is clearly faster."""
     best: dict[str, SetResult] = {}
-    for each in judged:
-        holder = best.get(each.of.dtype)
-        if each.is_right and (holder is None or each.step_s * WORTH_IT < holder.step_s):
-            best[each.of.dtype] = each
-    return {dtype: _proven(each) for dtype, each in best.items()}
+    for result in judged:
+        holder = best.get(result.of.dtype)
+        if result.is_right and (holder is None or result.step_s * WORTH_IT < holder.step_s):
+            best[result.of.dtype] = result
+    return {dtype: _proven(result) for dtype, result in best.items()}
 
 
 def fastest_dtype(best: Mapping[str, ProvenSet]) -> str | None:
@@ -122,30 +122,30 @@ def fastest_dtype(best: Mapping[str, ProvenSet]) -> str | None:
 def proof_of(judged: Sequence[SetResult], job: str, now_s: float) -> Proof:
     """Return the proof for the profile."""
     best = fastest(judged)
-    rejected = {each.of.name: each.why for each in judged if each.status in ("wrong", "crashed", "hung")}
+    rejected = {result.of.name: result.why for result in judged if result.status in ("wrong", "crashed", "hung")}
     return Proof(round(now_s, 3), job, fastest_dtype(best), best, rejected)
 
 
 def rates_of_products(judged: Sequence[SetResult]) -> dict[str, Mapping[str, float]]:
     """Return dtype -> sizes -> best FLOP/s of a product."""
     rates: dict[str, dict[str, float]] = {}
-    for each in judged:
-        of_dtype = rates.setdefault(each.of.dtype, {})
-        for shape, rate in each.products.items():
+    for result in judged:
+        of_dtype = rates.setdefault(result.of.dtype, {})
+        for shape, rate in result.products.items():
             of_dtype[shape] = max(rate, of_dtype.get(shape, 0.0))
-    return {dtype: found for dtype, found in rates.items() if found}
+    return {dtype: product_rates for dtype, product_rates in rates.items() if product_rates}
 
 
 def _proven(judged: SetResult) -> ProvenSet:
     """Return the set for the profile, without defaults so that a run does not insist on a compiler."""
-    made = judged.of.choices.made()
-    kept = {name: made[name] for name in ("kernels", "attention") if made.get(name, "native") != "native"}
-    return ProvenSet(judged.step_s, kept, judged.of.environment)
+    choices = judged.of.choices.made()
+    not_default = {name: choices[name] for name in ("kernels", "attention") if choices.get(name, "native") != "native"}
+    return ProvenSet(judged.step_s, not_default, judged.of.environment)
 
 
 def _is_memory(error: ChildError) -> bool:
-    words = ("can't allocate memory", "out of memory")
-    return error.type in ("MemoryError", "OutOfMemoryError") or any(word in error.message.lower() for word in words)
+    texts = ("can't allocate memory", "out of memory")
+    return error.type in ("MemoryError", "OutOfMemoryError") or any(word in error.message.lower() for word in texts)
 
 
 def _under_way(journal: Sequence[Mapping[str, Any]]) -> str:

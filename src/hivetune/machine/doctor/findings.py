@@ -54,30 +54,29 @@ class Judgement:
         return not any(finding.severity == "fatal" for finding in self.findings)
 
 
-def judge_machine(seen: Look, demand: Demand | None = None) -> Judgement:
+def judge_machine(look: Look, demand: Demand | None = None) -> Judgement:
     """Return the findings of the knowledge files about this machine and job."""
     demand = demand or Demand()
-    whole = of_machine(seen, demand)
-    install = _install_command(seen)
-    possible = _faults_found()
-    found = [_finding(fact, whole, install) for fact in possible if is_met(fact.when, whole)]
+    whole = of_machine(look, demand)
+    install = _install_command(look)
+    possible = _machine_faults()
+    findings = [_finding(fact, whole, install) for fact in possible if is_met(fact.when, whole)]
     not_known: list[str] = []
-    cards = cards_in_question(seen)
-    for one in cards:
-        observed = of_card(seen, demand, one)
-        about = one.name
-        found += [
-            replace(_finding(fact, observed, install), about=about)
+    for card in cards_in_question(look):
+        observed = of_card(look, demand, card)
+        card_name = card.name
+        findings += [
+            replace(_finding(fact, observed, install), about=card_name)
             for fact in possible
             if is_met(fact.when, observed) and not is_met(fact.when, whole)
         ]
-        if question := _open_question(observed, about):
+        if question := _open_question(observed, card_name):
             not_known.append(question)
-    found += _of_variables(seen, whole)
-    return Judgement(worst_first(_one_card_is_enough(found, visible_cards(seen))), tuple(not_known))
+    findings += _of_variables(look, whole)
+    return Judgement(worst_first(_one_card_is_enough(findings, visible_cards(look))), tuple(not_known))
 
 
-def _faults_found() -> list[Fact]:
+def _machine_faults() -> list[Fact]:
     """Return the facts that are problems of a machine."""
     bad = [fact for fact in facts("build") if fact.more["verdict"] == "bad"]
     return [*facts("condition"), *facts("poison"), *bad]
@@ -103,27 +102,27 @@ def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFi
     )
 
 
-def _install_command(seen: Look) -> str:
-    observed = [of_card(seen, Demand(), one) for one in cards_in_question(seen)]
-    install = choose_install(observed, seen.software.python)
+def _install_command(look: Look) -> str:
+    observed = [of_card(look, Demand(), card) for card in cards_in_question(look)]
+    install = choose_install(observed, look.software.python)
     return install.command if install else ""
 
 
-def _open_question(observed: Mapping[str, Any], about: str) -> str:
+def _open_question(observed: Mapping[str, Any], card_name: str) -> str:
     """Return the question that is open if nothing is known about this build on this card, else an empty text."""
     pair = (observed.get("vendor"), observed.get("build"))
     if pair not in (("amd", "rocm"), ("nvidia", "cuda")) or any(is_met(fact.when, observed) for fact in facts("build")):
         return ""
     if not any(is_met(fact.when, observed) for fact in facts("chip")):
-        return f"{about}: nothing is known of this architecture; only the proof can tell"
-    return f"{about}: no report of torch {observed.get('torch')} on it, good or bad; only the proof can tell"
+        return f"{card_name}: nothing is known of this architecture; only the proof can tell"
+    return f"{card_name}: no report of torch {observed.get('torch')} on it, good or bad; only the proof can tell"
 
 
-def _of_variables(seen: Look, whole: Mapping[str, Any]) -> Iterable[MachineFinding]:
+def _of_variables(look: Look, whole: Mapping[str, Any]) -> Iterable[MachineFinding]:
     """Yield findings about variables that have no effect, are for diagnosis, or hide each other."""
     for fact in facts("variable"):
         name = fact.more["name"]
-        value = seen.variables.get(name, "")
+        value = look.variables.get(name, "")
         if value in ("", "0") or not is_met(fact.when, whole):
             continue
         severity: Level = "note"
@@ -137,48 +136,48 @@ def _of_variables(seen: Look, whole: Mapping[str, Any]) -> Iterable[MachineFindi
         yield MachineFinding(
             f"set-{name}", severity, title, fact.says, evidence, mend, "", fact.confidence, fact.source, fact.date
         )
-    names = [name for name in ALLOCATOR if seen.variables.get(name)]
+    names = [name for name in ALLOCATOR if look.variables.get(name)]
     if len(names) > 1:
         yield MachineFinding(
             "two-allocator-settings",
             "note",
             "the allocator is set twice, and only one setting is read",
             f"torch since 2.9 reads {names[0]} and ignores the others",
-            tuple(f"{name}={seen.variables[name]}" for name in names),
+            tuple(f"{name}={look.variables[name]}" for name in names),
             f"unset {' '.join(names[1:])}",
             confidence="source code",
             source=("https://github.com/pytorch/pytorch/issues/183387",),
         )
 
 
-def visible_cards(seen: Look) -> dict[str, str]:
+def visible_cards(look: Look) -> dict[str, str]:
     """Return the variables that hide unusable cards, if other cards work; else none."""
-    cards = cards_in_question(seen)
-    possible = [fact for fact in _faults_found() if fact.more["severity"] == "fatal"]
-    whole = of_machine(seen, Demand())
+    cards = cards_in_question(look)
+    possible = [fact for fact in _machine_faults() if fact.more["severity"] == "fatal"]
+    whole = of_machine(look, Demand())
     fatal = [fact for fact in possible if not is_met(fact.when, whole)]
-    good = [one for one in cards if not any(is_met(fact.when, of_card(seen, Demand(), one)) for fact in fatal)]
+    good = [card for card in cards if not any(is_met(fact.when, of_card(look, Demand(), card)) for fact in fatal)]
     if not good or len(good) == len(cards):
         return {}
-    numbers = ",".join(str(one.number) for one in good)
+    numbers = ",".join(str(card.number) for card in good)
     if good[0].card.kind == "rocm":
         return {"HIP_VISIBLE_DEVICES": numbers}
     # By default CUDA numbers the fastest card first, the driver by the bus.
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": numbers}
 
 
-def _one_card_is_enough(found: Sequence[MachineFinding], variables: Mapping[str, str]) -> list[MachineFinding]:
+def _one_card_is_enough(findings: Sequence[MachineFinding], variables: Mapping[str, str]) -> list[MachineFinding]:
     """Make fatal findings about single cards risks if another card works, with the variables that hide the cards."""
     mend = f"export {' '.join(f'{name}={value}' for name, value in variables.items())}"
     return [
         replace(finding, severity="risk", mend=mend)
         if variables and finding.about and finding.severity == "fatal"
         else finding
-        for finding in found
+        for finding in findings
     ]
 
 
-def worst_first(found: Iterable[MachineFinding]) -> tuple[MachineFinding, ...]:
+def worst_first(findings: Iterable[MachineFinding]) -> tuple[MachineFinding, ...]:
     """Return the findings without repetitions, the worst first."""
-    unique = {(finding.id, finding.about): finding for finding in found}
+    unique = {(finding.id, finding.about): finding for finding in findings}
     return tuple(sorted(unique.values(), key=lambda finding: WORST_FIRST.index(finding.severity)))

@@ -22,18 +22,18 @@ class Install:
 
         It replaces an installed torch, since a build for another card can have the same version.
         """
-        what = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
-        return f"pip install uv && uv pip install {what}"
+        options = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
+        return f"pip install uv && uv pip install {options}"
 
 
-def choose_install(seen: Sequence[Mapping[str, Any]], python: str) -> Install | None:
+def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> Install | None:
     """Return the install for the first known card, or for the processor; None if there are only unknown cards.
 
-    `seen` has the observations of each card: its vendor, and gfx or capability.
+    `facts_of_cards` has the observations of each card: its vendor, and gfx or capability.
     """
-    for one in [*seen] or [{"vendor": "none"}]:
+    for card_facts in [*facts_of_cards] or [{"vendor": "none"}]:
         for fact in facts("install"):
-            if is_met(fact.when, one):
+            if is_met(fact.when, card_facts):
                 more = fact.more
                 return Install(more["requirement"], more["backend"], fact, in_range(python, more["python"]))
     return None

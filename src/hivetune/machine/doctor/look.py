@@ -192,16 +192,16 @@ def _date_in(text: str) -> str:
 
 
 def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, measure: bool) -> HomeDisk:
-    place = folder
-    while not place.exists():
-        place = place.parent
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
     filesystem, options = _mount(root, folder)
     fsync = "off" if options & NO_FSYNC or "eatmydata" in environment.get("LD_PRELOAD", "") else "on"
-    speed = _disk_speed(place) if measure else None
+    speed = _disk_speed(existing) if measure else None
     return HomeDisk(
         filesystem=filesystem,
         fsync=fsync if filesystem else "unknown",
-        free_bytes=shutil.disk_usage(place).free,
+        free_bytes=shutil.disk_usage(existing).free,
         write_bytes_s=speed[0] if speed else None,
         fsync_s=speed[1] if speed else None,
     )
@@ -209,7 +209,7 @@ def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, meas
 
 def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
     """Return type and options of the file system of `folder` from /proc/self/mountinfo (proc(5)), or ("", none)."""
-    best, found = -1, ("", frozenset[str]())
+    best, mount = -1, ("", frozenset[str]())
     for line in system_text(root / "proc/self/mountinfo").splitlines():
         front, dash, back = line.partition(" - ")
         fields, rest = front.split(), back.split()
@@ -217,14 +217,14 @@ def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])  # a space is written as \040
         if len(point) >= best and Path(folder).is_relative_to(point):
-            best, found = len(point), (rest[0], frozenset((fields[5] + "," + rest[2]).split(",")))
-    return found
+            best, mount = len(point), (rest[0], frozenset((fields[5] + "," + rest[2]).split(",")))
+    return mount
 
 
-def _disk_speed(place: Path) -> tuple[float, float] | None:
+def _disk_speed(folder: Path) -> tuple[float, float] | None:
     """Return bytes per second and the shortest fsync in seconds, measured over DISK_S; None without permission."""
     piece, written, syncs = os.urandom(DISK_PIECE_BYTES), 0, []
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=place) as file:
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         started = time.perf_counter()
         while (spent := time.perf_counter() - started) < DISK_S and written < DISK_MOST_BYTES:
             written += file.write(piece)
@@ -319,10 +319,10 @@ def look(where: Surroundings = HERE) -> Look:
 
 def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, ...]:
     order = list(kfd_architectures(where.root))
-    seen = []
+    cards_seen = []
     for card in cards:
         if card.kind == "cuda":
-            seen.append(SeenCard(card, card.index, "ok", "", {}))  # machine/telemetry.py samples its temperature
+            cards_seen.append(SeenCard(card, card.index, "ok", "", {}))  # machine/telemetry.py samples its temperature
             continue
         device = _device(where.root, card.slot)
         number = order.index(card.slot) if card.slot in order else card.index
@@ -332,8 +332,8 @@ def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, .
         speed, width = system_text(device / "current_link_speed"), system_text(device / "current_link_width")
         link = f"{speed} x{width}" if speed and width else ""
         hot, errors = is_hot(device), _ras_errors(device)
-        seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware), hot, errors))
-    return tuple(seen)
+        cards_seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware), hot, errors))
+    return tuple(cards_seen)
 
 
 def _ras_errors(device: Path) -> str:
@@ -366,21 +366,20 @@ def _newest(firmware: Mapping[str, str]) -> dict[str, str]:
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    known = {fact.more["name"] for fact in facts("variable")}
-    shown = {name: value for name, value in environment.items() if name in known or name.startswith(_PREFIXES)}
+    names = {fact.more["name"] for fact in facts("variable")}
+    shown = {name: value for name, value in environment.items() if name in names or name.startswith(_PREFIXES)}
     return {name: "(set)" if SECRET.search(name) else value for name, value in sorted(shown.items())}
 
 
-def describe_look(seen: Look) -> dict[str, Any]:
+def describe_look(look: Look) -> dict[str, Any]:
     """Return the look as plain values for JSON."""
     cards = [
-        {**vars(one.card), "number": one.number, "access": one.access, "link": one.link, "firmware": dict(one.firmware)}
-        for one in seen.cards
+        {**vars(c.card), "number": c.number, "access": c.access, "link": c.link, "firmware": dict(c.firmware)}
+        for c in look.cards
     ]
-    machine = {**describe_machine(seen.machine), "cards": cards}
     return {
-        "machine": machine,
-        "host": asdict(seen.host),
-        "software": asdict(seen.software),
-        "variables": dict(seen.variables),
+        "machine": {**describe_machine(look.machine), "cards": cards},
+        "host": asdict(look.host),
+        "software": asdict(look.software),
+        "variables": dict(look.variables),
     }

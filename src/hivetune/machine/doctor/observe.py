@@ -26,26 +26,26 @@ class Demand:
     method: str = "lora"
 
 
-def cards_in_question(seen: Look) -> tuple[SeenCard, ...]:
+def cards_in_question(look: Look) -> tuple[SeenCard, ...]:
     """Return the cards that torch is built for, or all if it is for none, without small ones beside a large one."""
-    large = tuple(one for one in seen.cards if one.card.memory_bytes >= SMALL_CARD_BYTES) or seen.cards
-    mine = tuple(one for one in large if one.card.kind == seen.software.torch.kind)
-    return tuple(sorted(mine or large, key=lambda one: one.number))
+    large = tuple(card for card in look.cards if card.card.memory_bytes >= SMALL_CARD_BYTES) or look.cards
+    mine = tuple(card for card in large if card.card.kind == look.software.torch.kind)
+    return tuple(sorted(mine or large, key=lambda card: card.number))
 
 
-def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
+def of_machine(look: Look, demand: Demand) -> dict[str, Any]:
     """Return the observations that are the same for all cards; a missing one matches no fact."""
-    software, host, torch = seen.software, seen.host, seen.software.torch
-    cards = cards_in_question(seen)
-    vendors = {_vendor(one) for one in cards}
-    install = choose_install([_of_chip(one) for one in cards], software.python)
-    found: dict[str, Any] = {
+    software, host, torch = look.software, look.host, look.software.torch
+    cards = cards_in_question(look)
+    vendors = {_vendor(card) for card in cards}
+    install = choose_install([_of_chip(card) for card in cards], software.python)
+    observed: dict[str, Any] = {
         "build": torch.kind,
         "torch": torch.version or None,
         "rocm": torch.rocm or None,
         "cuda": torch.cuda or None,
         "vendor": next(iter(vendors)) if len(vendors) == 1 else None if vendors else "none",
-        "other_cards": len({one.card.kind for one in seen.cards if one.card.memory_bytes >= SMALL_CARD_BYTES}) > 1,
+        "other_cards": len({card.card.kind for card in look.cards if card.card.memory_bytes >= SMALL_CARD_BYTES}) > 1,
         "python": software.python,
         "python_fits": install.python_fits if install else None,
         "kernel": host.kernel or None,
@@ -58,62 +58,62 @@ def of_machine(seen: Look, demand: Demand) -> dict[str, Any]:
         "redis_shards": str(host.redis_shards),
         "memory_errors": host.memory_errors or None,
         "address_limit": host.address_limit_bytes is not None,
-        "threads": _threads(seen.variables),
-        "visible": _visible(seen),
-        "compile_knobs": ", ".join(f"{k}={v}" for k, v in seen.variables.items() if k.startswith("AMDGCN_")) or None,
+        "threads": _threads(look.variables),
+        "visible": _visible(look),
+        "compile_knobs": ", ".join(f"{k}={v}" for k, v in look.variables.items() if k.startswith("AMDGCN_")) or None,
         "one_build": _one_build(cards, software.python) if len(cards) > 1 else None,
-        "cpu_bf16": bool(CPU_BF16 & {*seen.machine.isa}),
+        "cpu_bf16": bool(CPU_BF16 & {*look.machine.isa}),
         "dtype": demand.dtype,
         "qlora": demand.method == "qlora",
-        "hidden": any(seen.variables.get(name) in ("", "-1") for name in HIDING if name in seen.variables),
-        "alloc": _allocator(seen.variables),
-        "tunableop": seen.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1",
+        "hidden": any(look.variables.get(name) in ("", "-1") for name in HIDING if name in look.variables),
+        "alloc": _allocator(look.variables),
+        "tunableop": look.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1",
         "rocm_versions": _rocm_versions(software),
         "rocm_path": _rocm_path(software),
     }
     packages = {
         name: software.packages.get(name) for name in ("transformers", "bitsandbytes", "jinja2", "redis", "ray")
     }
-    return {name: value for name, value in {**found, **packages}.items() if value is not None}
+    return {name: value for name, value in {**observed, **packages}.items() if value is not None}
 
 
-def of_card(seen: Look, demand: Demand, one: SeenCard) -> dict[str, Any]:
+def of_card(look: Look, demand: Demand, card: SeenCard) -> dict[str, Any]:
     """Return the observations of the machine and one card."""
-    found = {**of_machine(seen, demand), **_of_chip(one)}
-    found |= {"access": one.access, "card_hot": one.hot}
-    found |= {"card_errors": one.memory_errors} if one.memory_errors else {}
-    if width := one.link.rpartition(" x")[2]:
-        found["link_width"] = width
-    if one.card.memory_bytes:
-        found["card_free_percent"] = str(100 * one.card.free_bytes // one.card.memory_bytes)
-    if one.card.kind == "cuda":
-        found["driver"] = one.card.driver
-    if one.card.kind == "rocm" and one.card.architecture:
-        found |= _of_build(seen, one)
-    return found
+    observed = {**of_machine(look, demand), **_of_chip(card)}
+    observed |= {"access": card.access, "card_hot": card.hot}
+    observed |= {"card_errors": card.memory_errors} if card.memory_errors else {}
+    if width := card.link.rpartition(" x")[2]:
+        observed["link_width"] = width
+    if card.card.memory_bytes:
+        observed["card_free_percent"] = str(100 * card.card.free_bytes // card.card.memory_bytes)
+    if card.card.kind == "cuda":
+        observed["driver"] = card.card.driver
+    if card.card.kind == "rocm" and card.card.architecture:
+        observed |= _of_build(look, card)
+    return observed
 
 
-def _of_chip(one: SeenCard) -> dict[str, Any]:
-    name = "gfx" if one.card.kind == "rocm" else "capability"
-    chip = {name: one.card.architecture} if one.card.architecture else {}
-    return {"vendor": _vendor(one), **chip}
+def _of_chip(card: SeenCard) -> dict[str, Any]:
+    name = "gfx" if card.card.kind == "rocm" else "capability"
+    chip = {name: card.card.architecture} if card.card.architecture else {}
+    return {"vendor": _vendor(card), **chip}
 
 
-def _of_build(seen: Look, one: SeenCard) -> dict[str, Any]:
+def _of_build(look: Look, card: SeenCard) -> dict[str, Any]:
     """Return whether the override is right for a card, and whether torch has matrix kernels for it."""
-    torch, gfx = seen.software.torch, one.card.architecture
-    found: dict[str, Any] = {}
-    text = seen.variables.get(OVERRIDE, "")
-    wanted, needed = _as_gfx(text), _needed_override(gfx)
-    if text and not wanted:
-        found["override"] = "malformed"
-    elif wanted:
-        found["override"] = "redundant" if wanted == gfx else "sound" if wanted == needed else "contradicts"
+    torch, gfx = look.software.torch, card.card.architecture
+    observed: dict[str, Any] = {}
+    text = look.variables.get(OVERRIDE, "")
+    override, needed = _as_gfx(text), _needed_override(gfx)
+    if text and not override:
+        observed["override"] = "malformed"
+    elif override:
+        observed["override"] = "redundant" if override == gfx else "sound" if override == needed else "contradicts"
     elif needed:
-        found["override"] = "needed"
+        observed["override"] = "needed"
     if torch.kind == "rocm" and torch.kernels:
-        found["kernels"] = "there" if (needed or gfx) in torch.kernels else "missing"
-    return found
+        observed["kernels"] = "there" if (needed or gfx) in torch.kernels else "missing"
+    return observed
 
 
 def _needed_override(gfx: str) -> str:
@@ -135,12 +135,12 @@ def _threads(variables: Mapping[str, str]) -> str | None:
     return None if not text else "fine" if good else "malformed"
 
 
-def _visible(seen: Look) -> str | None:
+def _visible(look: Look) -> str | None:
     """Return "beyond" if a variable names a card number that does not exist; UUIDs are ignored."""
-    counts = {kind: sum(one.card.kind == kind for one in seen.cards) for kind in ("rocm", "cuda")}
+    counts = {kind: sum(card.card.kind == kind for card in look.cards) for kind in ("rocm", "cuda")}
     for name in HIDING:
         count = counts["cuda"] if name.startswith("CUDA") and counts["cuda"] else counts["rocm"]
-        numbers = [part.strip() for part in seen.variables.get(name, "").split(",")]
+        numbers = [part.strip() for part in look.variables.get(name, "").split(",")]
         if count and any(number.isdecimal() and int(number) >= count for number in numbers):
             return "beyond"
     return None
@@ -149,20 +149,20 @@ def _visible(seen: Look) -> str | None:
 def _one_build(cards: Sequence[SeenCard], python: str) -> bool:
     """Return whether one recommended build works on all cards: no fact calls it fatal for any of them."""
     fatal = [fact for fact in facts("build") if fact.more.get("severity") == "fatal"]
-    for chosen in (choose_install([_of_chip(one)], python) for one in cards):
+    for chosen in (choose_install([_of_chip(card)], python) for card in cards):
         if chosen is None or chosen.backend == "cpu":
             continue
         name = "rocm" if chosen.backend.startswith("rocm") else "cuda"
         digits = chosen.backend.removeprefix("rocm").removeprefix("cu")
         version = digits if "." in digits else f"{digits[:-1]}.{digits[-1]}"
         build = {"build": name, name: version, "torch": chosen.requirement.rpartition("=")[2]}
-        if not any(is_met(fact.when, {**build, **_of_chip(one)}) for fact in fatal for one in cards):
+        if not any(is_met(fact.when, {**build, **_of_chip(card)}) for fact in fatal for card in cards):
             return True
     return False
 
 
-def _vendor(one: SeenCard) -> str:
-    return "amd" if one.card.kind == "rocm" else "nvidia"
+def _vendor(card: SeenCard) -> str:
+    return "amd" if card.card.kind == "rocm" else "nvidia"
 
 
 def _allocator(variables: Mapping[str, str]) -> str | None:

@@ -137,42 +137,42 @@ def prove_machine(
     profile = read_profile(machine.fingerprint)
     if disk_bytes_per_s is not None:
         profile = replace(profile, other_rates={**profile.other_rates, "disk": {"write": disk_bytes_per_s}})
-    for one in proven:
-        profile = with_proven(profile, one)
+    for proven_device in proven:
+        profile = with_proven(profile, proven_device)
     write_profile(profile)
     return proven
 
 
 def prove_look(
-    seen: Look, config: RunConfig | None, *, soak_s: float = 0.0, progress: Progress = silent
+    look: Look, config: RunConfig | None, *, soak_s: float = 0.0, progress: Progress = silent
 ) -> tuple[ProvenDevice, ...]:
     """Prove the cards that torch is built for, with the variables of a worker but without hidden cards or libraries.
 
     Raise UsageError as `job_of` does.
     """
-    kept = [one for one in advised_variables(seen, {}, keep_set=True) if one.name not in visible_cards(seen)]
+    variables = [v for v in advised_variables(look, {}, keep_set=True) if v.name not in visible_cards(look)]
     return prove_machine(
-        seen.machine,
-        [one.card for one in cards_in_question(seen) if one.card.kind == seen.software.torch.kind],
+        look.machine,
+        [c.card for c in cards_in_question(look) if c.card.kind == look.software.torch.kind],
         config,
         soak_s=soak_s,
-        environment={one.name: one.value for one in kept},
-        disk_bytes_per_s=seen.host.disk.write_bytes_s,
+        environment={v.name: v.value for v in variables},
+        disk_bytes_per_s=look.host.disk.write_bytes_s,
         progress=progress,
     )
 
 
 def _fields(model: str) -> Mapping[str, Any]:
     """Return the sizes from the config.json of a model that is known by name or prepared."""
-    known = known_model(model)
-    if known is not None:
-        return known
+    listed = known_model(model)
+    if listed is not None:
+        return listed
     prepared = None if Path(model).is_dir() else find_prepared(model)
     folder = prepared.folder if prepared else Path(model)
     if not (folder / "config.json").is_file():
         raise UsageError(f"the sizes of model {model} are not known yet", hint=f"get it first: hivetune fetch {model}")
-    found: Mapping[str, Any] = read_json(folder / "config.json")
-    return found
+    config_fields: Mapping[str, Any] = read_json(folder / "config.json")
+    return config_fields
 
 
 def prove_device(
@@ -189,15 +189,15 @@ def prove_device(
     folder = home() / "doctor" / device.replace(":", "-")
     measured = run(MeasureRates(device), folder / "rates", None)
     if measured.status != "done":
-        why = measured.error.message if measured.error else measured.ending()
-        return ProvenDevice(device, (), None, {}, {}, {}, why)
+        reason = measured.error.message if measured.error else measured.ending()
+        return ProvenDevice(device, (), None, {}, {}, {}, reason)
     gemm = measured.result["gemm"]
-    judged = [one for dtype in gemm for one in _prove_dtype(kind, device, dtype, job, folder, limits, run)]
+    judged = [r for dtype in gemm for r in _prove_dtype(kind, device, dtype, job, folder, limits, run)]
     proof = proof_of(judged, job.words, time.time())
     if limits.soak_s and proof.dtype is not None:
-        winner = next(each.of for each in judged if each.is_right and each.of.dtype == proof.dtype)
+        winner = next(result.of for result in judged if result.is_right and result.of.dtype == proof.dtype)
         soaked = _prove_set(winner, job, folder, limits, run, soak_s=limits.soak_s)
-        judged = [soaked if each.of == winner else each for each in judged]
+        judged = [soaked if result.of == winner else result for result in judged]
         proof = proof_of(judged, job.words, time.time())
     return ProvenDevice(device, tuple(judged), proof, gemm, measured.result["other"], rates_of_products(judged))
 
@@ -237,20 +237,19 @@ def _prove_dtype(
     kind: CardKind, device: str, dtype: str, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover
 ) -> list[SetResult]:
     always, otherwise = sets_of(kind, device, dtype)
-    judged = [_prove_set(each, job, folder, limits, run) for each in always]
-    for each in otherwise:
-        if any(one.is_right for one in judged):
+    judged = [_prove_set(backend_set, job, folder, limits, run) for backend_set in always]
+    for backend_set in otherwise:
+        if any(result.is_right for result in judged):
             break
-        judged.append(_prove_set(each, job, folder, limits, run))
+        judged.append(_prove_set(backend_set, job, folder, limits, run))
     return judged
 
 
 def _prove_set(
     of: BackendSet, job: ProofJob, folder: Path, limits: ProofLimits, run: Prover, soak_s: float = 0.0
 ) -> SetResult:
-    here = folder / of.name.replace(" ", "-").replace(",", "").replace(":", "-")
-    journal = here / "parts.jsonl"
+    set_folder = folder / of.name.replace(" ", "-").replace(",", "").replace(":", "-")
+    journal = set_folder / "parts.jsonl"
     journal.unlink(missing_ok=True)
-    task = Prove(job.model, job.rank, job.tokens, of.choices, journal, limits.calls, soak_s)
-    outcome = run(task, here, of)
+    outcome = run(Prove(job.model, job.rank, job.tokens, of.choices, journal, limits.calls, soak_s), set_folder, of)
     return judge_set(of, outcome, list(read_journal(journal)) if journal.exists() else [])

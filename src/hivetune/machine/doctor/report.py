@@ -25,14 +25,14 @@ class Redaction:
     """The removal of personal names from texts: the account, the machine's name, and the home folder."""
 
     def __init__(self, user: str, host: str, homes: Sequence[str]):
-        words = [(home, "~") for home in sorted(set(homes), key=len, reverse=True) if len(home) > 1]
-        words += [(name, "USER") for name in (user,) if name not in NOBODYS]
-        words += [(name, "HOST") for name in (host, host.partition(".")[0]) if name not in ("", "localhost")]
-        self._patterns = [(re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-])"), told) for word, told in words]
+        names = [(home, "~") for home in sorted(set(homes), key=len, reverse=True) if len(home) > 1]
+        names += [(name, "USER") for name in (user,) if name not in NOBODYS]
+        names += [(name, "HOST") for name in (host, host.partition(".")[0]) if name not in ("", "localhost")]
+        self._patterns = [(re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-])"), mask) for word, mask in names]
 
     def text(self, text: str) -> str:
-        for pattern, told in self._patterns:
-            text = pattern.sub(told, text)
+        for pattern, mask in self._patterns:
+            text = pattern.sub(mask, text)
         return text
 
     def document(self, value: Any) -> Any:
@@ -53,35 +53,35 @@ def of_this_account() -> Redaction:
     return Redaction(account.pw_name, platform.node(), [home.rstrip("/") for home in homes])
 
 
-def report_document(seen: Look, judgement: Judgement) -> dict[str, Any]:
+def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:
     """Return the content of `doctor --json` before redaction."""
     return {
         "fit": judgement.fit,
         "findings": [asdict(finding) for finding in judgement.findings],
         "not_known": list(judgement.not_known),
-        "facts": describe_look(seen),
+        "facts": describe_look(look),
     }
 
 
-def facts_as_text(seen: Look) -> str:
+def facts_as_text(look: Look) -> str:
     """Return the observed facts, one line each."""
-    host, software = seen.host, seen.software
+    host, software = look.host, look.software
     rows = [
         ("system", f"{host.system or 'Linux'}, kernel {host.kernel}{', in a container' if host.container else ''}"),
-        ("processor", _processor(seen)),
-        ("memory", _memory(seen)),
-        ("home", _disk(seen)),
-        *(("card", _card(one)) for one in seen.cards),
-        *([] if seen.cards else [("card", "none")]),
-        ("torch", _torch(seen)),
-        ("python", f"{software.python}; {_packages(seen)}"),
-        ("ROCm", _rocm(seen)),
+        ("processor", _processor(look)),
+        ("memory", _memory(look)),
+        ("home", _disk(look)),
+        *(("card", _card(card)) for card in look.cards),
+        *([] if look.cards else [("card", "none")]),
+        ("torch", _torch(look)),
+        ("python", f"{software.python}; {_packages(look)}"),
+        ("ROCm", _rocm(look)),
         ("CUDA toolkit", software.cuda_toolkit),
         ("compiler", host.compiler or "none: the plain kernels in torch run"),
-        ("llama.cpp", _llama(seen)),
+        ("llama.cpp", _llama(look)),
         ("its sandbox", available().words),
-        ("services", _services(seen)),
-        *(("variable", f"{name}={value}") for name, value in seen.variables.items()),
+        ("services", _services(look)),
+        *(("variable", f"{name}={value}") for name, value in look.variables.items()),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in rows if text)
 
@@ -98,8 +98,8 @@ def findings_as_text(judgement: Judgement) -> str:
 
 
 def _finding(number: int, finding: MachineFinding) -> Iterable[str]:
-    about = f" [{finding.about}]" if finding.about else ""
-    yield f"{number}. {finding.severity}: {finding.title}{about}"
+    card = f" [{finding.about}]" if finding.about else ""
+    yield f"{number}. {finding.severity}: {finding.title}{card}"
     yield f"   {finding.says}"
     if finding.evidence:
         yield f"   seen here: {', '.join(finding.evidence)}"
@@ -111,42 +111,42 @@ def _finding(number: int, finding: MachineFinding) -> Iterable[str]:
         yield f"   by {finding.confidence}: {' '.join(finding.source)}"
 
 
-def _processor(seen: Look) -> str:
-    machine, nodes = seen.machine, seen.host.numa_nodes
+def _processor(look: Look) -> str:
+    machine, nodes = look.machine, look.host.numa_nodes
     bf16 = "bfloat16 of its own" if CPU_BF16 & {*machine.isa} else "no bfloat16 of its own"
     where = f" on {nodes} NUMA nodes" if nodes > 1 else ""
     return f"{machine.cpu}, {machine.cores} cores{where}; {' '.join(machine.isa) or 'no vector instructions'}; {bf16}"
 
 
-def _memory(seen: Look) -> str:
-    machine, host = seen.machine, seen.host
+def _memory(look: Look) -> str:
+    machine, host = look.machine, look.host
     where = "" if machine.memory_limit == "machine" else f" (limit of {machine.memory_limit})"
     swap = f"; swap {size(host.swap_used_bytes)} of {size(host.swap_bytes)} used" if host.swap_bytes else ""
     return f"{size(machine.available_bytes)} of {size(machine.memory_bytes)} available{where}{swap}"
 
 
-def _disk(seen: Look) -> str:
-    disk = seen.host.disk
+def _disk(look: Look) -> str:
+    disk = look.host.disk
     speed = f", {disk.write_bytes_s / 1e6:.0f} MB/s with fsync" if disk.write_bytes_s else ""
     sync = f", fsync {1e3 * disk.fsync_s:.1f} ms" if disk.fsync_s is not None else ""
     return f"{disk.filesystem or 'unknown file system'}, {size(disk.free_bytes)} free{speed}{sync}"
 
 
-def _card(one: SeenCard) -> str:
-    card = one.card
-    access = {"ok": "", "denied": ", not open to this user", "absent": ", without /dev/kfd"}[one.access]
-    link = f", {one.link}" if one.link else ""
+def _card(seen_card: SeenCard) -> str:
+    card = seen_card.card
+    access = {"ok": "", "denied": ", not open to this user", "absent": ", without /dev/kfd"}[seen_card.access]
+    link = f", {seen_card.link}" if seen_card.link else ""
     firmware = "".join(
-        f" {name}={value}" for name, value in one.firmware.items() if name in ("mec", "sdma", "mes", "smc")
+        f" {name}={value}" for name, value in seen_card.firmware.items() if name in ("mec", "sdma", "mes", "smc")
     )
     return (
-        f"{one.name}, {size(card.free_bytes)} of {size(card.memory_bytes)} free, driver {card.driver}"
+        f"{seen_card.name}, {size(card.free_bytes)} of {size(card.memory_bytes)} free, driver {card.driver}"
         f"{link}{access}{', firmware' + firmware if firmware else ''}"
     )
 
 
-def _torch(seen: Look) -> str:
-    torch = seen.software.torch
+def _torch(look: Look) -> str:
+    torch = look.software.torch
     if torch.kind == "none":
         return "not installed"
     built = {"cpu": "processors", "cuda": f"CUDA {torch.cuda}", "rocm": f"ROCm {torch.rocm}", "none": ""}[torch.kind]
@@ -155,28 +155,28 @@ def _torch(seen: Look) -> str:
     )
 
 
-def _packages(seen: Look) -> str:
-    shown = {name: version for name, version in seen.software.packages.items() if name not in ("torch", "hivetune")}
+def _packages(look: Look) -> str:
+    shown = {name: version for name, version in look.software.packages.items() if name not in ("torch", "hivetune")}
     return ", ".join(f"{name} {version}" for name, version in shown.items())
 
 
-def _rocm(seen: Look) -> str:
-    software = seen.software
+def _rocm(look: Look) -> str:
+    software = look.software
     parts = [f"{name} {version}" for name, version in software.rocm_packages.items()]
     parts += [f"/opt {version}" for version in software.system_rocm]
     parts += [f"LD_LIBRARY_PATH {software.path_rocm}"] if software.path_rocm else []
-    parts += [f"linux-firmware {seen.host.firmware_package}"] if seen.host.firmware_package and seen.cards else []
+    parts += [f"linux-firmware {look.host.firmware_package}"] if look.host.firmware_package and look.cards else []
     return ", ".join(parts)
 
 
-def _llama(seen: Look) -> str:
-    found = [seen.host.llama_server] if seen.host.llama_server else []
-    found += [f"xllamacpp {seen.software.packages['xllamacpp']}"] if "xllamacpp" in seen.software.packages else []
-    return ", ".join(found) or "none"
+def _llama(look: Look) -> str:
+    programs = [look.host.llama_server] if look.host.llama_server else []
+    programs += [f"xllamacpp {look.software.packages['xllamacpp']}"] if "xllamacpp" in look.software.packages else []
+    return ", ".join(programs) or "none"
 
 
-def _services(seen: Look) -> str:
-    host = seen.host
+def _services(look: Look) -> str:
+    host = look.host
     systemd = "systemd" + (", lingering" if host.lingers else "") if host.systemd else "no systemd"
     port = "free" if host.gateway_port_free else "in use"
     log = "readable" if host.kernel_log else "not readable"
@@ -193,14 +193,12 @@ _SAYS = {
 
 def with_proof(judgement: Judgement, proven: Sequence[ProvenDevice]) -> Judgement:
     """Return the judgement with the failures of the proofs; what could not be proven is unknown."""
-    found = [finding for device in proven for finding in _findings(device)]
+    findings = [finding for device in proven for finding in _findings(device)]
     right = [device for device in proven if device.proof is not None and device.proof.dtype is not None]
     if not right and proven:
-        found.append(_nothing_works(proven))
-    questions = [
-        f"{each.of.name}: {each.why}" for device in proven for each in device.judged if each.status == "unavailable"
-    ]
-    return Judgement(worst_first((*judgement.findings, *found)), (*judgement.not_known, *questions))
+        findings.append(_nothing_works(proven))
+    questions = [f"{r.of.name}: {r.why}" for device in proven for r in device.judged if r.status == "unavailable"]
+    return Judgement(worst_first((*judgement.findings, *findings)), (*judgement.not_known, *questions))
 
 
 def _findings(device: ProvenDevice) -> Iterable[MachineFinding]:
@@ -215,32 +213,32 @@ def _findings(device: ProvenDevice) -> Iterable[MachineFinding]:
             about=device.device,
         )
         return
-    for each in device.judged:
-        if each.status in ("wrong", "crashed", "hung"):
-            yield _rejected(device, each)
+    for result in device.judged:
+        if result.status in ("wrong", "crashed", "hung"):
+            yield _rejected(device, result)
 
 
-def _rejected(device: ProvenDevice, each: SetResult) -> MachineFinding:
+def _rejected(device: ProvenDevice, result: SetResult) -> MachineFinding:
     """Return the finding about a set that is not right: a note if another set of its precision is right."""
     assert device.proof is not None
-    instead = device.proof.best.get(each.of.dtype)
+    instead = device.proof.best.get(result.of.dtype)
     usual = device.proof.dtype
     if instead is not None:
-        says = f"{each.why}. plan and train take another set of backends in {each.of.dtype} from now on"
+        says = f"{result.why}. plan and train take another set of backends in {result.of.dtype} from now on"
         mend = ""
     elif usual is not None:
-        says = f"{each.why}. No set of backends in {each.of.dtype} is right here; dtype: auto takes {usual}"
+        says = f"{result.why}. No set of backends in {result.of.dtype} is right here; dtype: auto takes {usual}"
         mend = f"hivetune train CONFIG --set dtype={usual}"
     else:
-        says, mend = f"{each.why}. No set of backends is right on {device.device}", ""
+        says, mend = f"{result.why}. No set of backends is right on {device.device}", ""
         if device.device != "cpu":
             mend = "hivetune train CONFIG --set device=cpu"
     return MachineFinding(
-        id=f"proof-{each.of.name}",
+        id=f"proof-{result.of.name}",
         severity="note" if instead is not None else "risk",
-        title=f"{each.of.name} {_SAYS[each.status]}",
+        title=f"{result.of.name} {_SAYS[result.status]}",
         says=says,
-        evidence=(f"{each.calls:,} calls",) if each.calls else (),
+        evidence=(f"{result.calls:,} calls",) if result.calls else (),
         mend=mend,
         unknown="whether the card, its driver or a library is to blame" if device.device != "cpu" else "",
         about=device.device,
@@ -248,14 +246,14 @@ def _rejected(device: ProvenDevice, each: SetResult) -> MachineFinding:
 
 
 def _nothing_works(proven: Sequence[ProvenDevice]) -> MachineFinding:
-    asked = ", ".join(device.device for device in proven)
-    why = next((device.rates_why for device in proven if device.rates_why), "each set of backends failed its proof")
-    unasked = all(each.status == "unavailable" for device in proven for each in device.judged)
+    devices = ", ".join(device.device for device in proven)
+    reason = next((device.rates_why for device in proven if device.rates_why), "each set of backends failed its proof")
+    unasked = all(result.status == "unavailable" for device in proven for result in device.judged)
     return MachineFinding(
         "nothing-computes-right",
         "risk" if unasked else "fatal",
         "nothing could be proven" if unasked else "no device of this machine computes right",
-        f"{asked}: {why}",
+        f"{devices}: {reason}",
         (),
         "",
         unknown="whether memory, processor or the installed torch is to blame",
@@ -267,7 +265,7 @@ def proof_as_text(proven: Sequence[ProvenDevice]) -> str:
     lines = []
     for device in proven:
         lines += [f"{'rates':<13} {device.device}: {_rates(device)}"] if device.gemm else []
-        lines += [f"{'proof':<13} {_judged(each)}" for each in device.judged]
+        lines += [f"{'proof':<13} {_judged(result)}" for result in device.judged]
         if device.proof is not None and device.proof.dtype is not None:
             winner = device.proof.best[device.proof.dtype]
             changed = ", ".join(f"{name} {value}" for name, value in {**winner.choices, **winner.environment}.items())
@@ -291,13 +289,13 @@ def proof_document(proven: Sequence[ProvenDevice]) -> list[dict[str, Any]]:
             "products": {dtype: dict(rates) for dtype, rates in device.products.items()},
             "sets": [
                 {
-                    "name": each.of.name,
-                    "status": each.status,
-                    "why": each.why,
-                    "calls": each.calls,
-                    "step_s": each.step_s,
+                    "name": result.of.name,
+                    "status": result.status,
+                    "why": result.why,
+                    "calls": result.calls,
+                    "step_s": result.step_s,
                 }
-                for each in device.judged
+                for result in device.judged
             ],
         }
         for device in proven
@@ -307,12 +305,12 @@ def proof_document(proven: Sequence[ProvenDevice]) -> list[dict[str, Any]]:
 def _rates(device: ProvenDevice) -> str:
     parts = [f"{dtype} {rate / 1e9:,.0f} GFLOP/s" for dtype, rate in device.gemm.items()]
     units = {"bandwidth": "memory", "to_device": "to the card", "from_device": "from the card"}
-    parts += [f"{words} {device.other[name] / 1e9:.1f} GB/s" for name, words in units.items() if name in device.other]
+    parts += [f"{title} {device.other[name] / 1e9:.1f} GB/s" for name, title in units.items() if name in device.other]
     parts += [f"a launch {1e6 * device.other['launch_s']:.1f} us"] if "launch_s" in device.other else []
     return ", ".join(parts)
 
 
-def _judged(each: SetResult) -> str:
-    if each.is_right:
-        return f"{each.of.name}: right in {each.calls:,} calls, parts of a step {each.step_s:.3g} s"
-    return f"{each.of.name}: {each.status}, {each.why}"
+def _judged(result: SetResult) -> str:
+    if result.is_right:
+        return f"{result.of.name}: right in {result.calls:,} calls, parts of a step {result.step_s:.3g} s"
+    return f"{result.of.name}: {result.status}, {result.why}"

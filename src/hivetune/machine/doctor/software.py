@@ -72,29 +72,29 @@ def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[s
     )
 
 
-def _found(name: str, site: Sequence[str] | None) -> metadata.Distribution | None:
+def _distribution(name: str, site: Sequence[str] | None) -> metadata.Distribution | None:
     return next(iter(metadata.Distribution.discover(name=name, path=sys.path if site is None else list(site))), None)
 
 
 def _version(name: str, site: Sequence[str] | None) -> str:
-    distribution = _found(name, site)
+    distribution = _distribution(name, site)
     return distribution.version if distribution else ""
 
 
 def _rocm_libraries(site: Sequence[str] | None) -> dict[str, str]:
     """Return the packages of card families, such as rocm-sdk-libraries-gfx120X-all."""
-    found = {}
-    base = _found("rocm-sdk-core", site) or _found("torch", site)
+    libraries = {}
+    base = _distribution("rocm-sdk-core", site) or _distribution("torch", site)
     folder = Path(str(base.locate_file(""))) if base else None
     for path in sorted(folder.glob("rocm_sdk_libraries_*.dist-info")) if folder else []:
         name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
-        found[name.replace("_", "-")] = version
-    return found
+        libraries[name.replace("_", "-")] = version
+    return libraries
 
 
 def _torch(site: Sequence[str] | None) -> TorchBuild:
     """Read the build from the version's local part (+rocm6.3, +cu128, +cpu), else from torch/version.py."""
-    distribution = _found("torch", site)
+    distribution = _distribution("torch", site)
     if distribution is None:
         return TorchBuild("none")
     folder = Path(str(distribution.locate_file("torch")))

@@ -27,7 +27,7 @@ class Variable:
 
 
 def advised_variables(
-    seen: Look, proven: Mapping[str, str] | None = None, *, keep_set: bool = False
+    look: Look, proven: Mapping[str, str] | None = None, *, keep_set: bool = False
 ) -> tuple[Variable, ...]:
     """Return the variables that a worker on this machine should have, set or removed.
 
@@ -35,31 +35,31 @@ def advised_variables(
     nothing was proven. With `keep_set` the user's own values stay unless they are known to do harm.
     """
     demand = Demand()
-    observed: list[Mapping[str, Any]] = [of_card(seen, demand, one) for one in cards_in_question(seen)]
-    observed = observed or [of_machine(seen, demand)]
-    found = {variable.name: variable for variable in _poisonous(seen, observed)}
+    observed: list[Mapping[str, Any]] = [of_card(look, demand, card) for card in cards_in_question(look)]
+    observed = observed or [of_machine(look, demand)]
+    chosen = {variable.name: variable for variable in _poisonous(look, observed)}
     good = [*_for_all(observed, measured=proven is not None)]
     good += [
-        Variable(name, value, "another card can't work with this torch") for name, value in visible_cards(seen).items()
+        Variable(name, value, "another card can't work with this torch") for name, value in visible_cards(look).items()
     ]
-    found |= {one.name: one for one in good if not (keep_set and _is_set(one, seen.variables)) or one.name in found}
+    chosen |= {v.name: v for v in good if not (keep_set and _is_set(v, look.variables)) or v.name in chosen}
     for name, value in (proven or {}).items():
-        found[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
-    return tuple(found.values())
+        chosen[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
+    return tuple(chosen.values())
 
 
-def _poisonous(seen: Look, observed: Sequence[Mapping[str, Any]]) -> Iterator[Variable]:
+def _poisonous(look: Look, observed: Sequence[Mapping[str, Any]]) -> Iterator[Variable]:
     """Yield removals of variables that are set and harm one of the cards."""
     for fact in facts("poison"):
-        if any(is_met(fact.when, one) for one in observed):
+        if any(is_met(fact.when, facts_of_card) for facts_of_card in observed):
             for name in fact.more["name"].split():
-                if name in seen.variables:
+                if name in look.variables:
                     yield Variable(name, None, f"{fact.more['title']}: {fact.says}", fact)
 
 
-def _is_set(one: Variable, variables: Mapping[str, str]) -> bool:
+def _is_set(v: Variable, variables: Mapping[str, str]) -> bool:
     """Return whether the user has set a variable, also by another name of the same switch."""
-    return one.name in variables or (one.fact is not None and one.fact.more.get("other_name") in variables)
+    return v.name in variables or (v.fact is not None and v.fact.more.get("other_name") in variables)
 
 
 def _for_all(observed: Sequence[Mapping[str, Any]], *, measured: bool) -> Iterator[Variable]:
@@ -67,7 +67,7 @@ def _for_all(observed: Sequence[Mapping[str, Any]], *, measured: bool) -> Iterat
     for fact in facts("advice"):
         if measured and fact.more.get("proof_decides", False):
             continue
-        if all(is_met(fact.when, one) for one in observed):
+        if all(is_met(fact.when, facts_of_card) for facts_of_card in observed):
             yield Variable(fact.more["name"], fact.more["value"], fact.says, fact)
 
 

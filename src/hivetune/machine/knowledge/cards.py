@@ -13,21 +13,21 @@ from hivetune.errors import UsageError
 
 def known_model(name: str) -> Mapping[str, Any] | None:
     """Return the relevant fields of a model's config.json by Hub id or its last part, None if it is not listed."""
-    wanted = name.lower()
-    for known, config in _read("models.yaml").items():
-        if wanted in (known.lower(), known.lower().rpartition("/")[2]):
-            found: Mapping[str, Any] = config
-            return found
+    sought = name.lower()
+    for listed, config in _read("models.yaml").items():
+        if sought in (listed.lower(), listed.lower().rpartition("/")[2]):
+            fields: Mapping[str, Any] = config
+            return fields
     return None
 
 
 def known_card(name: str) -> Mapping[str, Any]:
     """Return a card by its name, an alias, or its driver's name. Raise UsageError for an unknown one."""
     cards = _read("cards.yaml")
-    wanted = name.lower().strip()
-    for known, card in cards.items():
-        if wanted in (known.lower(), *(alias.lower() for alias in card.get("aliases", []))):
-            return {"name": known, **card}
+    sought = name.lower().strip()
+    for listed, card in cards.items():
+        if sought in (listed.lower(), *(alias.lower() for alias in card.get("aliases", []))):
+            return {"name": listed, **card}
     near = difflib.get_close_matches(name, known_cards(), 1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"unknown card {name!r}", hint=f"{hint}known: {', '.join(known_cards())}")
@@ -38,10 +38,10 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
     try:
         return known_card(name)
     except UsageError:
-        for known, card in _read("cards.yaml").items():
+        for listed, card in _read("cards.yaml").items():
             same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
             if architecture and card.get("gfx") == architecture and same_memory:
-                return {"name": known, **card}
+                return {"name": listed, **card}
     return None
 
 

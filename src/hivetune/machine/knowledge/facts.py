@@ -76,25 +76,25 @@ KINDS = {
 @functools.cache
 def facts(kind: str) -> tuple[Fact, ...]:
     """Return all facts of one kind in the order of their file. Raise ValueError for an invalid entry."""
-    found: list[Fact] = []
+    all_facts: list[Fact] = []
     for path in sorted(Path(__file__).parent.glob("*.toml")):
         with path.open("rb") as file:
-            found += [_fact(path.name, kind, entry) for entry in tomllib.load(file).get(kind, ())]
-    return tuple(found)
+            all_facts += [_fact(path.name, kind, entry) for entry in tomllib.load(file).get(kind, ())]
+    return tuple(all_facts)
 
 
 def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
     common = ("id", "says", "when", "confidence", "source", "date")
     needed, optional = KINDS[kind]
-    place = f"{file}: {kind} {entry.get('id')}"
+    title = f"{file}: {kind} {entry.get('id')}"
     if missing := {*common, *needed} - entry.keys():
-        raise ValueError(f"{place}: missing {sorted(missing)}")
+        raise ValueError(f"{title}: missing {sorted(missing)}")
     if unknown := entry.keys() - {*common, *needed, *optional}:
-        raise ValueError(f"{place}: unknown {sorted(unknown)}")
+        raise ValueError(f"{title}: unknown {sorted(unknown)}")
     if strange := entry["when"].keys() - OBSERVATIONS:
-        raise ValueError(f"{place}: nothing observes {sorted(strange)}")
+        raise ValueError(f"{title}: nothing observes {sorted(strange)}")
     if entry["confidence"] not in CONFIDENCE:
-        raise ValueError(f"{place}: confidence is one of {', '.join(CONFIDENCE)}")
+        raise ValueError(f"{title}: confidence is one of {', '.join(CONFIDENCE)}")
     more = {key: value for key, value in entry.items() if key not in common}
     return Fact(
         kind,
@@ -108,34 +108,34 @@ def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
     )
 
 
-def is_met(when: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+def is_met(when: Mapping[str, Any], observed: Mapping[str, Any]) -> bool:
     """Return whether all patterns of `when` match the observations."""
-    return all(seen.get(name) is not None and _fits(pattern, seen[name]) for name, pattern in when.items())
+    return all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in when.items())
 
 
 def _fits(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, bool):
         return value is pattern
     if isinstance(pattern, Sequence) and not isinstance(pattern, str):
-        return any(_fits(one, value) for one in pattern)
+        return any(_fits(alternative, value) for alternative in pattern)
     if pattern[:1] in "<>=!":
         return in_range(str(value), pattern)
     return fnmatchcase(str(value), pattern)
 
 
-def in_range(version: str, wanted: str) -> bool:
+def in_range(version: str, allowed: str) -> bool:
     """Return whether a version is in ">=7.2,<7.3". Only numbers before a "+" count; a missing part is 0."""
     have = _numbers(version)
-    for part in wanted.split(","):
+    for part in allowed.split(","):
         match = _COMPARISON.match(part)
         if match is None:
-            raise ValueError(f"not a range of versions: {wanted!r}")
+            raise ValueError(f"not a range of versions: {allowed!r}")
         want = _numbers(match[2])
         width = max(len(have), len(want))
-        mine, other = (numbers + (0,) * (width - len(numbers)) for numbers in (have, want))
+        mine, limit = (numbers + (0,) * (width - len(numbers)) for numbers in (have, want))
         if not {
-            "<": mine < other, "<=": mine <= other, ">": mine > other,
-            ">=": mine >= other, "==": mine == other, "!=": mine != other,
+            "<": mine < limit, "<=": mine <= limit, ">": mine > limit,
+            ">=": mine >= limit, "==": mine == limit, "!=": mine != limit,
         }[match[1]]:  # fmt: skip
             return False
     return True

@@ -136,7 +136,7 @@ class Gateway:
                 async with asyncio.timeout(MAX_ANSWER_S):
                     # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
                     # is there; so from here on somebody looks whether the client is still there.
-                    answer = await _unless_gone(request, self._answer(exchange, request.url.path, stack))
+                    answer = await _unless_disconnected(request, self._answer(exchange, request.url.path, stack))
             except (UsageError, MachineNotFit):  # the client's mistake, or nothing is loaded: not the release's
                 raise
             except HivetuneError:
@@ -210,8 +210,7 @@ class Gateway:
     def _model(self, name: str) -> dict[str, Any]:
         """Describe a model. `defaults`: its generation settings, and the system prompt that most of its rows were
         trained with."""
-        label = self.keeper.routes.champions.get(name, name)
-        defaults = dict(self.keeper.wanted.generation.get(label, GREEDY))
+        defaults = dict(self.keeper.wanted.generation.get(self.keeper.routes.champions.get(name, name), GREEDY))
         return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune", "defaults": defaults}
 
     async def show_metrics(self, request: Request) -> Response:
@@ -251,10 +250,10 @@ class _Stream(StreamingResponse):
                 await super().__call__(scope, receive, send_soon)
 
 
-async def _unless_gone(request: Request, answer: Coroutine[Any, Any, _Answer]) -> _Answer | None:
+async def _unless_disconnected(request: Request, answer: Coroutine[Any, Any, _Answer]) -> _Answer | None:
     """Return the answer, or None when the client went away first. Then the model server is told to stop too."""
     answering = asyncio.ensure_future(answer)
-    going = asyncio.ensure_future(_gone(request))
+    going = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({answering, going}, return_when=asyncio.FIRST_COMPLETED)
         return await answering if answering.done() else None
@@ -264,7 +263,7 @@ async def _unless_gone(request: Request, answer: Coroutine[Any, Any, _Answer]) -
         await asyncio.wait({answering, going})  # so that what they hold is given back before anything else is
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -432,8 +431,8 @@ def _own_error(request: Request, error: Exception) -> Response:
 
 def _not_served(request: Request, error: Exception) -> Response:
     """Say which paths there are. A client may expect the whole OpenAI API here, or may have left out the /v1."""
-    there = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
-    named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in there)
+    routes = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
+    named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in routes)
     return _refusal(
         404,
         f"{request.url.path} is not served; here are {named}. For text use /v1/chat/completions; embeddings, images and"

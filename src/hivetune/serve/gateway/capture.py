@@ -181,8 +181,8 @@ def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer
 
 def unknown_answer(answer: str) -> NotThere:
     """Return the same error for an unknown id and for the id of another client's answer."""
-    what = f"no captured answer of this client has the id {answer!r}"
-    return NotThere(what, hint="the id is in each answer, as `id`")
+    message = f"no captured answer of this client has the id {answer!r}"
+    return NotThere(message, hint="the id is in each answer, as `id`")
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
@@ -214,8 +214,8 @@ def _delivery(entry: CapturedAnswer) -> Delivery:
             clean[key] = redacted_name(value)  # by which a user or a session can be forgotten
     if entry.client:
         clean["client"] = entry.client
-    place = f"{SOURCE}:{entry.label}"
-    return Delivery(place, place, entry.id, clean, id=entry.id, time=entry.time)
+    source = f"{SOURCE}:{entry.label}"
+    return Delivery(source, source, entry.id, clean, id=entry.id, time=entry.time)
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:

@@ -46,8 +46,8 @@ def revoke_client(database: sqlite3.Connection, name: str) -> None:
             "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name)
         ).rowcount
     if not changed:
-        known = ", ".join(client.name for client in clients(database) if client.revoked is None) or "none"
-        raise UsageError(f"no client is called {name!r}", hint=f"there are: {known}")
+        names = ", ".join(client.name for client in clients(database) if client.revoked is None) or "none"
+        raise UsageError(f"no client is called {name!r}", hint=f"there are: {names}")
 
 
 def clients(database: sqlite3.Connection) -> list[Client]:
@@ -59,8 +59,8 @@ def clients(database: sqlite3.Connection) -> list[Client]:
 def client_of(database: sqlite3.Connection, token: str) -> str | None:
     """Return the name of the client that holds `token`, or None. Hashes are compared in constant time."""
     digest, holder = _hash(token), None
-    for name, known in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
-        if hmac.compare_digest(known, digest):
+    for name, stored in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
+        if hmac.compare_digest(stored, digest):
             holder = str(name)
     return holder
 

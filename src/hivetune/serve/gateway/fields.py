@@ -28,8 +28,8 @@ _GENERIC = re.compile(r"(?:str|list\[.*|Literal\[.*|constrained-.*|function-.*|b
 class FieldRefused(UsageError):
     """A field of a request is unknown, out of range or unsupported. `field`: its path in the request."""
 
-    def __init__(self, field: str, why: str):
-        super().__init__(f"{field}: {why}", hint="docs/serve.md lists the fields and their ranges")
+    def __init__(self, field: str, reason: str):
+        super().__init__(f"{field}: {reason}", hint="docs/serve.md lists the fields and their ranges")
         self.field = field
 
 
@@ -213,8 +213,8 @@ def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, 
         # Of the branches of a union the one that came farthest is what was meant.
         wrong = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
         unknown = wrong["type"] == "extra_forbidden"
-        why = "no field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
-        raise FieldRefused(_place(wrong["loc"]), why) from None
+        reason = "no field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
+        raise FieldRefused(_path(wrong["loc"]), reason) from None
     sent = checked.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     for number, turn in enumerate(sent.get("messages", ())):
         if "content" not in turn and not turn.get("tool_calls"):
@@ -235,7 +235,7 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, 
     return forwarded
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _path(location: tuple[int | str, ...]) -> str:
     """Return a path such as `messages[0].content`, without the names of the types that pydantic tried."""
     parts = [part for part in location if isinstance(part, int) or not _GENERIC.match(part)]
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")

@@ -79,8 +79,8 @@ class Guard:
         host = headers.get("host", "").lower()
         if host not in self.hosts:
             named = ascii(host)[1:-1][:100] or "none"
-            why = f"the Host {named} is not served here; if it is yours: hivetune serve --allow-host {named}"
-            return 421, why, ""
+            message = f"the Host {named} is not served here; if it is yours: hivetune serve --allow-host {named}"
+            return 421, message, ""
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] not in self.hosts:
             return 403, "requests from other sites are refused", ""
@@ -112,8 +112,8 @@ def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | 
 
 def _request_id(headers: Mapping[str, str]) -> bytes:
     """Return the client's own request id if it is safe in a header and a log, else a new one."""
-    own = headers.get("x-request-id", "")
-    return (own if _REQUEST_ID.fullmatch(own) else secrets.token_hex(16)).encode()
+    sent = headers.get("x-request-id", "")
+    return (sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)).encode()
 
 
 class TooLarge(Exception):

@@ -31,7 +31,7 @@ from hivetune.serve.gateway.guard import Door, Guard, limited_protocol, raise_fi
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import LiveBackend
-from hivetune.serve.swap.wanted import Checks, Deployment, DesiredState, gateway_folder, tell_loaded, wanted
+from hivetune.serve.swap.wanted import Checks, Deployment, DesiredState, gateway_folder, wanted, write_loaded
 from hivetune.serve.swap.watch import Watch, watched_pair
 
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
@@ -86,7 +86,7 @@ def run_gateway(
         wanted(database, settings.names)
     with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
         raise_file_limit()
-        tell = partial(tell_loaded, settings.names)
+        tell = partial(write_loaded, settings.names)
         tell(())
         port = listening.getsockname()[1]
         watch = Watch(_roll_back, open_database)
@@ -100,11 +100,9 @@ def run_gateway(
             failures.append(failure)
             servers[0].should_exit = True
 
-        capture = Capture() if settings.capture else None
-        gateway = Gateway(keeper, watch, _find_answer, capture, Metrics(beside), end)
-        additions = additions_for(settings, add, lambda: servers[0].should_exit)
+        gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None, Metrics(beside), end)
         config = uvicorn.Config(
-            guarded(gateway, settings, port, additions),
+            guarded(gateway, settings, port, additions_for(settings, add, lambda: servers[0].should_exit)),
             log_level="warning",
             access_log=False,
             http=limited_protocol(),
@@ -201,10 +199,10 @@ def placed(state: DesiredState, card: str) -> DesiredState:
     """Put each deployment on the card, or on the CPU while a run trains on that card."""
     if not card:
         return state
-    taken = card if training_on(card) else ""
-    device = "cpu" if taken else card
+    busy_card = card if training_on(card) else ""
+    device = "cpu" if busy_card else card
     deployments = tuple(replace(deployment, device=device) for deployment in state.deployments)
-    return replace(state, deployments=deployments, taken=taken)
+    return replace(state, deployments=deployments, taken=busy_card)
 
 
 def _roll_back(label: str, reason: str) -> None:

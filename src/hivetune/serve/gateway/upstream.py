@@ -25,7 +25,7 @@ from hivetune.serve.swap.wanted import GREEDY, Route, route
 
 TRIES = 3
 # A process that dies closes its sockets before it is seen as dead; this is how long that may take.
-DEATH_SEEN_S = 2.0
+DEATH_NOTICED_S = 2.0
 _POLL_S = 0.05
 # Statuses that speak of the request and not of the server. 501: unsupported, such as images.
 _CLIENT_ERRORS = frozenset({400, 404, 405, 413, 415, 422, 501})
@@ -210,13 +210,13 @@ def _route(keeper: Keeper, pick: str, session: str) -> Route:
     """Return the route of a request. Raises MachineNotFit for a model that is wanted and not loaded, UsageError for one
     that is not served at all."""
     routes = keeper.routes
-    wanted = {label for deployment in keeper.wanted.deployments for label in deployment.labels}
-    wanted |= keeper.wanted.champions.keys()
+    desired = {label for deployment in keeper.wanted.deployments for label in deployment.labels}
+    desired |= keeper.wanted.champions.keys()
     loaded = routes.labels.keys() | routes.champions.keys()
-    if not routes.bases or pick.partition("@champion")[0] in wanted - loaded:
-        why = "; ".join(keeper.problems)
-        hint = "mend what is named; the gateway tries again by itself" if why else "try again in a few seconds"
-        raise MachineNotFit(f"{pick or 'the model'} is not loaded{why and ': '}{why}", hint=hint)
+    if not routes.bases or pick.partition("@champion")[0] in desired - loaded:
+        problems = "; ".join(keeper.problems)
+        hint = "mend what is named; the gateway tries again by itself" if problems else "try again in a few seconds"
+        raise MachineNotFit(f"{pick or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)
     return route(routes, pick, session)
 
 
@@ -238,7 +238,7 @@ def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
 
 
 async def _until_dead(live: LiveBackend) -> None:
-    for _ in range(round(DEATH_SEEN_S / _POLL_S)):
+    for _ in range(round(DEATH_NOTICED_S / _POLL_S)):
         if live.dead or live.retired:
             return
         await asyncio.sleep(_POLL_S)
@@ -300,8 +300,8 @@ class Sessions:
     _answered: OrderedDict[tuple[str, str], tuple[str, float]] = field(default_factory=OrderedDict)
 
     def find(self, model: str, session: str, now_s: float) -> str | None:
-        known = self._answered.get((model, session))
-        return known[0] if known is not None and now_s - known[1] < SESSION_S else None
+        answered = self._answered.get((model, session))
+        return answered[0] if answered is not None and now_s - answered[1] < SESSION_S else None
 
     def keep(self, model: str, session: str, choice: Chosen, now_s: float) -> None:
         self._answered[model, session] = (choice.model, now_s)
@@ -319,13 +319,13 @@ def chosen(
     tables, routes = keeper.wanted.experts, keeper.routes
     question = question_of(body, headers.get(_AGENT_HEADER))
     family = keeper.wanted.family
-    alone = routes.champions.keys() - family.keys()
-    if not question.model and len(alone) == 1:
-        question = replace(question, model=min(alone))
+    without_family = routes.champions.keys() - family.keys()
+    if not question.model and len(without_family) == 1:
+        question = replace(question, model=min(without_family))
     named, now_s = session_of(headers, body), time.monotonic()
     session = f"{client}\0{named}" if named else None  # another client's session of this name is another session
-    known = sessions.find(question.model, session, now_s) if session else None
-    choice = choose(tables, family, question, routes.champions.keys() | routes.labels.keys(), known)
+    earlier = sessions.find(question.model, session, now_s) if session else None
+    choice = choose(tables, family, question, routes.champions.keys() | routes.labels.keys(), earlier)
     if session and question.model in tables and choice.by in ("text", "session", "shared"):
         sessions.keep(question.model, session, choice, now_s)
     return choice
@@ -339,5 +339,5 @@ def keys_of_request(headers: Mapping[str, str], body: Mapping[str, Any]) -> Mapp
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     """Return X-Session-Id, else OpenAI's metadata.session_id."""
     metadata = body.get("metadata")
-    own = metadata.get("session_id") if isinstance(metadata, dict) else None
-    return headers.get("x-session-id") or plain_text(own)
+    named = metadata.get("session_id") if isinstance(metadata, dict) else None
+    return headers.get("x-session-id") or plain_text(named)

@@ -75,8 +75,8 @@ class Keeper:
     async def run(self) -> None:
         """Look and repair until cancelled; then end every model server."""
         try:
-            async with asyncio.TaskGroup() as both:  # neither goes on without the other
-                both.create_task(self._watch_health())
+            async with asyncio.TaskGroup() as tasks:  # neither goes on without the other
+                tasks.create_task(self._watch_health())
                 while True:
                     await self.look()
                     await asyncio.sleep(_POLL_S)
@@ -100,7 +100,7 @@ class Keeper:
         for model in [model for model in self.lives if model not in models]:
             self._put_aside(self.lives.pop(model))
         self._lost = {model: lost for model, lost in self._lost.items() if model in models}
-        self._retries = {known: retry for known, retry in self._retries.items() if known in self.wanted.deployments}
+        self._retries = {d: retry for d, retry in self._retries.items() if d in self.wanted.deployments}
         for model in [
             model for model, starting in self._starting.items() if model not in models and starting.live.done()
         ]:
@@ -118,15 +118,15 @@ class Keeper:
             live = self.lives.get(route.model)
             if live is not None and not live.retired and not live.dead:
                 return live
-            left = deadline - time.monotonic()
-            if left <= 0 or (live is None and route.model not in self._lost):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or (live is None and route.model not in self._lost):
                 if route.model not in {deployment.model for deployment in self.wanted.deployments}:
                     raise NotThere(f"{route.label} is not served", hint="GET /v1/models names what is")
-                why = "; ".join(self.problems) or "it is being started: try again in a few seconds"
-                raise MachineNotFit("the model is not loaded", hint=why)
+                hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
+                raise MachineNotFit("the model is not loaded", hint=hint)
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), min(left, _POLL_S))
+                await asyncio.wait_for(self._changed.wait(), min(remaining, _POLL_S))
             except TimeoutError:
                 continue
 
@@ -183,7 +183,7 @@ class Keeper:
                 self._lost.pop(deployment.model, None)
             self._retries[starting.deployment] = _Retry(time.monotonic() + wait_s, wait_s, str(error))
             return
-        self._retries = {known: retry for known, retry in self._retries.items() if known.model != deployment.model}
+        self._retries = {d: retry for d, retry in self._retries.items() if d.model != deployment.model}
         if starting.deployment == deployment:
             self._switch(green)
         else:
@@ -209,18 +209,17 @@ class Keeper:
 
     def _end_old(self) -> None:
         """End replaced servers when their time and their last answer are over, at most `DRAIN_S` later."""
-        now, left = time.monotonic(), []
+        now, remaining = time.monotonic(), []
         for live, until_s in self._old:
             if self._must_yield(live):
                 until_s = min(until_s, now)
-            over = live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + DRAIN_S
-            if over:
+            if live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + DRAIN_S:
                 closing = asyncio.create_task(live.close())  # up to ten seconds for one that hangs
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
             else:
-                left.append((live, until_s))
-        self._old = left
+                remaining.append((live, until_s))
+        self._old = remaining
 
     async def _watch_health(self) -> None:
         """Kill a server that has not answered /health for `hung_s`. The next look starts another one."""
@@ -236,9 +235,9 @@ class Keeper:
             self.tell(frozenset(labels))
         champions = {}
         for name, label in self.wanted.champions.items():
-            known = label if label in labels else self.routes.champions.get(name)
-            if known in labels:
-                champions[name] = known
+            champion = label if label in labels else self.routes.champions.get(name)
+            if champion in labels:
+                champions[name] = champion
         self.routes = replace(
             self.routes,
             bases=tuple(sorted(loaded)),

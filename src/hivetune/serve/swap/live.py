@@ -97,11 +97,11 @@ class LiveBackend:
 
     async def look_at_health(self, hung_s: float) -> None:
         """Kill the process if it has not answered for `hung_s`."""
-        asked = time.monotonic()
+        asked_s = time.monotonic()
         try:
             await self.client.get("/health", timeout=httpx2.Timeout(hung_s / 3))
         except httpx2.TransportError:
-            self.silent_since = asked if self.silent_since is None else self.silent_since
+            self.silent_since = asked_s if self.silent_since is None else self.silent_since
             if time.monotonic() - self.silent_since >= hung_s and not self.dead:
                 self.backend.kill()
         else:
@@ -124,4 +124,4 @@ class LiveBackend:
     def _scales(self, label: str | None) -> list[dict[str, Any]]:
         """Return the scale of every adapter by its id: an empty list would mean the server's own scales, not the
         base."""
-        return [{"id": number, "scale": float(known == label)} for number, known in enumerate(self.deployment.labels)]
+        return [{"id": number, "scale": float(name == label)} for number, name in enumerate(self.deployment.labels)]

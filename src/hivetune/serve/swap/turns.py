@@ -59,7 +59,7 @@ class Turns:
     _slots: list[_Slot] = field(default_factory=list)
     _uses: int = 0
     _turns: dict[Key, int] = field(default_factory=dict)
-    _asked: dict[str, float] = field(default_factory=dict)  # client -> when it asked last
+    _last_turns: dict[str, float] = field(default_factory=dict)  # client -> when it asked last
 
     def __post_init__(self) -> None:
         self._slots = [_Slot(number) for number in range(self.num_slots)]
@@ -74,7 +74,7 @@ class Turns:
 
     def arrive(self, ticket: Ticket) -> None:
         """Add a request to the queue of its adapter."""
-        self._asked[ticket.client] = ticket.arrived_s
+        self._last_turns[ticket.client] = ticket.arrived_s
         self._waiting.setdefault(ticket.key, []).append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
@@ -120,8 +120,8 @@ class Turns:
         running = [slot.ticket for slot in self._slots if slot.ticket is not None]
         clients = Counter(ticket.client for ticket in running)
         long = Counter(ticket.client for ticket in running if ticket.long)
-        self._asked = {client: at_s for client, at_s in self._asked.items() if now_s - at_s < OTHERS_S}
-        most_long = max(1, self.num_slots // 4) if len(self._asked) > 1 else self.num_slots
+        self._last_turns = {client: at_s for client, at_s in self._last_turns.items() if now_s - at_s < OTHERS_S}
+        most_long = max(1, self.num_slots // 4) if len(self._last_turns) > 1 else self.num_slots
         admitted: list[Ticket] = []
         while len(running) < self.num_slots:
             ticket = min(

@@ -75,24 +75,24 @@ class Checks:
     asks four times a second, and adapters are large."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[list[tuple[str, int, int]], HivetuneError | None]] = {}
+        self._checked: dict[str, tuple[list[tuple[str, int, int]], HivetuneError | None]] = {}
 
     def check(self, release: Release) -> None:
         """Raise what `release.check` raises."""
         try:
-            seen = _identities(release.folder)
+            identities = _identities(release.folder)
         except FileNotFoundError:  # what came later is just added: one rename, and the folder is there again
-            seen = _identities(release.folder)
-        known = self._known.get(release.label)
-        if known is None or known[0] != seen:
+            identities = _identities(release.folder)
+        remembered = self._checked.get(release.label)
+        if remembered is None or remembered[0] != identities:
             problem = None
             try:
                 release.check()
             except HivetuneError as error:
                 problem = error
-            known = self._known[release.label] = (seen, problem)
-        if known[1] is not None:
-            raise known[1]
+            remembered = self._checked[release.label] = (identities, problem)
+        if remembered[1] is not None:
+            raise remembered[1]
 
 
 def _identities(folder: Path) -> list[tuple[str, int, int]]:
@@ -130,11 +130,11 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
     for name, version in desired(database).items():
         if (names and name not in names) or name in strangers:
             continue
-        every = releases(database, name)
-        withdrawn |= {release.label: release.withdrawn for release in every if release.withdrawn}
-        known = [release for release in every if not release.pruned and not release.withdrawn]
+        all_releases = releases(database, name)
+        withdrawn |= {release.label: release.withdrawn for release in all_releases if release.withdrawn}
+        servable = [release for release in all_releases if not release.pruned and not release.withdrawn]
         usable: list[Release] = []
-        for release in sorted(known, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MAX_RELEASES]:
+        for release in sorted(servable, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MAX_RELEASES]:
             try:
                 loadable = load_release(release, checks)
             except HivetuneError as error:
@@ -172,8 +172,8 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
     for shared, experts in family.items():
         base = bases.get((shared, wants.get(shared, 0)))
         for expert in experts:
-            own = bases.get((expert, wants.get(expert, 0)))
-            if base is not None and own is not None and own != base:
+            shared_base = bases.get((expert, wants.get(expert, 0)))
+            if base is not None and shared_base is not None and shared_base != base:
                 strangers[expert] = f"{expert} is of another base than {shared}, which answers instead"
     return strangers
 
@@ -232,8 +232,7 @@ def route(routes: Routes, model: str, session: str) -> Route:
     if which in ("", "champion"):
         label = routes.champions.get(name)
         # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
-        digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
-        share = int.from_bytes(digest, "big") / 2**64
+        share = int.from_bytes(hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest(), "big") / 2**64
         if not which and name in routes.candidates and share < routes.canary:
             label = routes.candidates[name]
     elif which == "candidate":
@@ -263,7 +262,7 @@ def gateway_folder() -> Path:
     return home() / "gateway"
 
 
-def tell_loaded(names: Sequence[str], labels: Collection[str]) -> None:
+def write_loaded(names: Sequence[str], labels: Collection[str]) -> None:
     """Write the models that can be requested now, of `names` or of every name. While the disk can't be written the old
     list stays, and its readers wait."""
     with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from hivetune.release.registry import Move, Release, history, releases
 
 _KINDS = ("errors", "slow", "complaints")
 FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
-WORDS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
+FAULTS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
 MAX_PACES = 500
 SAVE_EVERY_S = 10.0
@@ -53,8 +53,8 @@ def watched_pair(database: sqlite3.Connection, name: str) -> tuple[Release, Rele
     pair = predecessor(history(database, name))
     if pair is None:
         return None
-    known = {release.version: release for release in releases(database, name)}
-    newest, before = (known[version] for version in pair)
+    by_version = {release.version: release for release in releases(database, name)}
+    newest, before = (by_version[version] for version in pair)
     return (newest, before) if "champion" in newest.aliases and "previous" in before.aliases else None
 
 
@@ -180,14 +180,14 @@ class Watch:
             if before is None:
                 continue
             self._before[label] = before
-            known = self.tallies.get(before, ReleaseCounts())
+            counts = self.tallies.get(before, ReleaseCounts())
             self._alarms[label] = {
-                kind: Alarm(usual_rate(getattr(known, kind), known.answers, FLOORS[kind])) for kind in _KINDS
+                kind: Alarm(usual_rate(getattr(counts, kind), counts.answers, FLOORS[kind])) for kind in _KINDS
             }
             self._by_client[label] = {}
             paces = self._paces.get(before, {}).items()
             self._usual_paces[label] = {
-                traffic: statistics.median(known) for traffic, known in paces if len(known) >= MIN_PACES
+                traffic: statistics.median(values) for traffic, values in paces if len(values) >= MIN_PACES
             }
 
     def answered(
@@ -250,7 +250,7 @@ class Watch:
     def _raise(self, label: str, kind: str, alarm: Alarm) -> None:
         alarms = self._alarms.pop(label)
         reason = (
-            f"{alarm.bad} of {alarm.answers} answers {WORDS[kind]}; at most {alarm.usual:.1%} was usual with "
+            f"{alarm.bad} of {alarm.answers} answers {FAULTS[kind]}; at most {alarm.usual:.1%} was usual with "
             f"{self._before[label]}"
         )
 

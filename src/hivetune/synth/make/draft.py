@@ -39,10 +39,10 @@ def _phrases() -> dict[str, Any]:
 
 def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener: bool = True) -> tuple[str, str]:
     """Return a question and an answer of the kind `name` ("meaning.option"), in wordings that are drawn."""
-    found = _phrases()
+    phrases = _phrases()
     for part in name.split("."):
-        found = found[part]
-    ask, answer = _pick(found["ask"], draw, fields), _pick(found["answer"], draw, fields)
+        phrases = phrases[part]
+    ask, answer = _pick(phrases["ask"], draw, fields), _pick(phrases["answer"], draw, fields)
     if opener and "```" not in ask and draw.random() < OPENER_SHARE:
         ask = _pick(_phrases()["openers"]["any"], draw, fields) + ask
     return ask, answer
@@ -50,8 +50,7 @@ def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener:
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
     """Return one wording whose fields are all known and not empty."""
-    fitting = [text for text in wordings if _fits(text, fields)]
-    return draw.choice(fitting).format_map(fields)
+    return draw.choice([text for text in wordings if _fits(text, fields)]).format_map(fields)
 
 
 @cache

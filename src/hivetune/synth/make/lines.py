@@ -19,7 +19,7 @@ def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[st
     """Return (command line, sentence for the question that gives its value) of an option; None where it can't be
     told.
     """
-    if (options_in(entry.text) - {*entry.names}) or any(other.kind == "command" for other in page.entries):
+    if (options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries):
         return None  # it may need another option, or a sub-command
     operands = operands_of(page, entry)
     spelled = _spelled(entry, draw)
@@ -52,11 +52,11 @@ def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
         return None
     for text in page.synopsis:
         for form in _forms(text, page.command):
-            words = set(re.findall(r"[\w-]+", form))
-            if words & {*entry.names} or any(map(_means_options, words)):
+            form_words = set(re.findall(r"[\w-]+", form))
+            if form_words & {*entry.names} or any(map(_means_options, form_words)):
                 rest = [word for word in _without_brackets(form).split() if not _means_options(word)]
-                found = _placeholders(rest)
-                return None if found and "COMMAND" in found else found
+                operands = _placeholders(rest)
+                return None if operands and "COMMAND" in operands else operands
     return None
 
 
@@ -73,14 +73,14 @@ def _forms(text: str, command: str) -> list[str]:
 
 def _placeholders(words: Sequence[str]) -> list[str] | None:
     """Return NAME of NAME or <name>. None if the word may be literal, since italics are lost in plain text."""
-    found = []
+    operands = []
     for word in words:
         if word in ("...",):
             continue
         if not _OPERAND.fullmatch(word) or not (word[0] == "<" or word.removesuffix("...").isupper()):
             return None
-        found.append(word.strip("<>").removesuffix("...").strip("<>").upper())
-    return found if len(found) <= 3 else None
+        operands.append(word.strip("<>").removesuffix("...").strip("<>").upper())
+    return operands if len(operands) <= 3 else None
 
 
 def _without_brackets(text: str) -> str:
@@ -92,8 +92,8 @@ def _without_brackets(text: str) -> str:
 
 def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
     """Return the option with a value for its argument, and the sentence that names the value."""
-    ways = [re.sub(r"\[[^\]]*\]", "", way).strip() for way in re.split(r", | \| ", entry.usage)]
-    fitting = [match for way in ways if (match := _SPELLED.fullmatch(way))]
+    forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]
+    fitting = [match for form in forms if (match := _SPELLED.fullmatch(form))]
     if not fitting or len(entry.names) > len(fitting):
         return None
     chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda m: len(m[0])))

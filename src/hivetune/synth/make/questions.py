@@ -30,15 +30,15 @@ _ASPECTS = {
     "version": re.compile(r"version|since|added in|deprecat|obsolete|remov", re.IGNORECASE),
     "largest": re.compile(r"max|largest|at most|limit|up to|range|between|default", re.IGNORECASE),
 }
-_ASKED_ASPECT = ("What is the default", "Since which version", "What is the largest")
+_ASPECT_ASKS = ("What is the default", "Since which version", "What is the largest")
 
 
 def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
     """Yield every question that this entry is good for."""
-    said = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
-    if not said or is_everywhere(entry):
+    answer = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
+    if not answer or is_everywhere(entry):
         return
-    fields = _fields(page, entry, said)
+    fields = _fields(page, entry, answer)
     yield from _meaning(page, entry, fields, draw)
     if entry.kind in ("option", "command", "directive") and not is_pair(entry):
         action = deed(entry.text)
@@ -66,13 +66,13 @@ def main_name(entry: DocEntry) -> str:
     return max(entry.names, key=len) if entry.kind == "option" else entry.names[0]
 
 
-def _fields(page: DocPage, entry: DocEntry, said: str) -> dict[str, str]:
+def _fields(page: DocPage, entry: DocEntry, answer: str) -> dict[str, str]:
     name = main_name(entry)
     fields = {
         "name": name,
-        "names": " or ".join(f"`{one}`" for one in entry.names),
+        "names": " or ".join(f"`{n}`" for n in entry.names),
         "usage": entry.usage,
-        "told": said,
+        "told": answer,
         "page": page.label,
         "command": page.called,
         "topic": page.called,
@@ -106,8 +106,7 @@ def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.
         return
     line = option_line(page, entry, draw)
     if line is not None:
-        shown = {**fields, "line": line[0], "value": line[1]}
-        turn = worded("command.option", draw, shown)
+        turn = worded("command.option", draw, {**fields, "line": line[0], "value": line[1]})
         yield Draft("command", (turn,), entry.section, _passage(entry), commands=(line[0],), checker=checker)
     wrong = misspelled(page, fields["name"], draw)
     if wrong:
@@ -130,8 +129,8 @@ def _unsaid(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random
         yield Draft("unsaid", (turn,), entry.section, _passage(entry))
     elif entry.kind == "option" and page.command:
         turn = worded("unsaid.aspect", draw, fields)
-        asked = next((name for name, start in zip(_ASPECTS, _ASKED_ASPECT, strict=False) if start in turn[0]), None)
-        if asked is None or not _ASPECTS[asked].search(entry.text):
+        topic = next((name for name, start in zip(_ASPECTS, _ASPECT_ASKS, strict=False) if start in turn[0]), None)
+        if topic is None or not _ASPECTS[topic].search(entry.text):
             if "deprecated" in turn[0] and _ASPECTS["version"].search(entry.text):
                 return
             yield Draft("unsaid", (turn,), entry.section, _passage(entry))
@@ -143,7 +142,7 @@ def misspelled(page: DocPage, name: str, draw: random.Random) -> str:
         return ""
     for _ in range(8):
         wrong = _slip(name, draw)
-        if not any(known.startswith(wrong) for known in page.options) and wrong != name:
+        if not any(option.startswith(wrong) for option in page.options) and wrong != name:
             return wrong
     return ""
 
@@ -165,11 +164,10 @@ def _passage(entry: DocEntry) -> str:
     return f"{entry.usage}\n{entry.text}"
 
 
-def more_of(entry: DocEntry, said: str) -> str:
+def more_of(entry: DocEntry, answer: str) -> str:
     """Return the next sentences, as far as they need no other context."""
-    rest = [sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in said]
-    more = told(" ".join(rest))
-    return more if more and capital(more) not in said else ""
+    more = told(" ".join([sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in answer]))
+    return more if more and capital(more) not in answer else ""
 
 
 # Functions and classes of Python modules.
@@ -203,56 +201,56 @@ def about_functions(page: DocPage, draw: random.Random) -> Iterator[Draft]:
 def about_pairs(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     """Yield drafts about two entries, and drafts of several turns."""
     kinds = ("option", "command", "directive")
-    entries = [one for one in page.entries if one.kind in kinds and not is_pair(one) and not is_everywhere(one)]
-    said = [told(entry.text) for entry in entries]
+    entries = [e for e in page.entries if e.kind in kinds and not is_pair(e) and not is_everywhere(e)]
+    answers = [told(entry.text) for entry in entries]
     for at in range(len(entries) - 1):
-        if said[at] and said[at + 1] and entries[at].kind == entries[at + 1].kind:
-            yield _compared(page, entries[at], entries[at + 1], (said[at], said[at + 1]), draw)
-    for entry, text in zip(entries, said, strict=True):
+        if answers[at] and answers[at + 1] and entries[at].kind == entries[at + 1].kind:
+            yield _compared(page, entries[at], entries[at + 1], (answers[at], answers[at + 1]), draw)
+    for entry, text in zip(entries, answers, strict=True):
         if text:
             yield from _followed(page, entry, text, draw)
 
 
-def _compared(page: DocPage, one: DocEntry, other: DocEntry, said: tuple[str, str], draw: random.Random) -> Draft:
-    fields = {"one": main_name(one), "other": main_name(other), "told": said[0], "told_other": said[1]}
+def _compared(page: DocPage, first: DocEntry, second: DocEntry, answers: tuple[str, str], draw: random.Random) -> Draft:
+    fields = {"one": main_name(first), "other": main_name(second), "told": answers[0], "told_other": answers[1]}
     fields |= {"page": page.label, "command": page.called, "topic": page.called}
-    passage = f"{one.usage}\n{one.text}\n{other.usage}\n{other.text}"
-    return Draft("compare", (worded("compare", draw, fields),), one.section, passage)
+    passage = f"{first.usage}\n{first.text}\n{second.usage}\n{second.text}"
+    return Draft("compare", (worded("compare", draw, fields),), first.section, passage)
 
 
-def _followed(page: DocPage, entry: DocEntry, said: str, draw: random.Random) -> Iterator[Draft]:
+def _followed(page: DocPage, entry: DocEntry, answer: str, draw: random.Random) -> Iterator[Draft]:
     """Yield a question and one or two that follow it."""
-    fields = {**_fields(page, entry, said), "section": entry.section, "manual": _manual(page)}
+    fields = {**_fields(page, entry, answer), "section": entry.section, "manual": _manual(page)}
     name = fields["name"]
     turns = [worded(f"meaning.{entry.kind}", draw, fields)]
     commands: tuple[str, ...] = ()
-    asked = []
-    if more := more_of(entry, said):
-        asked.append(("follow.more", {**fields, "more": more}))
+    follow_ups = []
+    if more := more_of(entry, answer):
+        follow_ups.append(("follow.more", {**fields, "more": more}))
     if entry.kind == "option" and len(entry.names) > 1:
-        asked.append(("follow.spelling", {**fields, "alias": next(n for n in entry.names if n != name)}))
+        follow_ups.append(("follow.spelling", {**fields, "alias": next(n for n in entry.names if n != name)}))
     line = option_line(page, entry, draw) if entry.kind == "option" and page.command else None
     if line is not None and not line[1]:
-        asked.append(("follow.line", {**fields, "line": line[0]}))
-    asked.append(("follow.where", fields))
-    for kind, about in draw.sample(asked, min(len(asked), draw.choice((1, 1, 2)))):
-        turns.append(worded(kind, draw, about, opener=False))
+        follow_ups.append(("follow.line", {**fields, "line": line[0]}))
+    follow_ups.append(("follow.where", fields))
+    for kind, fields_of_turn in draw.sample(follow_ups, min(len(follow_ups), draw.choice((1, 1, 2)))):
+        turns.append(worded(kind, draw, fields_of_turn, opener=False))
         if kind == "follow.line":
-            commands = (about["line"],)
+            commands = (fields_of_turn["line"],)
     passage = f"{entry.usage}\n{entry.text}\n{entry.section} {_manual(page)}"
     yield Draft("follow-up", tuple(turns), entry.section, passage, commands=commands)
 
 
 def _manual(page: DocPage) -> str:
     """Return what `man` is given for this page."""
-    found = re.fullmatch(r"(.+)\((\w+)\)", page.label)
-    return f"{found[2]} {found[1]}" if found else ""
+    match = re.fullmatch(r"(.+)\((\w+)\)", page.label)
+    return f"{match[2]} {match[1]}" if match else ""
 
 
 # The page as a whole.
 
 MAX_CONCEPT_CHARS = 600
-_ABOUT_CHARS = 200  # of a page's first sentences: later ones speak of its parts
+_OPENING_CHARS = 200  # of a page's first sentences: later ones speak of its parts
 _GENERAL = re.compile(r"^(?:DESCRIPTION|OVERVIEW|INTRODUCTION|OPTIONS|EXAMPLES?|USAGE|COMMANDS|NOTES?|DETAILS|GENERAL|"
                       r"EXIT STATUS|FILES|ENVIRONMENT|CAVEATS|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS|"
                       r"TODO|BUGS|[\w ]*OPTIONS)$",
@@ -269,11 +267,12 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     if page.command is None or len(page.summary) < 8 or says_nothing(page.summary, page.command):
         return
     summary = capital(page.summary)
-    about = next(
-        (told(passage.text, _ABOUT_CHARS) for passage in page.passages if passage.heading.upper() == "DESCRIPTION"), ""
+    opening = next(
+        (told(passage.text, _OPENING_CHARS) for passage in page.passages if passage.heading.upper() == "DESCRIPTION"),
+        "",
     )
-    fields = {"command": page.command, "page": page.label, "summary": summary, "told": about, "topic": page.command}
-    passage = f"{page.summary}\n{about}"
+    fields = {"command": page.command, "page": page.label, "summary": summary, "told": opening, "topic": page.command}
+    passage = f"{page.summary}\n{opening}"
     for _ in range(2):  # the same fact in two wordings
         yield Draft("purpose", (worded("purpose", draw, fields),), "NAME", passage)
     action = deed(f"{summary}.")

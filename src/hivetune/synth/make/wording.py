@@ -43,34 +43,34 @@ _THIRD = {"does": "do", "has": "have", "goes": "go"}
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of the first paragraphs, in order."""
-    found: list[str] = []
+    whole_sentences: list[str] = []
     for paragraph in text.split("\n\n"):
         pieces = _SENTENCE_END.split(" ".join(paragraph.split()))
         whole = ""
         for piece in pieces:
             whole = f"{whole} {piece}".strip()
             if whole and not _ABBREVIATION.search(whole):
-                found.append(whole)
+                whole_sentences.append(whole)
                 whole = ""
         if whole:
-            found.append(whole)
-        if found and (found[-1][-1].isalnum() or found[-1][-1] in ")'\""):
-            found[-1] += "."  # a paragraph's end
-    return found
+            whole_sentences.append(whole)
+        if whole_sentences and (whole_sentences[-1][-1].isalnum() or whole_sentences[-1][-1] in ")'\""):
+            whole_sentences[-1] += "."  # a paragraph's end
+    return whole_sentences
 
 
 def told(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
     """Return the first whole sentences that fit and need nothing else of the page; empty if there are none."""
     if _POINTING.match(text.lstrip()):
         return ""
-    said = ""
+    text_so_far = ""
     for sentence in sentences(text):
-        if len(said) + len(sentence) + 1 > longest or _DANGLING.search(sentence) or not balanced(sentence):
+        if len(text_so_far) + len(sentence) + 1 > longest or _DANGLING.search(sentence) or not balanced(sentence):
             break
-        said = f"{said} {sentence}".strip()
-    if len(said) < MIN_SENTENCE_CHARS or not (said[0].isalnum() or said[0] in "\"'`(/-$~<."):
+        text_so_far = f"{text_so_far} {sentence}".strip()
+    if len(text_so_far) < MIN_SENTENCE_CHARS or not (text_so_far[0].isalnum() or text_so_far[0] in "\"'`(/-$~<."):
         return ""
-    return capital(said if said[-1] in ".!?" else f"{said}.")
+    return capital(text_so_far if text_so_far[-1] in ".!?" else f"{text_so_far}.")
 
 
 def balanced(text: str) -> bool:
@@ -108,12 +108,12 @@ def imperative(word: str) -> str:
     plain = word.lower()
     if not plain.isalpha():
         return ""
-    known = word_list("verbs")
-    if plain in known:
+    verbs = word_list("verbs")
+    if plain in verbs:
         return plain
     if plain in _THIRD:
         return _THIRD[plain]
     for ending, instead in (("ies", "y"), ("es", ""), ("s", "")):
-        if plain.endswith(ending) and (base := plain.removesuffix(ending) + instead) in known:
+        if plain.endswith(ending) and (base := plain.removesuffix(ending) + instead) in verbs:
             return base
     return ""

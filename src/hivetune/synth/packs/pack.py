@@ -10,7 +10,7 @@ from typing import Any
 
 from hivetune.errors import UsageError
 from hivetune.synth.make.draft import DRAFT_KINDS
-from hivetune.synth.sources.places import Places
+from hivetune.synth.sources.places import Library
 
 # Weights of the kinds where a pack says nothing: what people ask most, first.
 KIND_WEIGHTS: Mapping[str, float] = {
@@ -53,8 +53,10 @@ class Pack:
 
 def shipped_packs() -> list[Pack]:
     """Return the packs that come with Hivetune, by category."""
-    found = [entry for entry in files(__package__).iterdir() if entry.name.endswith(".toml")]
-    return [parse_pack(entry.read_text(encoding="utf-8"), entry.name) for entry in sorted(found, key=lambda e: e.name)]
+    files_here = [entry for entry in files(__package__).iterdir() if entry.name.endswith(".toml")]
+    return [
+        parse_pack(entry.read_text(encoding="utf-8"), entry.name) for entry in sorted(files_here, key=lambda e: e.name)
+    ]
 
 
 def parse_pack(text: str, where: str) -> Pack:
@@ -63,7 +65,7 @@ def parse_pack(text: str, where: str) -> Pack:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for an example of a pack") from None
-    _known(tree, PACK_KEYS, where)
+    _check_keys(tree, PACK_KEYS, where)
     category = tree.get("category")
     if not isinstance(category, str) or not category.strip():
         raise UsageError(f"{where}: 'category' is missing", hint='begin with: category = "my-topic"')
@@ -88,7 +90,7 @@ def parse_pack(text: str, where: str) -> Pack:
     )
 
 
-def _known(tree: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+def _check_keys(tree: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
     for key in tree:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
@@ -107,7 +109,7 @@ def _weight(value: Any, where: str) -> float:
 def _kinds(value: Any, where: str) -> dict[str, float]:
     if not isinstance(value, dict):
         raise UsageError(f"{where}: 'kinds' must be a table of weights, got {value!r}", hint="kinds = {meaning = 2}")
-    _known(value, DRAFT_KINDS, f"{where}: kinds")
+    _check_keys(value, DRAFT_KINDS, f"{where}: kinds")
     return {kind: _weight(weight, f"{where}: kinds.{kind}") for kind, weight in value.items()}
 
 
@@ -118,7 +120,7 @@ def _tables(value: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _fact(value: Mapping[str, Any], where: str) -> WrittenFact:
-    _known(value, _FACT_KEYS, f"{where}: fact")
+    _check_keys(value, _FACT_KEYS, f"{where}: fact")
     for key in ("question", "answer", "source"):
         if not isinstance(value.get(key), str) or not value[key].strip():
             raise UsageError(f"{where}: a fact needs '{key}'", hint="name the page that confirms the fact")
@@ -128,7 +130,7 @@ def _fact(value: Mapping[str, Any], where: str) -> WrittenFact:
 # What the command line names: categories that are shipped, packs of a user, folders of documents or of packages.
 
 
-def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Places]:
+def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Library]:
     """Return the packs, and where to look for their pages.
 
     A folder with usr/share is a place to look in, any other a pack of its own. `help_of`: commands whose help may be
@@ -136,29 +138,31 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
     UsageError.
     """
     shipped = {pack.category: pack for pack in shipped_packs()}
-    found: list[Pack] = []
+    packs_read: list[Pack] = []
     roots: list[Path] = []
     for name in names:
         path = Path(name).expanduser()
         if name in shipped:
-            found.append(shipped[name])
+            packs_read.append(shipped[name])
         elif (path / "usr" / "share").is_dir():
             roots.append(path)
         elif path.is_dir():
-            found.append(Pack(path.resolve().name, f"documents in {name}", name, documents=(str(path.resolve()),)))
+            packs_read.append(Pack(path.resolve().name, f"documents in {name}", name, documents=(str(path.resolve()),)))
         elif path.is_file():
-            found.append(parse_pack(_text(path), str(path)))
+            packs_read.append(parse_pack(_text(path), str(path)))
         else:
             near = difflib.get_close_matches(name, shipped, 1)
             hint = f"did you mean '{near[0]}'?" if near else "see the categories: hivetune data synth"
             raise UsageError(f"{name!r} is not a category, a file or a folder", hint=hint)
-    alone = [command for command in help_of if not any(command in pack.help for pack in (*found, *shipped.values()))]
-    found += [Pack(command.split()[0], f"{command} --help", "--run-help", help=(command,)) for command in alone]
-    packs = found or list(shipped.values())
+    others = [
+        command for command in help_of if not any(command in pack.help for pack in (*packs_read, *shipped.values()))
+    ]
+    packs_read += [Pack(command.split()[0], f"{command} --help", "--run-help", help=(command,)) for command in others]
+    packs = packs_read or list(shipped.values())
     for pack in packs:
-        if sum(other.category == pack.category for other in packs) > 1:
+        if sum(p.category == pack.category for p in packs) > 1:
             raise UsageError(f"two packs have the category {pack.category!r}", hint="name each once")
-    return packs, Places(tuple(roots), tuple(help_of))
+    return packs, Library(tuple(roots), tuple(help_of))
 
 
 def _text(path: Path) -> str:

@@ -42,23 +42,22 @@ def read_module(module: str, path: Path) -> DocPage:
     try:
         if path.stat().st_size > MAX_SOURCE_BYTES:
             raise NotUnderstood(f"larger than {MAX_SOURCE_BYTES >> 20} MiB")
-        source = path.read_text(encoding="utf-8")
-        tree = ast.parse(source)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
         raise NotUnderstood(f"does not parse: {error}") from None
     entries, texts = [], []
     for name, node in documented(tree, module):
-        said = ast.get_docstring(node) or ""
-        texts.append(f"{_usage(name, node)}\n{said}")
-        prose = _prose(said)
+        docstring = ast.get_docstring(node) or ""
+        texts.append(f"{_usage(name, node)}\n{docstring}")
+        prose = _prose(docstring)
         if prose:
             entries.append(DocEntry("function", (name,), _usage(name, node), prose, module))
-    about = _tidy(ast.get_docstring(tree) or "")
-    first = about.split("\n\n")[0]
-    passages = (DocPassage(module, about),) if len(about) >= 80 else ()
+    module_text = _tidy(ast.get_docstring(tree) or "")
+    first = module_text.split("\n\n")[0]
+    passages = (DocPassage(module, module_text),) if len(module_text) >= 80 else ()
     if not entries and not passages:
         raise NotUnderstood("has no docstrings")
-    text = "\n".join([module, about, *texts])
+    text = "\n".join([module, module_text, *texts])
     summary = " ".join(first.split()) if len(first) < 200 else ""
     return DocPage(f"Python {module}", path, None, summary, (), tuple(entries), passages, text)
 
@@ -92,10 +91,10 @@ def _usage(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDe
     return f"{name}({shown})"
 
 
-def _prose(said: str) -> str:
+def _prose(docstring: str) -> str:
     """Return the paragraphs before the first that is a list, a table, a section or code."""
-    kept = []
-    for paragraph in _tidy(said).split("\n\n"):
+    paragraphs = []
+    for paragraph in _tidy(docstring).split("\n\n"):
         lines = paragraph.splitlines()
         if not lines or (len(lines) > 1 and re.fullmatch(r"[-=~]{3,}", lines[1].strip())):
             break
@@ -103,14 +102,13 @@ def _prose(said: str) -> str:
             break
         if any(line.startswith("    ") for line in lines[:1]):
             break
-        kept.append(" ".join(paragraph.split()))
-    return "\n\n".join(kept)
+        paragraphs.append(" ".join(paragraph.split()))
+    return "\n\n".join(paragraphs)
 
 
-def _tidy(said: str) -> str:
+def _tidy(docstring: str) -> str:
     """Return the text without roles and quotes of reST, and without a signature on the first line."""
-    text = _MARKUP.sub(lambda found: found[1] or found[2] or found[3] or "", said)
-    lines = text.splitlines()
+    lines = _MARKUP.sub(lambda match: match[1] or match[2] or match[3] or "", docstring).splitlines()
     if lines and re.fullmatch(r"[\w.]+\(.*\)\s*(->.*)?", lines[0].strip()):
         lines = lines[1:]
     return "\n".join(line.rstrip() for line in lines).strip()

@@ -65,8 +65,8 @@ def _text_blocks(source: str, *, rst: bool) -> Iterator[DocBlock]:
                 at += 1
             yield DocBlock("code", 0, "\n".join(lines[start + 1 : at]))
             at += 1
-        elif not rst and (found := _ATX.match(line)):
-            yield DocBlock("heading" if len(found[1]) < 3 else "subheading", 0, _inline(found[2]))
+        elif not rst and (match := _ATX.match(line)):
+            yield DocBlock("heading" if len(match[1]) < 3 else "subheading", 0, _inline(match[2]))
             last = ""
         elif line.strip() and not line.startswith(" ") and _UNDERLINE.match(below) and len(below) >= min(3, len(line)):
             yield DocBlock("heading" if below[0] in "=-#*" else "subheading", 0, _inline(line))

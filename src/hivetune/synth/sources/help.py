@@ -28,22 +28,22 @@ def help_page(command: str, text: str, path: Path) -> DocPage:
     blocks = [DocBlock("heading", 0, "OPTIONS")]
     usage = ""
     for line in _OVERSTRUCK.sub("", text).expandtabs().splitlines():
-        last, words = blocks[-1], line.strip()
-        if (found := _USAGE.match(line)) and not usage:
-            usage = found[1]
-        elif found := _HEADING.match(line):
-            blocks.append(DocBlock("subheading", 0, found[1]))
-        elif found := _TWO_COLUMNS.match(line):
-            blocks += [DocBlock("term", 0, found[2]), DocBlock("text", 1, found[3])]
-        elif line.startswith(" ") and words and last.kind in ("text", "term"):  # a line that goes on
-            if words.startswith("-"):
-                blocks.append(DocBlock("term", 0, words))
+        last, stripped = blocks[-1], line.strip()
+        if (match := _USAGE.match(line)) and not usage:
+            usage = match[1]
+        elif match := _HEADING.match(line):
+            blocks.append(DocBlock("subheading", 0, match[1]))
+        elif match := _TWO_COLUMNS.match(line):
+            blocks += [DocBlock("term", 0, match[2]), DocBlock("text", 1, match[3])]
+        elif line.startswith(" ") and stripped and last.kind in ("text", "term"):  # a line that goes on
+            if stripped.startswith("-"):
+                blocks.append(DocBlock("term", 0, stripped))
             elif last.kind == "term":
-                blocks.append(DocBlock("text", 1, words))
+                blocks.append(DocBlock("text", 1, stripped))
             else:
-                blocks[-1] = DocBlock("text", last.depth, f"{last.text} {words}")
-        elif words:
-            blocks.append(DocBlock("text", 0, words))
+                blocks[-1] = DocBlock("text", last.depth, f"{last.text} {stripped}")
+        elif stripped:
+            blocks.append(DocBlock("text", 0, stripped))
     if usage:
         blocks += [DocBlock("heading", 0, "SYNOPSIS"), DocBlock("text", 0, usage)]
     return page_of(blocks, path, f"{command} --help", command=command)

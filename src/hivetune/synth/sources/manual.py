@@ -33,8 +33,8 @@ def read_manual(path: Path) -> DocPage:
 def name_of(path: Path) -> tuple[str, str]:
     """Return ("systemctl", "1") for systemctl.1.gz."""
     stem = path.stem if path.suffix in _OPENERS else path.name
-    found = _NAME.fullmatch(stem)
-    return (found["name"], found["section"]) if found else (stem, "1")
+    match = _NAME.fullmatch(stem)
+    return (match["name"], match["section"]) if match else (stem, "1")
 
 
 def read_packed(path: Path) -> str:

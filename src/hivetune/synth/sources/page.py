@@ -78,13 +78,13 @@ _WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
 
 def words_in(text: str) -> list[str]:
     """Return words in lower case; names with dots or hyphens are one word, and their parts are words too."""
-    found = []
+    words = []
     for word in _WORD.findall(text.lower()):
-        found.append(word)
+        words.append(word)
         parts = re.split(r"[._'-]", word)
         if len(parts) > 1:
-            found += parts
-    return found
+            words += parts
+    return words
 
 
 def options_in(text: str) -> frozenset[str]:

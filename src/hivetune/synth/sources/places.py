@@ -31,7 +31,7 @@ class DocSource:
 
 
 @dataclass(frozen=True)
-class Places:
+class Library:
     """The places of pages. `roots`: folders with installed packages, like / (usr/share/man, usr/share/doc).
 
     `help_of`: commands that the user named; no other is run.
@@ -42,21 +42,21 @@ class Places:
 
     @cached_property
     def shares(self) -> tuple[Path, ...]:
-        found = (root / "usr" / "share" for root in self.roots)
-        return tuple(path for path in (*found, *_SHARES) if path.is_dir())
+        below_roots = (root / "usr" / "share" for root in self.roots)
+        return tuple(path for path in (*below_roots, *_SHARES) if path.is_dir())
 
     @cached_property
     def manuals(self) -> dict[tuple[str, str], Path]:
         """Return (name, section) -> file. MANPATH and earlier folders win; translations are left out."""
         named = [Path(part) for part in os.environ.get("MANPATH", "").split(":") if part]
         folders = (*named, *(share / "man" for share in self.shares))
-        found: dict[tuple[str, str], Path] = {}
+        files: dict[tuple[str, str], Path] = {}
         for folder in folders:
             for below in sorted(folder.glob("man*")) if folder.is_dir() else ():
                 if _SECTION_FOLDER.fullmatch(below.name) and below.is_dir():
                     for path in sorted(below.iterdir()):
-                        found.setdefault(name_of(path), path)
-        return found
+                        files.setdefault(name_of(path), path)
+        return files
 
     def find_manuals(self, reference: str) -> Iterator[DocSource]:
         """Find `systemctl(1)`, or with wildcards `systemd.*(5)`.
@@ -66,16 +66,15 @@ class Places:
         match = _REFERENCE.fullmatch(reference)
         if match is None:
             raise UsageError(f"{reference!r} is not a manual page", hint="write it as name(section), for example ls(1)")
-        wanted = match["name"], match["section"]
-        seen: set[Path] = set()
-        names = [wanted] if not re.search(r"[*?\[]", reference) else sorted(self.manuals)
-        for name, section in names:
+        exact = match["name"], match["section"]
+        resolved: set[Path] = set()
+        for name, section in [exact] if not re.search(r"[*?\[]", reference) else sorted(self.manuals):
             path = self.manuals.get((name, section))
-            matches = fnmatch.fnmatchcase(name, wanted[0]) and fnmatch.fnmatchcase(section, wanted[1])
-            if path is not None and (matches or (name, section) == wanted):
+            matches = fnmatch.fnmatchcase(name, exact[0]) and fnmatch.fnmatchcase(section, exact[1])
+            if path is not None and (matches or (name, section) == exact):
                 real = path.resolve()
-                if real not in seen and real.exists():
-                    seen.add(real)
+                if real not in resolved and real.exists():
+                    resolved.add(real)
                     yield DocSource("manual", f"{name}({section})", path)
 
     def find_documents(self, pattern: str) -> Iterator[DocSource]:
@@ -85,12 +84,12 @@ class Places:
         """
         path = Path(pattern).expanduser()
         if path.is_absolute() or path.exists():
-            found = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+            paths = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
         else:
-            found = [match for share in self.shares for match in sorted((share / "doc").glob(pattern))]
-        for place in found:
-            for file in documents_below(place) if place.is_dir() else [place]:
-                below = str(file.relative_to(place.parent)) if place.is_dir() else file.name
+            paths = [match for share in self.shares for match in sorted((share / "doc").glob(pattern))]
+        for path_found in paths:
+            for file in documents_below(path_found) if path_found.is_dir() else [path_found]:
+                below = str(file.relative_to(path_found.parent)) if path_found.is_dir() else file.name
                 if below.isprintable():
                     yield DocSource("document", below, file)
 
@@ -101,9 +100,9 @@ class Places:
     def find_help(self, command: str) -> Iterator[DocSource]:
         """Find a command for its help. Only what the user named with --run-help is run."""
         if command.split()[0] in self.help_of or command in self.help_of:
-            found = shutil.which(command.split()[0])
-            if found is not None:
-                yield DocSource("help", command, Path(found))
+            program = shutil.which(command.split()[0])
+            if program is not None:
+                yield DocSource("help", command, Path(program))
 
 
 def read_source(source: DocSource) -> DocPage:

@@ -38,7 +38,7 @@ _ESCAPE = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_ONE = {"-": "-", "e": "\\", "\\": "\\", "'": "'", "`": "`", " ": " ", "~": " ", "0": " ", "t": "\t", "E": "\\",
+_ESCAPES = {"-": "-", "e": "\\", "\\": "\\", "'": "'", "`": "`", " ": " ", "~": " ", "0": " ", "t": "\t", "E": "\\",
         ".": ".", "_": "_", "&": "", "/": "", ",": "", "|": "", "^": "", "%": "", ":": "", "c": "", "{": "", "}": "",
         "d": "", "u": "", "p": "", ")": "", "z": "", "r": "", "a": ""}  # fmt: skip
 # man(7): macros of fonts and links are text, with what joins their arguments.
@@ -67,7 +67,7 @@ def _character(match: re.Match[str]) -> str:
             return STRINGS.get(groups[group], "")
     name = groups["named"] or groups["two"] or groups["quoted"]
     if name is None:
-        return "" if groups["one"] is None else _ONE.get(groups["one"], groups["one"])
+        return "" if groups["one"] is None else _ESCAPES.get(groups["one"], groups["one"])
     if re.fullmatch(r"u[0-9A-F]{4,6}", name):
         code = int(name[1:], 16)
         return "" if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF else chr(code)
@@ -89,8 +89,8 @@ def logical_lines(source: str) -> Iterator[str]:
     lines = iter(source.replace("\\\n", "").splitlines())
     for line in lines:
         if line.startswith((".de", ".am", ".ig", "'de", "'ig")):
-            words = line.split()[1 if line[1:3] == "ig" else 2 :]
-            end = words[0] if words else "."
+            arguments_of_line = line.split()[1 if line[1:3] == "ig" else 2 :]
+            end = arguments_of_line[0] if arguments_of_line else "."
             for inner in lines:
                 if inner.replace(" ", "").startswith((f".{end}", f"'{end}")):
                     break
@@ -162,12 +162,12 @@ def blocks_of_man(source: str) -> list[DocBlock]:
         if line.startswith((".", "'")) and not line.startswith("'\\"):
             name, _, rest = line[1:].lstrip().partition(" ")
             name, rest = name.strip(), rest.strip()
-        words = arguments(rest) if name else []
+        operands = arguments(rest) if name else []
         text = None if name else plain(line)
         if name in TEXT_MACROS:
-            text = TEXT_MACROS[name].join(words)
+            text = TEXT_MACROS[name].join(operands)
         elif name == "OP":
-            text = f"[{' '.join(words)}]"
+            text = f"[{' '.join(operands)}]"
         if wait and text and text.strip():
             if wait == "TP":
                 build.term(text)
@@ -183,12 +183,12 @@ def blocks_of_man(source: str) -> list[DocBlock]:
             build.end()
             skip_to = UNREAD[name]
         elif name in ("SH", "SS") and rest:
-            build.heading(" ".join(words), sub=name == "SS")
+            build.heading(" ".join(operands), sub=name == "SS")
         elif name in ("SH", "SS", "TP", "TQ"):
             build.end()
             wait = "TP" if name == "TQ" else name
         elif name == "IP":
-            tag = words[0].strip() if words else ""
+            tag = operands[0].strip() if operands else ""
             if len(tag) > 1 or tag.isdigit():
                 build.term(tag)
             else:
@@ -232,16 +232,16 @@ def blocks_of_mdoc(source: str) -> list[DocBlock]:
             else:
                 build.end()
             continue
-        words = arguments(line[1:].strip())
-        if "Xo" in words:  # goes on over several lines, up to Xc
-            while "Xc" not in words:
+        operands = arguments(line[1:].strip())
+        if "Xo" in operands:  # goes on over several lines, up to Xc
+            while "Xc" not in operands:
                 line = next(lines, ".Xc")
-                words += arguments(line.removeprefix(".").strip())
-            spaced = " ".join(words).replace(" Sm off", "").replace(" Sm on", "")
-            words = [word for word in spaced.split() if word not in ("Xo", "Xc")]
-        if not words:
+                operands += arguments(line.removeprefix(".").strip())
+            spaced = " ".join(operands).replace(" Sm off", "").replace(" Sm on", "")
+            operands = [word for word in spaced.split() if word not in ("Xo", "Xc")]
+        if not operands:
             continue
-        macro, *rest = words
+        macro, *rest = operands
         if macro == "Nm" and rest and not name:
             name = rest[0]
         if macro in ("Sh", "Ss"):
@@ -273,7 +273,7 @@ def blocks_of_mdoc(source: str) -> list[DocBlock]:
         elif macro == "Ex":
             build.add(f"The {name} utility exits 0 on success, and >0 if an error occurs.")
         elif macro not in SKIPPED:
-            build.add(spoken(words, name))
+            build.add(spoken(operands, name))
     build.end()
     return build.blocks
 

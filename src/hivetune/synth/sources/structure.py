@@ -55,7 +55,7 @@ def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str 
     summary = _summary(blocks)
     synopsis = tuple(block.text for block in blocks_below(blocks, "SYNOPSIS") if block.kind in ("text", "code"))
     typed = _typed(command, synopsis) if command else None
-    entries = [one for one in entries if one.kind != "command" or _is_command_of(typed, one.names[0], synopsis, text)]
+    entries = [e for e in entries if e.kind != "command" or _is_command_of(typed, e.names[0], synopsis, text)]
     unique: dict[tuple[str, tuple[str, ...]], DocEntry] = {}  # a page may show an option twice: the first counts
     for entry in entries:
         unique.setdefault((entry.kind, entry.names), entry)
@@ -122,11 +122,11 @@ def blocks_below(blocks: Sequence[DocBlock], heading: str) -> list[DocBlock]:
 def _summary(blocks: Sequence[DocBlock]) -> str:
     """Return the text after the hyphen in NAME."""
     for block in blocks_below(blocks, "NAME"):
-        _, dash, said = block.text.partition(" - ")
+        _, dash, summary = block.text.partition(" - ")
         if not dash:
-            _, dash, said = block.text.partition(" -- ")
+            _, dash, summary = block.text.partition(" -- ")
         if dash:
-            return " ".join(said.split()).rstrip(".")
+            return " ".join(summary.split()).rstrip(".")
     return ""
 
 
@@ -135,15 +135,15 @@ def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
 
     DocBook and AsciiDoc write a term as a paragraph with an indented one after it; others write it as a heading.
     """
-    found = [
+    with_terms = [
         DocBlock("term", 0, block.text) if block.kind == "subheading" and _OPTION_TERM.match(block.text) else block
         for block in blocks
     ]
-    for at, block in enumerate(found[:-1]):
-        behind = found[at + 1]
+    for at, block in enumerate(with_terms[:-1]):
+        behind = with_terms[at + 1]
         if block.kind == "text" and behind.kind == "text" and behind.depth > block.depth and _looks_like_term(block):
-            found[at] = DocBlock("term", block.depth, block.text)
-    return found
+            with_terms[at] = DocBlock("term", block.depth, block.text)
+    return with_terms
 
 
 def _looks_like_term(block: DocBlock) -> bool:
@@ -217,17 +217,17 @@ def _kind(term: str, heading: str) -> EntryKind | None:
 
 def _names(kind: EntryKind, term: str) -> tuple[str, ...]:
     if kind == "option":
-        found = [name.rstrip(".-+") if len(name) > 2 else name for name in _OPTION_NAME.findall(_head(term))]
-        found = [name for name in found if not re.fullmatch(r"-\d{2,}|--?", name)]
+        names = [name.rstrip(".-+") if len(name) > 2 else name for name in _OPTION_NAME.findall(_head(term))]
+        names = [name for name in names if not re.fullmatch(r"-\d{2,}|--?", name)]
     elif kind == "directive":
-        found = _DIRECTIVE.findall(term)
+        names = _DIRECTIVE.findall(term)
     elif kind == "command":
-        found = [_command_words(part) for part in term.split(", ")]
+        names = [_command_words(part) for part in term.split(", ")]
     elif kind == "status":
-        found = [match[0]] if (match := _STATUS.match(term)) else []
+        names = [match[0]] if (match := _STATUS.match(term)) else []
     else:
-        found = [part.strip() for part in term.split(", ")]
-    return tuple(dict.fromkeys(name for name in found if name))
+        names = [part.strip() for part in term.split(", ")]
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _head(term: str) -> str:
@@ -237,9 +237,9 @@ def _head(term: str) -> str:
 
 def _command_words(term: str) -> str:
     """Return `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder."""
-    words = []
+    command = []
     for word in term.split():
         if not _COMMAND.fullmatch(word):
             break
-        words.append(word)
-    return " ".join(words[:3])
+        command.append(word)
+    return " ".join(command[:3])

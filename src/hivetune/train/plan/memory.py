@@ -46,7 +46,7 @@ UNKNOWN_ERROR = 0.5
 UNKNOWN_PROBED_ERROR = 0.15
 PROBED_PEAK_ERROR = {"cpu": 0.10, "cuda": 0.05, "rocm": 0.05}
 
-# Places of streamed layers: one is computed with, one is there, one is on its way
+# Library of streamed layers: one is computed with, one is there, one is on its way
 # (train/worker/model/fast/weights/stream.py).
 STREAM_BUFFERS = 3
 
