@@ -251,7 +251,7 @@ class ExpertsConfig(Section):
     by: Literal["auto", "agent", "category", "system", "tools"] = Field(
         default="auto", description="field with the domain; auto: the first one that divides the rows"
     )
-    auto: bool = Field(default=False, description="look for domains that need a specialist after each promotion")
+    auto: bool = Field(default=False, description="after each promotion, look for domains that need a specialist")
 
 
 class RunConfig(Section):

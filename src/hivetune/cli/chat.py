@@ -37,7 +37,7 @@ def chat(
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Use the system prompt of this agent's rows.")] = None,
     quant: Annotated[str, typer.Option("--quant", help="Quantization of the exported model.")] = DEFAULT_QUANT,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")] = 512,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Maximum tokens of an answer.")] = 512,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 always takes the likeliest token.")
     ] = 0.0,

@@ -37,7 +37,7 @@ def compare_sides(
         str | None, typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run.")
     ] = None,
     prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Number of rows to answer.")] = None,
-    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Longest answer in tokens.")] = None,
+    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens of an answer.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.judge=URL#MODEL."),
@@ -67,7 +67,7 @@ def compare_sides(
 
 
 def _rows_from(run: str | None, first: str, second: str) -> Run:
-    """Return the run that --run names, else B or A if one of them is a run."""
+    """Return the run of --run, else B or A if one of them is a run."""
     named = run or next((text for text in (second, first) if parse_side(text).kind == "run"), None)
     if named is None:
         raise UsageError(

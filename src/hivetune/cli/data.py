@@ -39,7 +39,7 @@ Model = Annotated[
     str | None, typer.Option("--model", "-m", help="Also check with this model's chat template and tokens.")
 ]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read model and data settings from this config.")]
-MaxLength = Annotated[int | None, typer.Option("--max-length", help="Longest row in tokens.")]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Maximum tokens of a row.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
 
 
@@ -55,7 +55,7 @@ def check(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
-    """Report the problem with rows, and where. Exits with 3 if too many are rejected or none is usable."""
+    """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     written = (clean, quarantine_path(clean), duplicates_path(clean), html) if clean is not None else (html,)
     for path in (path for path in written if path is not None):
@@ -236,7 +236,7 @@ def _show_reading(document: dict[str, Any]) -> None:
 
 
 def _understood(kind: dict[str, Any]) -> str:
-    """Return in one line how the rows of a file are read."""
+    """Return one line on how the rows of a file are read."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
     shown = (("question", "question"), ("answer", "answer"), ("tools", "tools"), ("not read", "left_out"))
     parts = [(title, kind[key]) for title, key in shown]

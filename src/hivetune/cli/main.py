@@ -138,7 +138,7 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """A group whose help is a document under --json, as that of a command."""
+    """A group of commands whose help is a JSON document under --json."""
 
     def get_help(self, ctx: Any) -> str:
         return _help(super().get_help(ctx))

@@ -42,7 +42,7 @@ def synth(
         typer.Option(metavar="MODEL", help="Let a model write the rows: URL#MODEL, a .gguf file or a release."),
     ] = None,
     budget: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens to spend with --ask, prompts included.")
+        int | None, typer.Option(min=1, help="Maximum tokens to spend with --ask, prompts included.")
     ] = None,
 ) -> None:
     """Make training rows from manual pages, docstrings and your own documents.

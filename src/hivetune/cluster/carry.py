@@ -55,7 +55,7 @@ Teller = Callable[[str], None]
 
 
 class _Lost(Exception):
-    """The machine or its actor is gone, or its answer can't be true."""
+    """The machine or its actor is lost, or its answer is invalid."""
 
 
 class _Refused(Exception):

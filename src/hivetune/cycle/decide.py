@@ -41,8 +41,8 @@ class Permission:
 
 @dataclass(frozen=True)
 class FailedAct:
-    """The last act, which failed `times` in a row. `final`: a retry would fail the same way. `patient`: it waits for a
-    disk or for another process, and no cycle is given up for that."""
+    """The last act, which failed `times` in a row. `final`: a retry would fail too. `patient`: it waits for a disk or
+    another process, which ends no cycle."""
 
     kind: ActionKind
     times: int
@@ -135,7 +135,7 @@ def decide(observed: Observation, settings: CycleConfig, now: float) -> Action:
 
 
 def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) -> tuple[CycleEnd, str] | None:
-    """Return how and why an open cycle is to be closed now, or None while it continues."""
+    """Return how and why an open cycle is to be closed now, or None if it stays open."""
     if _replays(cycle) and not (failed is not None and failed.kind == "replay" and _is_enough(failed)):
         return None
     if cycle.withdrawn:

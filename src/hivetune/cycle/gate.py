@@ -63,8 +63,8 @@ class CycleVerdict:
 def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
     """Return the worst of the verdicts against each rival; its reasons name the rival.
 
-    A held-out row on which a rival's loss is not finite says nothing about the candidate, so it is left out and
-    counted. Otherwise one such row would stop every later candidate.
+    A held-out row on which a rival's loss is not finite is left out and counted. Otherwise one such row would stop
+    every later candidate.
     """
     broken = _not_finite(contests)
     contests = replace(

@@ -61,7 +61,7 @@ class CycleRow:
 @dataclass(frozen=True)
 class Act:
     """A row of `decisions`. `outcome`: done, failed, paused (a slice that ended), interrupted (its process died), or
-    None while it continues. `details`: such as the exit code of a failure, or the hours and the energy of a slice."""
+    None while it runs. `details`: such as the exit code of a failure, or the hours and the energy of a slice."""
 
     number: int
     cycle: str | None
@@ -192,7 +192,7 @@ def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -
 
 
 def tell_act(act: Act, *, running: bool) -> str:
-    """Describe an act and its outcome. `running`: a process holds the loop; otherwise nothing continues."""
+    """Describe an act and its outcome. `running`: a process holds the loop; otherwise nothing runs."""
     outcome = act.outcome or ("running" if running else "interrupted")
     return f"{act.kind.replace('_', ' ')} {outcome}{f': {act.words}' if act.words else ''}"
 

@@ -251,7 +251,7 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
 
 
 def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
-    """Return the stations that the run's folder shows, as long as each rests on a whole one before it."""
+    """Return the stations whose artefacts the run's folder has, up to the first gap."""
     run = cycle.run
     if not (run / RECORD).exists() or not Path(read_record(run).get("snapshot", "")).is_dir():
         return set()
@@ -301,7 +301,7 @@ def gate_of(cycle: CycleRow) -> dict[str, Any]:
 
 def did_harm(cycle: CycleRow, passed: bool | None, withdrawn: str) -> bool:
     """Return whether the model was shown to be worse than the champion: in service, or beyond the tolerance on rows
-    that are older than it. One that only was not better, or that lacks evidence, says nothing against its rows."""
+    that are older than it. A model that was merely not better, or lacks evidence, is no proof against its rows."""
     against_best = gate_of(cycle).get("parts", {}).get("best", {})
     aborted = passed is False and against_best.get("verdict") == "abort"
     return cycle.champion is not None and (bool(withdrawn) or aborted)

@@ -54,7 +54,9 @@ class ChoiceSettings:
 
 
 def begins_from(start_from: str, in_a_row: int) -> str:
-    """Return "base" or "last". `in_a_row`: how many cycles up to the champion continued from the one before them."""
+    """Return "base" or "last". `in_a_row`: number of consecutive cycles up to the champion that continued from the
+    previous adapter.
+    """
     return "last" if start_from == "last" and in_a_row < MAX_IN_A_ROW else "base"
 
 
@@ -185,7 +187,9 @@ def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tup
 
 
 def _over_budget(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str, str]:
-    """Return the training rows beyond the budget, and where training continues, the old ones that are not replayed."""
+    """Return the training rows beyond the budget, and if training continues an adapter, the old rows that are not
+    replayed.
+    """
     budget = math.inf if settings.budget_tokens is None else settings.budget_tokens
     if not settings.going_on and sum(row.length for row in rows) <= budget:
         return {}

@@ -100,7 +100,7 @@ def _reason(alarm: Alarm, fault: str, before: str) -> str:
 
 
 def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
-    """Return the alarm as it was when it was first raised, or None."""
+    """Return the first alarm, or None."""
     alarm = Alarm(usual)
     for value in bad:
         alarm.add(value)

@@ -103,7 +103,7 @@ def _not_a_window(text: str, reason: str = "") -> UsageError:
 
 
 def slot_at(window: Window, now_s: float, zone: tzinfo) -> Slot | None:
-    """Return the slot at `now_s`, or None. Of a cron expression it is the newest one, however long ago it began."""
+    """Return the slot at `now_s`, or None. For a cron expression it is the newest one, even if it began long ago."""
     now = datetime.fromtimestamp(now_s, zone)
     if isinstance(window, Cron):
         return _cron_slots(window, now)[0]
@@ -165,7 +165,7 @@ def allowed_now(
     in_use: InUse | None = None,
     asked: bool = False,
 ) -> Permission:
-    """Return whether long work may continue at `now_s`, and until when.
+    """Return whether long work is allowed at `now_s`, and until when.
 
     `opened_s`: when the newest cycle was opened, where none is open; a slot of a cron expression opens one.
     `left_hours`: of the cycle's budget. `asked`: a person asked for it, so neither the window nor other users of the

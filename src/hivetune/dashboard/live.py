@@ -39,7 +39,7 @@ class RenderedPage:
 
 
 class Stream:
-    """An open connection. `over`: it must give way to a newer one."""
+    """An open connection. `over`: a newer connection replaces it."""
 
     def __init__(self, address: str):
         self.address, self.over = address, False

@@ -38,7 +38,7 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Page:
-    """A page. `live`: it changes by itself while it is looked at."""
+    """A page. `live`: it is updated while it is open."""
 
     template: str
     title: str

@@ -157,7 +157,7 @@ def _stands_in_answer(value: str, conversation: Conversation) -> bool:
 
 
 def stands_in(short: str, long: str) -> bool:
-    """Return whether a text stands in a longer one, and is no piece of a word or a number there."""
+    """Return whether a longer text contains this one as whole words."""
     return bool(short) and short in long and _with_borders(short) in _with_borders(long)
 
 
@@ -175,7 +175,7 @@ def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
 
 
 def _is_choice(name: str, value: Any) -> bool:
-    """Return whether a value only chooses among things that were known before, or says that there is no input."""
+    """Return whether a value only selects a known choice, or states that there is no input."""
     if name == "input":
         return says_none(value)
     return name in _CHOSEN and isinstance(value, str) and value.isidentifier()
@@ -214,7 +214,7 @@ def says_none(value: Any) -> bool:
 
 
 def names_document(text: str) -> bool:
-    """Return whether a text only names a document that stands elsewhere: `page_12`, `guides/returns.txt`."""
+    """Return whether a text only names a document: `page_12`, `guides/returns.txt`."""
     return _NAMED_DOCUMENT.fullmatch(text.strip()) is not None
 
 

@@ -40,7 +40,7 @@ _HEAD = re.compile(r'\s*"?([^".\[]+)')
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """Return `row` with our field names for the user's columns. Raise RowRefused: filtered.
 
-    Who maps one column of the conversation maps them all: others that look like content are not looked at.
+    If the user maps one column of the conversation, all others are ignored.
     """
     if WHERE in columns:
         _refuse_other(row, columns[WHERE])

@@ -430,7 +430,7 @@ def _is_of_an_answer(row: Row, name: str) -> bool:
 
 
 def _is_truth(value: Any) -> bool:
-    """Return whether a value is a truth value, or its word, as CSV has it. Other labels are classes."""
+    """Return whether a value is true or false, or such a word, as in CSV. Other labels are classes."""
     return isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false"))
 
 
@@ -461,6 +461,6 @@ def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
 
 
 def _maker_of(row: Mapping[str, Any]) -> str | None:
-    """Return the maker of a row that `data synth` made; None for a row that people had."""
+    """Return the maker of a row of `data synth`; None for other rows."""
     synthesis = row.get("synth")
     return str(synthesis.get("maker") or "unknown") if isinstance(synthesis, dict) else None

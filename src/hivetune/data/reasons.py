@@ -11,7 +11,9 @@ Severity = Literal["reject", "set_aside", "warn"]
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """`reject`: broken, can be repaired. `set_aside`: fine, left out by policy. `warn`: used, but not as it came."""
+    """A reason. `reject`: the row is broken. `set_aside`: intact, but left out by a setting. `warn`: used after a
+    change.
+    """
 
     severity: Severity
     meaning: str

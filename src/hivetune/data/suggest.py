@@ -209,9 +209,8 @@ def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
 
 
 def _is_likely(question: _Column, answer: _Column, only_pair: bool) -> bool:
-    """Return whether names or texts say that one column asks and another answers. `only_pair`: there are no others.
-
-    Profiles and tables of facts, of which any two columns would make rows, get no suggestion.
+    """Return whether names or texts suggest that one column asks and another answers. `only_pair`: there are no other
+    columns. Tables of facts get no suggestion, since any two of their columns would fit.
     """
     if question.asks > 1 / 2:
         return answer.asks <= 1 / 2

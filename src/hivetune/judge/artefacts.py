@@ -42,8 +42,9 @@ class Answerer(Protocol):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A side, found. `identity` is the hash of all that its answers depend on. `model`: GGUF file; `adapter`: GGUF
-    adapter on it. `trained`: adapter and base whose loss can be computed, where they are here: (base, adapter)."""
+    """A side of a comparison with its files. `identity` is the hash of all that its answers depend on. `model`: GGUF
+    file; `adapter`: GGUF adapter on it. `trained`: adapter and base whose loss can be computed, where they are here:
+    (base, adapter)."""
 
     label: str
     kind: SideKind

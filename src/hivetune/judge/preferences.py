@@ -161,8 +161,8 @@ def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = ALPHA) -> Es
 
 
 def _preferred(orders: Sequence[str | None]) -> str | None:
-    """Decide a pair from its two orders. One win and one tie is a win; one win each is a tie: the judge went by the
-    place.
+    """Decide a pair from its two orders. One win and one tie is a win; one win each is a tie, since the judge preferred
+    a position.
     """
     if None in orders:
         return None

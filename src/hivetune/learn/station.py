@@ -105,7 +105,7 @@ def stage2_config(config: RunConfig, first: Path, folder: Path) -> RunConfig:
 
 
 def longer_config(config: RunConfig, first: Run, folder: Path, steps: int) -> RunConfig:
-    """Return the config of stage 1 from where it ended, for `steps` more at stage 2's rate; nothing ends it earlier."""
+    """Return a config that continues stage 1 for `steps` steps at stage 2's rate, without early stopping."""
     rows = len(first.snapshot.rows("train"))
     return config.model_copy(
         update={

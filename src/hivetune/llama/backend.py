@@ -150,7 +150,7 @@ def find_engine(engine: Engine) -> str | None:
 
 
 def unused_program() -> str:
-    """Return why `auto` does not use the `llama-server` on PATH, in words; empty where it does, or there is none."""
+    """Return why `auto` does not use the `llama-server` on PATH; empty if it does, or if there is none."""
     program, problem = _own_program()
     return f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
 
@@ -250,8 +250,8 @@ class Backend:
         raise HivetuneError("the llama.cpp server ended in the middle of an answer")
 
     def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
-        """Return one greedy answer with the time of its first token, as a release is served: a slot keeps the
-        beginning that a prompt shares with the one before. Raises Unanswered when the server is lost."""
+        """Return one greedy answer with the time of its first token, as a release is served: a slot reuses the prefix
+        shared with its previous prompt. Raises Unanswered if the server is lost."""
         path = "/v1/chat/completions"
         request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools), "cache_prompt": True}
         while True:

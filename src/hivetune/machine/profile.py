@@ -113,7 +113,7 @@ def profile_path(fingerprint: str) -> Path:
 
 
 def read_profile(fingerprint: str) -> Profile:
-    """Return the profile of a machine, empty if there is none or it is damaged, since it only saves time."""
+    """Return the profile of a machine, empty if it is missing or damaged, since it only saves time."""
     try:
         content = read_json(profile_path(fingerprint))
     except (OSError, ValueError):

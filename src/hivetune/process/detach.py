@@ -36,7 +36,7 @@ def report_command(run: Path, target: str) -> list[str]:
 def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     """Start `hivetune resume RUN --set ...` in its own session, and return its process id.
 
-    Its output goes to RUN/supervisor.log. Raise Busy if the run is already going on, UsageError for a folder that
+    Its output goes to RUN/supervisor.log. Raise Busy if the run is already running, UsageError for a folder that
     another user may have made.
     """
     check_own(run)

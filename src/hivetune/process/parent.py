@@ -99,7 +99,7 @@ class Child:
         self._signal(signal.SIGSTOP if still else signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM: a task that saves when it is stopped saves and ends, others end at once."""
+        """Send SIGTERM: some tasks save before they end, others end at once."""
         if not self.ended:
             self.stand_still(False)  # a stopped process would handle it only later
             self._signal(signal.SIGTERM)

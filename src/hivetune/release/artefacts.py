@@ -29,8 +29,8 @@ SPARE_BYTES = 16 << 20
 
 
 def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DISK) -> None:
-    """Make `target` from a finished run. It is written aside and then renamed, so that it is whole or not there; a
-    folder that is there already is replaced when the new one is whole.
+    """Make `target` from a finished run. It is written to a temporary name and then renamed, so that it is complete or
+    absent. An existing folder is replaced last.
 
     Raises DoesNotFit without the room, HivetuneError for a file of the run that is missing.
     """

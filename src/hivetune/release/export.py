@@ -58,7 +58,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """An export. `path` is what to give to others: a file for GGUF, else the folder. `made`: it was written now."""
+    """An export. `path`: the file for GGUF, else the folder. `made`: it was written now."""
 
     to: ExportFormat
     path: Path
@@ -107,7 +107,7 @@ def export(
     dtype: MergedType = "source",
     progress: Progress = silent,
 ) -> Exported:
-    """Export any adapter folder, a trained one or one that has learned nothing yet. Raises as `export_run`."""
+    """Export any adapter folder, trained or not. Raises as `export_run`."""
     if to not in get_args(ExportFormat):
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
     target: ExportFormat = to  # type: ignore[assignment]

@@ -59,7 +59,7 @@ class Release:
         return home() / "releases" / self.name / str(self.version)
 
     def check(self) -> None:
-        """Raise HivetuneError when a file of it is missing or not the registered one."""
+        """Raise HivetuneError if a file of the release is missing or changed."""
         if self.pruned:
             raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
         problems = problems_once(self.folder)

@@ -95,7 +95,7 @@ def served_table(database: sqlite3.Connection, shared: str) -> SpecialistTable:
 
 @functools.lru_cache(maxsize=32)
 def _read(path: Path, _changed_ns: int, _size_bytes: int) -> SpecialistTable:
-    """Read the file, and keep it while it is the same: the gateway asks four times a second."""
+    """Read the file, and cache it until it changes: the gateway reads it four times a second."""
     document = read_sealed(path)
     try:
         keys = {
@@ -146,7 +146,7 @@ class Asking:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The name that answers, as the rest of the gateway understands it, and why."""
+    """The name of the answering release, and the reason."""
 
     model: str
     by: Literal["named", "declared", "session", "text", "shared"]

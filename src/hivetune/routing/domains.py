@@ -42,7 +42,7 @@ class KeyedRow:
 class RowDomain:
     """The rows with one of these values under one kind of key.
 
-    `title`: words for a value that is a hash.
+    `title`: a text for a value that is a hash.
     """
 
     kind: KeyKind
@@ -102,7 +102,7 @@ def own_keys(specialists: Mapping[str, RowDomain]) -> dict[str, dict[str, str]]:
 
 
 def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:
-    """Return words for a key that is a hash; empty for other keys."""
+    """Return a text for a key that is a hash; empty for other keys."""
     if kind == "system":
         words = " ".join((system or "").split())
     elif kind == "tools":

@@ -32,7 +32,7 @@ _WORD = re.compile(r"\w+")
 
 
 def read_part(text: str) -> str:
-    """Return the part of a text that counts: its beginning and end, in lower case, white space as one space."""
+    """Return the part of a text that is used: its beginning and end, in lower case, white space as one space."""
     if len(text) > 2 * READ_CHARS:
         text = f"{text[:READ_CHARS]} {text[-READ_CHARS:]}"
     return " ".join(text.lower().split())
@@ -81,7 +81,7 @@ class TextSpecialist:
         return self.bias + math.fsum(map(self.weights.get, features, repeat(0.0))) / math.sqrt(len(features))
 
     def probability(self, features: Sequence[int]) -> float:
-        """Return the probability that it answers better than the shared adapter by a margin."""
+        """Return the probability that the specialist answers better than the shared adapter by a margin."""
         z = self.slope * self.score(features) + self.offset
         return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
 

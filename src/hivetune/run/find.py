@@ -80,6 +80,6 @@ def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus
 
 
 def running_runs(database: sqlite3.Connection) -> list[Path]:
-    """Return the runs of this home that continue now, the newest first, without reading journals."""
+    """Return the runs of this home that are running now, the newest first, without reading journals."""
     paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created DESC")]
     return [path for path in paths if lock_holder(path) is not None]

@@ -83,7 +83,7 @@ class Chat:
         return None
 
     def say(self, text: str, temperature: float | None = None) -> Iterator[str]:
-        """Yield the pieces of the answer to `text`. The beginning of an answer that broke off is kept, with its
+        """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept, with its
         question."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []

@@ -49,8 +49,7 @@ def who() -> str:
 
 
 def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
-    """Return where a release comes from and what speaks for it, for `why NAME@VERSION`. Raises UsageError,
-    HivetuneError."""
+    """Return the origin and the evidence of a release, for `why NAME@VERSION`. Raises UsageError, HivetuneError."""
     release = find(database, reference)
     document: dict[str, Any] = {
         "release": release.label,

@@ -47,7 +47,7 @@ class FamilyCosts:
 def measure_costs(survey: Survey, attended: Attended = ALONE) -> FamilyCosts:
     """Measure the base, the shared adapter and each specialist that serves, in one server as the gateway runs it.
 
-    The figures are found where the same releases were measured before. Nothing is measured where no specialist serves.
+    Earlier figures of the same releases are reused. Without a serving specialist nothing is measured.
     """
     specialists, _ = serving(survey)
     releases = [survey.shared, *(one.release for one in specialists.values())]

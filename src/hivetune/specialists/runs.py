@@ -193,7 +193,7 @@ def make_specialists(survey: Survey, domains: Sequence[RowDomain], attended: Att
 
 
 def make_specialist(survey: Survey, domain: RowDomain, attended: Attended = ALONE) -> SpecialistStep:
-    """Train the specialist of a domain that was born from a copy of the shared adapter, and write down its step.
+    """Train the specialist of a domain, from a copy of the shared adapter, and record its step.
 
     Raises what training and evaluation raise; the same call continues where it was.
     """
@@ -257,7 +257,7 @@ def fork(survey: Survey, domain: RowDomain | None, terms: Terms = Terms()) -> Pa
 
 
 def remove_forks(survey: Survey) -> None:
-    """Remove the forks, which have been judged; the measurements of them stays."""
+    """Remove the forks, which have been judged; their measurements stay."""
     for folder in sorted(survey.folder.glob("fork-*")):
         if folder.is_dir():
             with closing(open_database()) as database:

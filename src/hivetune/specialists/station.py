@@ -104,7 +104,7 @@ def review(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:
 def answer_counts(
     database: sqlite3.Connection, survey: Survey, specialists: Mapping[str, Serving]
 ) -> dict[str, AnswerCounts]:
-    """Return how many answers each specialist's champion gave since it is served, and the whole family with it."""
+    """Return the number of answers of each specialist's champion since it is served, and of the whole family."""
     answers = dict(database.execute("SELECT release, answers FROM served").fetchall())
     labels = [survey.shared.label, *(one.release.label for one in specialists.values())]
     family = sum(int(answers.get(label, 0)) for label in labels)

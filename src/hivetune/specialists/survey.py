@@ -46,7 +46,7 @@ class Attended:
 
     `bar`: makes a progress callback from a label. `terms`: of every training. `between`: called between two pieces of
     work, of minutes each; it raises what ends the whole, and finished work is kept. `side_by_side`: several trainings
-    may continue at once, each in a process of its own, none of which can stand still as `terms` may ask.
+    may run at once, each in its own process, none of which can stand still as `terms` may ask.
     """
 
     bar: Callable[[str], Progress] = lambda label: silent

@@ -218,7 +218,7 @@ def run_sweep(
     `cluster`: the address of a cluster whose devices train instead of this machine's.
 
     Raises UsageError for settings that can't be tried, Busy while another process sweeps the same, HivetuneError when
-    every run failed, MachineNotFit for a cluster that does not answer, or has no device that can continue.
+    every run failed, MachineNotFit for a cluster that does not answer, or has no suitable device.
     """
     variants = make_variants(config, over)
     folder = home() / "sweeps" / f"{name}-{_hash(config, over)}"

@@ -144,7 +144,7 @@ def _code_of(answer: str) -> tuple[str, ...]:
 def _offer(
     pool: Pool, tally: CategoryCounts, category: str, page: DocPage, drafts: Iterable[Draft], limit: int, seed: int
 ) -> None:
-    """Check the drafts of a page; of each kind at most `limit` continue."""
+    """Check the drafts of a page; of each kind at most `limit` pass."""
     by_kind: dict[str, list[tuple[int, Draft]]] = {}
     source = Cited((page,))
     for draft in drafts:

@@ -31,7 +31,7 @@ def synth_document(
     maker: str,
     against: Against,
 ) -> dict[str, Any]:
-    """Return what `--json` prints.
+    """Return the document of `--json`.
 
     For each category: made = rejected + kept + not_needed.
     """
@@ -104,7 +104,7 @@ def diversity(path: Path) -> dict[str, Any]:
 
 
 def plain_words(text: str) -> list[str]:
-    """Return words as they follow one another, without the marks of code."""
+    """Return the words of a text in order, without the marks of code."""
     return text.lower().replace("`", " ").split()
 
 

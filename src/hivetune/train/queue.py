@@ -35,7 +35,7 @@ class Going:
 
 
 def visible_devices(cards: Sequence[Card], device: str, environment: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the environment of each place in the queue: one card each, or one place for all that the processor does.
+    """Return the environment of each place in the queue: one card each, or one place for the processor.
 
     `device` is the setting; a card that it names is the only one.
     """

@@ -112,7 +112,7 @@ class SliceEnded(HivetuneError):
 
 @dataclass
 class ActContext:
-    """The context of an act. `allowed` is asked while the act continues. `details` are stored with its outcome."""
+    """The context of an act. `allowed` is asked while the act runs. `details` are stored with its outcome."""
 
     config: RunConfig
     name: str
@@ -159,6 +159,6 @@ def ends_with_window(context: ActContext, label: str) -> Progress:
 
 
 def _check_window(allowed: Permission) -> None:
-    """Raise SliceEnded if work may not continue, or if the next look would come after the window's end."""
+    """Raise SliceEnded if work is not allowed now, or if the next look would come after the window's end."""
     if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
         raise SliceEnded(f"the window ended first: {allowed.reason}")

@@ -100,7 +100,7 @@ def _releases(database: Connection) -> Iterator[Metric]:
 
 
 def _training(database: Connection) -> Iterator[Metric]:
-    """Yield the numbers of the run that continues, the newest if there are several."""
+    """Yield the metrics of the running training run, the newest if there are several."""
     going = running_runs(database)
     yield _gauge("hivetune_training_runs", "Running runs", len(going))
     if not going:

@@ -35,8 +35,8 @@ def _ask(
     reason: bool = False,
     hidden: Mapping[str, str] | None = None,
 ) -> Page:
-    """Return the page that asks. `command`: the same in a terminal. `reason`: whether the form has a field for one.
-    `hidden`: values that the form carries."""
+    """Return the page that asks for confirmation. `command`: the equal command. `reason`: whether the form has a field
+    for one. `hidden`: values that the form carries."""
     values = {"says": says, "button": button, "command": command, "back": back, "reason": reason}
     return Page("confirm.html", title, {**values, "hidden": hidden or {}, "path": request.path})
 

@@ -24,7 +24,7 @@ Triple = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One row as words in lower case: system prompts and tools, the other text that is read, and the trained text."""
+    """The words of a row in lower case: system prompts and tools, other read text, and trained text."""
 
     given: Sequence[str]
     asked: Sequence[str]

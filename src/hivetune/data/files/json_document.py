@@ -55,7 +55,7 @@ class _Document:
         return passed
 
     def read_more(self) -> bool:
-        """Return whether there was more. Text that was passed is let go of."""
+        """Read more text, and return whether there was more. Text before the position is released."""
         more = self.source.more()
         self.buffer, self.position = self.buffer[self.position :] + more, 0
         return bool(more)
@@ -135,7 +135,7 @@ def _begin_of_conversations(document: _Document) -> int | None:
 
 
 def _first_conversation(text: str, at: int) -> int | None:
-    """Return where the first one begins, the keys of an object being at `at`. Raise ValueError: the text ends
+    """Return the start of the first conversation; the keys of an object are at `at`. Raise ValueError: the text ends
     before it.
     """
     while key := _NEXT_KEY.match(text, at):

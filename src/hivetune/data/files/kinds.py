@@ -209,7 +209,7 @@ def _refuse_unknown_encoding(encoding: str) -> None:
 
 
 def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
-    """Return `compression`, after the encoding and the line breaks of the text where they are not the usual ones."""
+    """Return the suffix of unusual line breaks and encoding, then `compression`."""
     sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
     if encoding := encoding or wide_encoding(head) or legacy_encoding(sample):
         compression = f".as={encoding}{compression}"
@@ -298,7 +298,7 @@ def share_before_damage(path: str) -> float | None:
 def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
 
-    `damage` gets the row that reports why the text ended before its end, if it did.
+    `damage` gets a row with the reason if the text ends early.
     """
     text, number = _Text(stream), 0
     for number, line in enumerate(text.lines(), 1):

@@ -373,7 +373,7 @@ def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether each message but the first names one of these as its parent."""
+    """Return whether each message but the first has one of these as its parent."""
     plain = _plain(messages)
     for id_name in _IDS:
         ids = {str(message[id_name]) for message in plain if _is_id(message.get(id_name))}

@@ -55,7 +55,7 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _ends(line: str, indent: str) -> bool:
-    """Return whether a line stands no more below the list of calls."""
+    """Return whether a line is outside the list of calls."""
     return line[:1].isalpha() or (bool(line.strip()) and not line.startswith(indent))
 
 

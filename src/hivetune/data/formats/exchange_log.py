@@ -22,13 +22,13 @@ _BODIES = ("body", "payload", "content", "data")
 
 
 def recognise(head: Head) -> bool:
-    """Return whether one of the first rows of a file asks a model, and another one answers it."""
+    """Return whether the first rows of a file contain a request to a model and its response."""
     ids = {_id(row) for row in head.events if _asks_a_model(row)} - {""}
     return bool(ids) and any(_side(row) == "response" and _id(row) in ids for row in head.events)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each call of a model, when its response is there. What else happened is set aside."""
+    """Yield one row for each call of a model with its response. Other events are set aside."""
     return paired((_step(number, row) for number, row, _ in events(lines)), _call)
 
 

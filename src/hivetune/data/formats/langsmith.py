@@ -45,9 +45,7 @@ def _is_sent(record: Row) -> bool:
 
 
 def _runs_sent(record: Row) -> Iterator[Row]:
-    """Yield the runs. The end of one that began in another record has no input, and one that has not ended no
-    output.
-    """
+    """Yield the runs. A run that began in another record has no input, and an unfinished run has no output."""
     begun, ended = _sent(record)
     return ({"inputs": None, "outputs": None, **run} for run in joined_by_id([*begun, *ended]))
 

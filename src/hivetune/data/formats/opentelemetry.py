@@ -89,9 +89,7 @@ def rows(row: Row) -> Conversation:
 
 
 def _flat_attributes(row: Row) -> dict[str, Any]:
-    """Return the attributes of a span under names with dots, however its exporter nests them; of a table those it
-    has.
-    """
+    """Return the attributes of a span under names with dots, for any nesting; of a table its columns."""
     source = first_of(row, _ATTRIBUTES)
     if source is not None:
         return _dotted(attributes(parsed(row[source])))

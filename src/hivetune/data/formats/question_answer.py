@@ -132,8 +132,8 @@ def _one_answer(row: Row, prompt: str, answer: Any, column: str, extra: tuple[st
 
 
 def _are_variants(texts: Sequence[str]) -> bool:
-    """Return whether short texts are ways to say one answer: each has half of its words in common with the first, or
-    the first with it. Others may be pieces of one answer, or several that are right together.
+    """Return whether short texts are variants of one answer: each shares half of its words with the first, or the first
+    with it. Other texts may be parts of one answer.
     """
     sets = [{word.strip(".,;:!?'\"()").lower() for word in text.split()} - {""} for text in texts]
     if any(not words or len(words) > _MAX_WORDS for words in sets) or any("\n" in text for text in texts):

@@ -35,7 +35,7 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 def _key(record: Mapping[str, Any]) -> str | None:
-    """Return the key of the rows; None where it lists nothing, or the turns of one conversation."""
+    """Return the key of the rows; None without a list, or if the list is the turns of one conversation."""
     for key in _KEYS:
         listed = objects(record.get(key))
         if listed is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in listed):

@@ -287,7 +287,7 @@ def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
 
 
 def _add_lost_rows(path: str, form: str, spilled: str) -> None:
-    """Add such messages for a converted archive whose last line reports damage."""
+    """Add a message per probably lost row for a converted archive whose last line reports damage."""
     if not form.endswith(".gz"):
         return
     rows, last = 0, ""

@@ -19,8 +19,8 @@ NO_NAME = 0
 
 
 class Candidate(NamedTuple):
-    """A row with a bad answer, `worse`. `better`: the answer that the row itself calls better; None where the bad one
-    is the row's own. `holder`: the row that holds the better one, itself or the row that it equals.
+    """A row with a bad answer, `worse`. `better`: the answer that the row itself calls better; None if the bad one is
+    the row's own. `holder`: the row with the better answer, itself or an equal row.
     """
 
     row: int

@@ -92,7 +92,7 @@ def read_request(value: Any) -> Request:
 
 
 def _request_turns(value: Mapping[str, Any]) -> Any:
-    """Return the turns of a request, or the text that was asked."""
+    """Return the turns of a request, or its text."""
     request = next((parsed(value[key]) for key in _PROMPTS if value.get(key) not in (None, "", [])), None)
     if isinstance(request, dict) and isinstance(request.get("text"), str) and "tokens" in request:  # AI21
         return request["text"]
@@ -262,7 +262,7 @@ def _refuse_status(status: Any) -> None:
 
 
 def _refuse_failure(value: Mapping[str, Any]) -> None:
-    """Raise RowRefused for a call that failed, and for an answer that breaks off."""
+    """Raise RowRefused for a failed call, and for an incomplete answer."""
     _refuse_status(one_of(value, "status_code", "statusCode"))
     if value.get("error"):
         raise RowRefused("failed", f"the call failed: {str(one_of(value['error'], 'message') or value['error'])[:80]}")
@@ -286,7 +286,7 @@ def refuse_cut_row(row: Mapping[str, Any]) -> None:
 
 
 def _refuse_cut(reason: Any) -> None:
-    """Raise RowRefused where an answer ended by its length or was stopped."""
+    """Raise RowRefused if an answer was cut at a length limit or was stopped."""
     word = reason.lower().rpartition(".")[2] if isinstance(reason, str) else ""  # Python: FinishReason.MAX_TOKENS
     if word in _CUT_OFF:
         raise RowRefused("cut-off-answer", f"the answer ended by {reason}, not by itself")

@@ -101,7 +101,7 @@ def _names_some(value: Any) -> bool:
 
 @lru_cache(512)
 def _verdict_columns(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the columns that may say that an answer is wrong, each with the way to read it."""
+    """Return the columns that may mark an answer as wrong, each with its reader."""
     kinds = {"wrong": WRONG, "failed": FAILED, "share": TRUE_SHARES, "judge": _JUDGES}
     return [(name, kind) for name in names for kind, kind_names in kinds.items() if plain_name(name) in kind_names]
 

@@ -49,7 +49,7 @@ def pieces_in(value: Any) -> StreamPieces | None:
 
 
 def whole_response(pieces: StreamPieces) -> Response:
-    """Return the response that these pieces are of. Raise RowRefused where its end is missing or the call failed."""
+    """Return the response made of these pieces. Raise RowRefused if its end is missing or the call failed."""
     for piece in pieces:
         if piece.get("type") == "error" or (isinstance(piece.get("error"), dict) and piece["error"]):
             error = one_of(piece.get("error"), "message") or piece.get("message") or piece.get("error")
@@ -109,13 +109,13 @@ def is_events(text: str) -> bool:
 
 
 def json_lines(text: str) -> StreamPieces:
-    """Return the objects of a text that is lines of them, several; nothing of any other text."""
+    """Return the objects of a text of several JSON lines; empty for other texts."""
     items = _sent(text) if text.startswith("{") else None
     return items if items and len(items) > 1 else ()
 
 
 def _tells_kinds(items: StreamPieces) -> bool:
-    """Return whether objects say of themselves which piece of a stream they are."""
+    """Return whether objects name their kind of stream event."""
     kinds = [one_of(item, *_KINDS) for item in items]
     if all(isinstance(one_of(item, *_FINISHED), bool) for item in items):
         return bool(items)

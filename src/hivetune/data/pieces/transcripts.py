@@ -80,8 +80,8 @@ def turns_behind_system(text: str) -> Turns | None:
 
 
 def _weighted(text: str) -> Turns | None:
-    """Return the turns of a text in which each has its weight; who gave the last one answers, and of turns in a row the
-    last one's weight counts. None for any other text.
+    """Return the turns of a text with a weight for each turn. The last speaker is the assistant. Of consecutive turns
+    the last weight counts. None for other texts.
     """
     pieces = [piece for piece in _END_OF_WEIGHTED.split(text) if piece.strip()]
     marks = [mark for piece in pieces if (mark := _WEIGHTED.match(piece)) is not None]
@@ -150,7 +150,7 @@ def _headed_turns(text: str) -> Turns | None:
 
 
 def _in_tags(text: str) -> Turns | None:
-    """Return the turns of a text that is nothing but tags with a question and its answer in them."""
+    """Return the turns of a text that consists of tags around a question and its answer."""
     named: list[tuple[str, _Side]] = []
     pieces: list[tuple[_Side, str]] = []
     end = 0

@@ -107,7 +107,7 @@ def can_be_cut(tokenizer: Tokenizer) -> bool:
 
 
 def _splits(step: Mapping[str, Any]) -> bool:
-    """Return whether all steps before the model are known, and one of them splits at such places."""
+    """Return whether all pre-tokenization steps are known, and one splits at these places."""
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
     return bool(steps) and all(map(_is_known, steps)) and any(map(_cuts, steps))
 
@@ -195,7 +195,7 @@ class Borders:
         return tokens, indices
 
     def _whole(self, text: str, marks: Sequence[re.Match[str]]) -> tuple[list[int], list[int]] | None:
-        """Return the same from one encoding, or None if its control tokens are not those of `marks`."""
+        """Return the tokens from one encoding of the whole text, or None if its control tokens differ from `marks`."""
         tokens = self._pieces.tokens_of(text)
         indices = [i for i, token in enumerate(tokens) if token in self._controls]
         if [tokens[i] for i in indices] != [self._ids[mark.group()] for mark in marks]:

@@ -160,7 +160,7 @@ class BothModels:
 
     @torch.no_grad()
     def probe_s(self) -> float:
-        """Return the seconds of a forward pass that is always the same: a difference comes from the machine."""
+        """Return the seconds of a fixed forward pass: a difference comes from the machine."""
         tokens_1P = torch.tensor([list(self._probe)], device=next(self.module.parameters()).device)
         started = time.perf_counter()
         self.module(input_ids=tokens_1P, use_cache=False).logits[0, -1].argmax().item()  # waits for the device

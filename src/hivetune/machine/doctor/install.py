@@ -18,9 +18,8 @@ class Install:
 
     @property
     def command(self) -> str:
-        """The command, with uv, which knows where each build is.
-
-        It replaces an installed torch, since a build for another card can have the same version.
+        """Return the install command, with uv, which finds each build. It replaces an installed torch, since a build
+        for another card can have the same version.
         """
         options = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
         return f"pip install uv && uv pip install {options}"

@@ -152,7 +152,7 @@ def _number(config: Any, name: str, default: int) -> int:
     """Return a setting by its usual name, which transformers maps to the family's own, or `default` for families
     without it.
 
-    It is read from the plain values: where layers differ (Gemma 4's heads), the attribute is not one number.
+    It is read from the plain values, since the attribute may differ by layer (Gemma 4's heads).
     """
     value = config.to_dict().get(config.attribute_map.get(name, name))
     return value if isinstance(value, int) and value > 0 else default

@@ -234,7 +234,7 @@ def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
 
 
 def _settle_template(work: Path, name: str) -> str:
-    """Write the chat template to a file of its own, from wherever the model keeps it; return its SHA-256."""
+    """Write the model's chat template to its own file; return its SHA-256."""
     path = work / TEMPLATE
     if not path.is_file():
         settings = (

@@ -89,7 +89,7 @@ class Alarm:
 
     @property
     def evidence(self) -> float:
-        """Return the e-value: how much likelier a worse rate makes the answers so far. Only a bad answer raises it."""
+        """Return the e-value: how much more likely the answers are under a worse rate. Only a bad answer raises it."""
         step = (1 - self.usual) / GRID
         rates = [self.usual + step * (number + 0.5) for number in range(GRID)]
         good = self.answers - self.bad
@@ -211,8 +211,8 @@ class Watch:
         self._add(label, client, answers=True, errors=error, slow=slow, complaints=False)
 
     def complained(self, label: str, answer: str, client: str = "") -> None:
-        """Count a thumb down for `answer`, once however often it is sent. The answer counted as no complaint when it
-        ended, so this is one more observation."""
+        """Count a thumb down for `answer` once, even if it is sent again. The answer first counted as good, so this is
+        one more observation."""
         if answer in self._complained:
             return
         self._complained[answer] = None

@@ -24,7 +24,7 @@ _FACT_KEYS = ("question", "answer", "source")
 
 @dataclass(frozen=True, slots=True)
 class WrittenFact:
-    """A question that a person answered; `source`: the page of the pack that it rests on, as systemctl(1)."""
+    """A question that a person answered; `source`: the page that confirms it, as systemctl(1)."""
 
     question: str
     answer: str

@@ -64,7 +64,7 @@ class DocPage:
 
     @property
     def called(self) -> str:
-        """Return the subject of a question: the command, also where no synopsis shows one; else the page."""
+        """Return the subject of a question: the command, even without a synopsis; else the page."""
         return self.command or re.sub(r"\([18]\w*\)$", "", self.label)
 
     @cached_property

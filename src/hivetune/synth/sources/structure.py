@@ -36,7 +36,7 @@ _LEFT_OUT = re.compile(
 
 
 def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str | None) -> DocPage:
-    """Return the page that these blocks are. `command`: its name, if it is of a section for commands.
+    """Return the page made of these blocks. `command`: its name, if it is of a section for commands.
 
     Raises NotUnderstood when it documents nothing.
     """

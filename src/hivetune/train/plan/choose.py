@@ -320,7 +320,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Option:
-    """A case, and what would fit of it: one line of the table.
+    """A case with its fitting form: one line of the table.
 
     `least_bytes`: the peak with every layer recomputed and streamed where it can be, and micro-batches of one row.
     """

@@ -52,7 +52,7 @@ Replayer = Callable[[Sequence[Item], bool], Ending]
 
 
 class _Machine(Exception):
-    """Raised where even a row that was trained before can't be replayed."""
+    """Raised if even a row that was trained before can't be replayed."""
 
 
 def isolate(rows: Sequence[int], replay: Replayer, *, control: int | None = None) -> Findings:
@@ -164,7 +164,7 @@ def ending_of(outcome: Outcome, folder: Path) -> Ending:
 
 
 def within(findings: Findings, quarantined: int, most: int) -> Findings:
-    """Return the findings; if they bring the rows `quarantined` so far above `most`, then it is not a row."""
+    """Return the findings, unless they would bring `quarantined` above `most`: then no row is the cause."""
     count = quarantined + len(findings.rows)
     if count <= most:
         return findings

@@ -262,13 +262,13 @@ def _alike(history: Sequence[Failure]) -> list[Failure]:
 
 
 def _rows_replayed(history: Sequence[Failure]) -> bool:
-    """Return whether the rows of this very step were replayed since one of them was taken out."""
+    """Return whether this step's rows were replayed since one of them was quarantined."""
     last = history[-1]
     return any(failure.isolated and failure.step == last.step for failure in (*_alike(history), last))
 
 
 def _rows_did_it(history: Sequence[Failure]) -> bool:
-    """Return whether a row was found guilty of this kind of fault before: where one is, there are more."""
+    """Return whether a row caused this kind of fault before: more rows may follow."""
     return any(
         failure.isolated and failure.kind == history[-1].kind and after.quarantined > failure.quarantined
         for failure, after in itertools.pairwise(history)

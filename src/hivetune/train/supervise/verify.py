@@ -160,7 +160,7 @@ def compare_runs(run_a: Path, other_run: Path) -> list[Compared]:
 
 
 def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapshot:
-    """Write a small snapshot of some rows of another, numbered again; its hash is that of its tokens."""
+    """Write a small snapshot of some rows of another, renumbered; its hash is that of its tokens."""
     folder.mkdir(parents=True)
     offsets, tokens, trained = array("Q", [0]), bytearray(), bytearray()
     for row in rows:

@@ -58,7 +58,7 @@ def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choic
 def complete(device: str, dtype: str, choices: Choices) -> Choices:
     """Return `choices` with device, dtype and threads chosen where they are not. `device` and `dtype` are the settings.
 
-    Raises MachineNotFit for a device that is not there, or that was proven to compute wrong.
+    Raises MachineNotFit for a device that is not there, or that computes wrong numbers.
     """
     name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     checked = check_device(name)
@@ -184,7 +184,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to count the peak again. Where the system can't do that (not Linux), it stays the process's own."""
+    """Begin to count the peak again. Without support (only Linux has it), it is the peak of the whole process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

@@ -99,7 +99,7 @@ class Loop:
         self.unread: Step | None = None
 
     def train(self) -> None:
-        """Make optimizer steps until the plan ends, validation gains no more, or the supervisor asks for a stop."""
+        """Make optimizer steps until the plan ends, validation stops improving, or the supervisor asks for a stop."""
         stop = False
         with self.feed:
             while self.state.step < self.session.num_steps and not self.state.stopped_early and not stop:
@@ -232,7 +232,7 @@ class Loop:
         return step in session.plan.chunk_ends or step % session.validate_every == 0 or step == session.num_steps
 
     def pause(self) -> None:
-        """Validate where it is due; at the end of a chunk also save a checkpoint, and begin again with the patience."""
+        """Validate where it is due; at the end of a chunk also save a checkpoint, and reset the patience."""
         if self.is_pause(self.state.step):
             self.validate()
         if self.state.step in self.session.plan.chunk_ends and not self.state.stopped_early:
@@ -333,7 +333,7 @@ class Loop:
         journal(session, "rolled_back", step=self.state.step, rows=rows, reason=spike.reason)
 
     def go_back(self, error: WorkerWrong) -> None:
-        """Return to the newest state before the steps that a wrong worker had a part in; repeat them without it."""
+        """Return to the newest state before the steps with a wrong worker; repeat them without it."""
         session = self.session
         session.saver.forget()
         doubtful = checkpoints.distrust_after(session.folder, error.good)

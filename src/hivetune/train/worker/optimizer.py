@@ -58,7 +58,7 @@ class AdamW:
 
     @torch.no_grad()
     def apply(self, grad_N: Tensor, ok: Tensor | None = None, shrink: Tensor | None = None) -> None:
-        """Make the update that `begin` announced, by `shrink` (fp64) times the gradient, which keeps that size.
+        """Make the update of `begin` with `shrink` (fp64) times the gradient, which stays scaled.
 
         Where `ok` (a bool on the device) is false, nothing changes but the gradient, which becomes zero.
         """

@@ -45,7 +45,9 @@ class ActorOrder:
 
 @dataclass
 class PackActor:
-    """Holds its device until its process ends. `sums`: the integers of each round that are not fetched yet."""
+    """An actor that holds its device until its process ends. `sums`: the integers of each round that are not fetched
+    yet.
+    """
 
     sums: dict[int, "torch.Tensor"] = field(default_factory=dict)
     weights_of: int = 0
@@ -106,7 +108,7 @@ class PackActor:
 
 
 def _own_environment(device: str) -> dict[str, str]:
-    """Return the variables that this machine's card wants, as a run that begins here would get them."""
+    """Return the environment variables for this machine's card, as for a run on this machine."""
     if device == "cpu":
         return {}
     proven = proven_environment(read_profile(read_machine().fingerprint), device, "auto")

@@ -31,7 +31,7 @@ def main(task: ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def serve_as_rank(task: Train, ranks: Ranks, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Do everything that a process of torchrun does which is not the first."""
+    """Serve as a rank of torchrun other than 0."""
     card = f"cuda:{ranks.local_rank}"
     return _serve(open_store(None), task.model, ranks.rank, NO_CHOICES, heartbeat, local=False, card=card)
 

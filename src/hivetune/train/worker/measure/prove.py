@@ -272,8 +272,7 @@ def _repeat(proving: Proving, run: Compute) -> str:
 def _spoil(results: Sequence[Tensor]) -> None:
     """Write NaN over results that were compared.
 
-    A kernel that succeeds and writes nothing must not find the right answer there, left by the call before
-    (unslothai/unsloth#11614).
+    Otherwise a kernel that writes nothing would pass with the previous call's result (unslothai/unsloth#11614).
     """
     for tensor in results:
         tensor.fill_(torch.nan)

@@ -49,7 +49,7 @@ def memory_for(size_bytes: int, device: torch.device) -> Tensor:
 
 
 def allocate(size_bytes: int, device: torch.device) -> Tensor:
-    """Return bytes of the device. A test puts memory in its place that ends where nothing is mapped."""
+    """Return bytes of the device. A test replaces it by memory that ends at an unmapped page."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
 

@@ -51,7 +51,7 @@ def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor, weigh: Weigh |
 
     x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count, or what `weigh`
     makes of the nll of all entries. Then each entry's gradient is kept until all are known, so that the vocabulary's
-    matrix is used no more often.
+    matrix is used only once.
     """
     batch = walk.batch
     y_RD, sum_RD, rstd_R = final_norm(walk, x_RD, delta_RD)

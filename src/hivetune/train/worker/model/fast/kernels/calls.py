@@ -63,8 +63,7 @@ class Calls:
     def again(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """Do `work`, by kept calls if there are any. Return its result, which may have more rows.
 
-        All of `work` goes through the methods below. `key` is equal where the calls would be, but for the number of
-        rows.
+        All of `work` goes through the methods below. `key` is equal for equal calls, apart from the number of rows.
         """
         piece = self._pieces.get(key)
         if piece is None or piece.rows < self._rows:
@@ -125,7 +124,7 @@ class Calls:
     def _count(self, rows: int) -> RowCount:
         times, rest = divmod(rows, self._rows)
         if rest:
-            raise ValueError(f"{rows} rows are no multiple of {self._rows} tokens: such a call can't be kept")
+            raise ValueError(f"{rows} rows are not a multiple of {self._rows} tokens: such a call can't be kept")
         return self._counts.setdefault(times, RowCount(rows))
 
 

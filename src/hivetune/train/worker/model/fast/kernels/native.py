@@ -218,7 +218,7 @@ class NativeOps(TorchOps):
 
 
 def _rows_first(multiply: Multiply) -> Callable[[Tensor, Tensor, Tensor], None]:
-    """Return the product with its arguments in the order that calls.Calls.rowwise wants."""
+    """Return the product with its arguments in the order of calls.Calls.rowwise."""
 
     def product(a_MK: Tensor, out_MN: Tensor, b_KN: Tensor) -> None:
         multiply(a_MK, b_KN, out_MN)

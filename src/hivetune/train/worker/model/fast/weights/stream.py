@@ -41,7 +41,7 @@ def source_for(device: torch.device, stream_from: Literal["memory", "disk"] | No
 class StreamDevice:
     """The device of a stream: memory for copies, and the order of copies and computing. This one is a processor.
 
-    Its copies are made by the thread that asks for them, so nothing has to wait.
+    The requesting thread makes its copies, so nothing has to wait.
     """
 
     def __init__(self, device: torch.device):
@@ -52,9 +52,8 @@ class StreamDevice:
         return memory_for(size_bytes, self._device)
 
     def pinned(self, size_bytes: int) -> list[Tensor]:
-        """Return host memory that copies to the device begin in, as powers of two and a small rest.
-
-        torch rounds what it pins up to the next power of two.
+        """Return pinned host memory for copies to the device, in blocks of powers of two and a small rest, because
+        torch rounds pinned memory up to a power of two.
         """
         pieces, rest = [], size_bytes >> 4
         while size_bytes:
