@@ -82,7 +82,7 @@ def _plain_names(names: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def is_content(key: str, value: Any) -> bool:
-    """Return whether a column would have to be explained by a layout."""
+    """Return whether a layout must have a place for this column."""
     kind = column_kind(plain_name(key))
     return kind in ("content", "media") or (kind == "unknown" and looks_like_content(value))
 
@@ -151,7 +151,7 @@ def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> b
 
 
 def _stands_in_answer(value: str, conversation: Conversation) -> bool:
-    """Return whether the last answer says this among other words."""
+    """Return whether the last answer contains this text."""
     answers = [message.content for message in conversation.messages if message.role == "assistant"]
     return bool(answers) and (not value or stands_in(value.lower(), answers[-1].lower()))
 
@@ -183,7 +183,7 @@ def _is_choice(name: str, value: Any) -> bool:
 
 @lru_cache(512)
 def _content_columns(names: tuple[str, ...], layout: Format) -> tuple[tuple[str, Kind], ...]:
-    """Return the columns of such rows that may be content, by what their names say."""
+    """Return the columns of such rows that may be content, by their names."""
     kinds: list[tuple[str, Kind]] = [
         (name, "unknown" if name == _OR_ANSWER else column_kind(name)) for name in names if name not in layout.explains
     ]
@@ -238,9 +238,7 @@ def _is_explained(value: Any, named: bool, messages: Sequence[Message]) -> bool:
 
 
 def outcome_of(row: Row) -> bool | None:
-    """Return whether an answer was a good one, as an outcome column of the row says under one of its names and
-    values.
-    """
+    """Return whether an answer was a good one, by an outcome column of the row."""
     for name, good, bad in _outcome_columns(tuple(row)):
         value = row[name]
         if isinstance(value, str | int | float):

@@ -58,9 +58,7 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _is_side(field: str, columns: Mapping[str, str]) -> bool:
-    """Return whether a field of ours names a column: not where the rows are or which, nor what belongs to a list of
-    turns.
-    """
+    """Return whether a field names a content column, not the place of rows, a condition or a part of a turn."""
     return field not in (ROWS, WHERE) and not ("messages" in columns and field in TURN_FIELDS)
 
 
@@ -101,10 +99,8 @@ def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
 
 
 def side_of(row: Row, field: str, column: str) -> Any:
-    """Return what stands in a column, or in several, with their names: an answer as JSON text, a question as lines of
-    text.
-
-    None where nothing is there, or where the row lacks one of several.
+    """Return the content of one or several columns with their names: an answer as JSON text, a question as lines. None
+    if a column is missing or empty.
     """
     parts = named_in(row, field, column)
     if len(parts) == 1:
@@ -137,9 +133,7 @@ def _as_json(value: Any) -> Any:
 
 
 def value_of(row: Row, column: str) -> Any:
-    """Return what stands at a path of a row; lists and objects that are written as JSON text are opened. None:
-    nothing.
-    """
+    """Return the value at a path of a row; lists and objects in JSON text are decoded. None if there is none."""
     if column in row:
         return row[column]
     above, _, last = column.rpartition(".")
@@ -203,7 +197,7 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
 
 
 def with_user_columns(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
-    """Return a refusal whose `--columns` line names the user's columns: ours are in no file of the user's."""
+    """Return a refusal whose `--columns` line has the user's column names, not ours."""
     hint = re.sub(r"=(\w+)", lambda match: f"={columns.get(match.group(1), match.group(1))}", refused.hint)
     return RowRefused(refused.reason, hint)
 

@@ -169,7 +169,7 @@ def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
 
 
 def _text(content: bytes) -> str:
-    """Return the text of a column of the store; a flipped bit may leave no UTF-8, and costs no other row."""
+    """Return the text of a column of the store. Invalid UTF-8, as from a flipped bit, refuses only this row."""
     return content.decode("utf-8", "backslashreplace")
 
 
@@ -335,8 +335,8 @@ def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
 
 
 def _refuse_by_file(row: Row, conversation: Conversation, chunk: Chunk) -> None:
-    """Raise RowRefused for what only the other rows of a file show: a column without which equal questions have
-    different answers, and the length at which its answers were cut.
+    """Raise RowRefused for problems that only the other rows of a file show: a column without which equal questions
+    have different answers, and the length at which its answers were cut.
     """
     if chunk.telling and chunk.telling in row and conversation.layout not in WHOLE_ROWS:
         hint = f"without {chunk.telling!r} equal questions have different answers: {chunk.line}"

@@ -143,7 +143,7 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
 
 
 def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """Yield lists of objects of which one field names who speaks, and another holds the words."""
+    """Yield lists of objects with one field for the speaker and one for the text."""
     for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
         lists = [turns for row in rows if (turns := objects(_at(row, path)))]
         turns = [turn for turns_of_row in lists for turn in turns_of_row]
@@ -173,7 +173,7 @@ def _text_field(turns: Sequence[Row]) -> str:
 
 
 def _speaker_fields(turns: Sequence[Row], text: str) -> list[str]:
-    """Return fields with few values of which every turn has one, those with known roles first."""
+    """Return fields with few values that every turn has, fields with known roles first."""
     fields = []
     for name in turns[0]:
         values = [turn.get(name) for turn in turns]
@@ -312,7 +312,7 @@ def _is_record(name: Any, value: dict[Any, Any] | list[Any]) -> bool:
 
 
 def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list[Any]]]:
-    """Yield (path, list) of everything that is a list of objects, below objects; turns by their name first."""
+    """Yield (path, list) of each list of objects, in nested objects too; names of turns come first."""
     if depth > _MAX_DEPTH or not isinstance(row, dict):
         return
     for name, value in sorted(row.items(), key=lambda item: plain_name(str(item[0])) not in TURNS)[:_MAX_PATHS]:

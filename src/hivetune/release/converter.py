@@ -105,7 +105,7 @@ def server_name(program: str | None) -> str:
 
 
 def untested_pair(converter: str, server: str) -> list[str]:
-    """Return what to add to a failure: both names where they are not the tested pair, else nothing."""
+    """Return a note for a failure: both names if they are not the tested pair, else nothing."""
     if (converter, server) == (f"{PACKAGE} {VERSION}", TESTED_SERVER):
         return []
     return [f"the converter is {converter} and the server {server}; tested are {PACKAGE} {VERSION} and {TESTED_SERVER}"]

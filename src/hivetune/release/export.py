@@ -214,7 +214,7 @@ def _check_disk(source: Source, parent: Path, recipe: Recipe | None, to: str) ->
 
 
 def _portable_base(model: Path) -> tuple[str, str | None]:
-    """Return what others call the base: Hub id and commit, else its name without a path."""
+    """Return the base's public name: Hub id and commit, else its name without a path."""
     described = read_json(model / DESCRIPTION)
     if described.get("kind") == "hub":
         return described["source"], described.get("revision")

@@ -295,7 +295,7 @@ def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
 def prune(database: sqlite3.Connection, release: Release) -> int:
     """Delete the artefacts of an unused release; its row and history stay. Returns the bytes freed.
 
-    The row is changed first: a crash leaves files that are not release, never a release without files.
+    The row is changed first: a crash leaves files without a release, never a release without files.
     """
 
     def check() -> None:

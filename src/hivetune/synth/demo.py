@@ -197,7 +197,7 @@ def _facts(item: Documented, answer: str) -> list[str]:
 
 
 def _damaged(kind: int, row: dict[str, Any]) -> list[str]:
-    """Return what real logs hold besides good rows: a failure, a repeat, and one of five kinds of broken line."""
+    """Return typical faults of real logs: a failure, a repeat, and one of five kinds of broken line."""
     failed = {**row, "task": f"{row['task']} (again)", "success": False, "output": "Error: the tool timed out."}
     whole = json.dumps(row, ensure_ascii=False)
     broken = (

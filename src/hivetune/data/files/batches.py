@@ -74,8 +74,8 @@ def _index(database: sqlite3.Connection, path: str, form: str, side: BatchSide) 
 
 
 def _joined(database: sqlite3.Connection, row: dict[str, Any], side: BatchSide) -> str | None:
-    """Return the row of one line; None for a question that its answer's row holds. An id of two questions joins
-    nothing.
+    """Return the row of one line; None for a question that is in its answer's row. An id of two questions is not
+    joined.
     """
     identity = _id_of(row)
     question = database.execute("SELECT body, files FROM questions WHERE id = ?", (identity,)).fetchone()

@@ -88,9 +88,7 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
 
 
 def _is_row(fields: list[str], header: list[str]) -> bool:
-    """Return whether fields are no blank line (nor separators alone), and no header again, as in files that were
-    joined.
-    """
+    """Return whether fields are a row: not a blank line, separators alone, or the header again, as in joined files."""
     return any(fields) and fields != header
 
 
@@ -275,7 +273,7 @@ def _is_first_row(first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
 
 
 def _is_name(cell: str) -> bool:
-    """Return whether somebody would call a column so."""
+    """Return whether a text looks like a column name."""
     short = len(cell) <= _MAX_HEADER_CHARS and len(cell.split()) <= _MAX_NAME_WORDS
     return bool(cell) and short and not cell.endswith(_SENTENCE_ENDS) and _look(cell) in ("word", "prose")
 

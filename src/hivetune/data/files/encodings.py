@@ -119,8 +119,8 @@ class WithLineFeeds:
 
 
 def latin_text(payload: bytes) -> str | None:
-    """Return bytes of one Latin letter each as text, of a row in a file of UTF-8; None where the encodings of Latin
-    letters differ, or the words are of another script.
+    """Return the text of a row in a Latin encoding within a UTF-8 file; None if the Latin encodings differ for it, or
+    if it is another script.
     """
     try:
         text = payload.decode("cp1252")

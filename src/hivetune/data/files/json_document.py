@@ -154,7 +154,7 @@ def _first_conversation(text: str, at: int) -> int | None:
 
 
 def _is_conversation(element: Any) -> bool:
-    """Return whether an element of a list is a conversation with turns of its own, and no turn."""
+    """Return whether an element of a list is a conversation, not a turn."""
     if not isinstance(element, dict) or not _SPEAKERS.isdisjoint(element):
         return False
     for key, value in element.items():
@@ -218,7 +218,7 @@ def _end_of_value(document: _Document) -> int | None:
 
 
 def _broken(document: _Document, first_keys: set[str]) -> str:
-    """Return the text from here to the beginning of the next row, at most _KEPT_CHARS of it."""
+    """Return the text up to the next row, at most _KEPT_CHARS."""
     first_key = _FIRST_KEY.match(document.buffer, document.position)
     keys = first_keys | ({first_key.group(1)} if first_key else set())
     any_key = "|".join(map(re.escape, sorted(keys)))

@@ -31,7 +31,7 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each call of a model; what else happened is set aside by its type."""
+    """Yield one row for each call of a model; other events are set aside by their type."""
     return paired((_step(*event) for event in events(lines)), _row)
 
 

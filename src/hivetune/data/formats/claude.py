@@ -138,7 +138,9 @@ def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
 
 
 def _split(parts: list[Any]) -> list[Any]:
-    """Return blocks of text of which one ends a sentence and the next begins without a space are paragraphs."""
+    """Return the text of blocks. Blocks that end a sentence, with the next beginning without a space, are
+    paragraphs.
+    """
     blocks: list[Any] = []
     for part in parts:
         before, text = (one_of(blocks[-1], "text") if blocks else None), one_of(part, "text")

@@ -165,7 +165,7 @@ def _role(event: Row) -> str | None:
 
 
 def _block(event: Row) -> dict[str, Any] | None:
-    """Return the message of a line that is a call or a result itself."""
+    """Return the message of a line that is a call or a result."""
     kind = str(event.get("type"))
     named = event.get({"tool_use": "name", "tool_result": "tool_use_id"}.get(kind, ""))
     if isinstance(event.get("message"), dict) or not isinstance(named, str):
@@ -220,8 +220,8 @@ def _command_arguments(line: _Line) -> str:
 
 
 def _chain(session: _Session) -> None:
-    """Make the order of the lines the conversation where no line names a parent, as in copies by other
-    programs. Subagents are chained apart.
+    """Chain the lines in file order if no line has a parent, as in copies by other programs. Subagents get their own
+    chains.
     """
     before: dict[bool, str | None] = {}
     for name, line in session.lines.items():

@@ -55,8 +55,8 @@ def is_line(row: Row) -> bool:
 
 
 def recognise(head: Head) -> bool:
-    """Return whether the first lines are such a session. The first may be longer than the head: it has all instructions
-    of the agent.
+    """Return whether the first lines are a session of Codex. The first may be longer than the head: it has all
+    instructions of the agent.
     """
     return _FIRST_LINE.match(head.data) is not None or any(map(is_line, head.events))
 
@@ -146,7 +146,7 @@ def _leave_out_repeated(session: _Session) -> None:
 
 
 def _bordered(text: str) -> str:
-    """Return a text that begins and ends with a sign that is in none: several side by side can be distinguished."""
+    """Return a text between signs that occur in no text, so that several can be joined and searched."""
     return f"\n{text.strip()}\0"
 
 

@@ -81,7 +81,7 @@ def _row(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _may_answer(body: Any) -> bool:
-    """Return whether a body may be an answer: no count of tokens, no file that was stored, no page."""
+    """Return whether a body may be an answer, not a token count, a stored file or a page."""
     as_json = parsed(body)
     if isinstance(as_json, str):
         return bool(as_json) and not _PAGE.match(as_json)

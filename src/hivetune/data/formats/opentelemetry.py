@@ -106,7 +106,7 @@ def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _below(flat: Mapping[str, Any], prefix: str) -> Any:
-    """Return what stands below `prefix`, nested as the dots in the names say."""
+    """Return the attributes below `prefix`, nested by the dots in their names."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         if not key.startswith(prefix):
@@ -167,7 +167,7 @@ def _kind(flat: Mapping[str, Any], name: str) -> str:
 
 
 def without_what_repeats(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the spans of a trace of MLflow; those around calls of a model repeat them, and lose their inputs."""
+    """Return the spans of a trace of MLflow; spans around calls of a model repeat them, and lose their inputs."""
     flat = [attributes(span.get("attributes")) for span in spans]
     calls = [_kind(attributes_of, _MLFLOW_STEP[2]) in _MODEL_KINDS for attributes_of in flat]
     if not any(calls):
@@ -242,7 +242,7 @@ def _event_fields(event: Mapping[str, Any]) -> dict[str, Any]:
 
 def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list[dict[str, Any]] | None:
     """Return turns below one of these names: as attributes of their own (gen_ai.prompt.0.role,
-    llm.input_messages.0.message.content), or as one list of objects; who names no role is `role`.
+    llm.input_messages.0.message.content), or as one list of objects; a turn without a role gets `role`.
     """
     for name in columns:
         turns = listed(_below(flat, f"{name}."))

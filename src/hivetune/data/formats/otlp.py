@@ -17,7 +17,9 @@ _RESOURCE_LOGS = ("resourceLogs", "resource_logs")
 
 
 def _spans(record: Row) -> Iterator[Row]:
-    """Yield the spans of a batch or of one resource, their attributes as objects, those of the resource below them."""
+    """Yield the spans of a batch or of one resource, their attributes as objects, with the resource's attributes as
+    defaults.
+    """
     inner = without_wrapper(dict(record))
     for resource in objects(one_of(inner, *_RESOURCES)) or [inner]:
         resource_attributes = attributes(one_of(resource.get("resource"), "attributes"))

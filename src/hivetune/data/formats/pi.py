@@ -34,8 +34,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
-    """Yield the rows of each tree of a session: a line that is broken ends one, and what lies below it begins
-    another. Of each tree the branch is read that ends at the message written last.
+    """Yield the rows of each tree of a session: a broken line ends one, and later lines begin another. Of each tree the
+    branch with the newest message is read.
     """
     facts: dict[str, Any] = {}
     entries: dict[str, PlacedEvent] = {}

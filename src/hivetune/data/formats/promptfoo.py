@@ -68,7 +68,7 @@ def _turns_in_yaml(raw: str) -> Any:
 
 
 def _date(value: Any) -> str:
-    """Return what YAML reads as a date, as text again. Raise TypeError for what else JSON does not have."""
+    """Return a date of YAML as text. Raise TypeError for other values that JSON lacks."""
     if not isinstance(value, date):
         raise TypeError
     return value.isoformat()

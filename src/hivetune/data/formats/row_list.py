@@ -47,7 +47,7 @@ def _key(record: Mapping[str, Any]) -> str | None:
 
 
 def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the Hub's viewer numbers its rows: {"row_idx": 0, "row": {...}}."""
+    """Return the row without the numbering of the Hub's viewer: {"row_idx": 0, "row": {...}}."""
     inner = row.get("row")
     return inner if isinstance(inner, dict) and "row_idx" in row else row
 

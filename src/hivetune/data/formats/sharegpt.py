@@ -57,9 +57,7 @@ def _list_column(row: Row) -> str | None:
 
 
 def _without_marks(texts: list[str]) -> list[str]:
-    """Return texts that begin with a mark of a question and of an answer in turn, as sets of medical talks have them,
-    without those.
-    """
+    """Return texts without their leading marks of question and answer, as some medical data sets have them."""
     marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(texts)]
     return [text[mark.end() :] for text, mark in zip(texts, marks, strict=True) if mark] if all(marks) else texts
 

@@ -117,7 +117,7 @@ def _refuse_media(row: Row) -> None:
 
 
 def _unanswered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns without a last answer: some files keep the better one in `messages` too."""
+    """Return the turns without the last answer: some files repeat the better one in `messages`."""
     return turns[:-1] if turns and _speaker(turns[-1]) in ("assistant", "gpt", "model") else turns
 
 

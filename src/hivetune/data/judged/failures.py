@@ -45,8 +45,8 @@ _MIN_LIMIT, _MAX_COUNT_DIGITS = 16, 10
 
 
 def outside_cause(row: Mapping[str, Any], answer: str = "") -> str:
-    """Return what failed outside of the answer, in the row's own words; empty where the row does not say so. An answer
-    that is an error's message ("Error: the tool timed out.") is not a model's.
+    """Return the row's text on a failure outside of the answer; empty without one. An answer that is an error's message
+    ("Error: the tool timed out.") is not a model's.
     """
     message = answer if len(answer) <= MAX_MESSAGE_CHARS and _IS_MESSAGE.match(answer) else ""
     for text in (message, *_reasons(row)):
@@ -177,6 +177,6 @@ def cut_length(answers: Collection[str]) -> int:
 
 
 def ends_inside(answer: str) -> bool:
-    """Return whether a text ends inside a sentence, or reports it by three points. A text without words has none."""
+    """Return whether a text ends inside a sentence, or with three points. A text without words does not."""
     end = answer.removesuffix("...").removesuffix("\u2026").rstrip()[-1:]
     return looks_like_content(answer) and (end.isalnum() or end in (",", ";", "(")) and len(answer.split()) > 1

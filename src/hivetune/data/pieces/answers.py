@@ -58,7 +58,7 @@ def is_request(value: Any) -> bool:
 
 
 def read_request(value: Any) -> Request:
-    """Return everything that stood before the answer: an object of some API, a list of turns, or a text.
+    """Return everything before the answer: an object of some API, a list of turns, or a text.
 
     Raise RowRefused: earlier-turns-missing, or the problem with a turn.
     """
@@ -118,7 +118,7 @@ def _flat(turns: list[Any]) -> list[Any]:
 
 
 def is_response(value: Any) -> bool:
-    """Return whether a value has the shape of some API's response. An answer that is JSON itself has not."""
+    """Return whether a value has the shape of some API's response. An answer that is JSON has not."""
     value = _unwrapped(parsed(value))
     if isinstance(value, str | list) and pieces_in(value) is not None:
         return True
@@ -356,7 +356,7 @@ def unlearn_answer(items: list[dict[str, Any]], end: int) -> None:
 
 
 def unlearn_hidden_calls(items: list[Any]) -> list[Any]:
-    """Return items without such calls; the turn of each, before it and after, is read and not learned."""
+    """Return items without hidden calls; the turn of each is read and not learned."""
     if not any(one_of(item, "type") in HIDDEN_CALLS for item in items):
         return items
     items = [{**item} for item in items if isinstance(item, dict)]

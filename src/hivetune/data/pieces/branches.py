@@ -64,9 +64,8 @@ class NotLearned(Exception):
 
 
 def chat_messages(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
-    """Return (messages, reasons of severity warn) of turns: an answer for which the program used a tool, whose
-    results no export holds, or that broke off is read and not learned. `read` raises NotLearned for such a
-    turn.
+    """Return (messages, reasons of severity warn) of turns: an answer is read and not learned if it is incomplete, or
+    if it used a tool whose results the export lacks. `read` raises NotLearned for such a turn.
     """
     refusals: list[RowRefused] = []
 

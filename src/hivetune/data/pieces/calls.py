@@ -91,7 +91,7 @@ def result_text(value: Any) -> str:
 
 
 def _is_file(part: Any) -> bool:
-    """Return whether a part of a result is not a text; a document of Cohere's is one, with its words in it."""
+    """Return whether a part of a result is not a text; a document of Cohere's is text."""
     kind = one_of(part, "type")
     return kind in ("image", "image_url") or (kind == "document" and not isinstance(part.get("document"), dict))
 

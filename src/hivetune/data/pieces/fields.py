@@ -63,7 +63,7 @@ class Fields:
 
 
 def extract(row: Mapping[str, Any]) -> Fields:
-    """Never raises: a value that makes no sense is None, and the row itself keeps it."""
+    """Return the fields of a row. A value that makes no sense is None; the row itself keeps it."""
     columns, nested = columns_of(tuple(row))
     values = [_first(row, names) for names in columns]
     for name in nested:
@@ -93,7 +93,7 @@ def _verdict(row: Mapping[str, Any]) -> bool | None:
 
 
 def _names_some(value: Any) -> bool:
-    """Return whether a column of FAILED names a check that an answer failed."""
+    """Return whether a column of FAILED has a failed check."""
     if isinstance(value, str):
         return value.strip().lower() not in NONE_FAILED and as_number(value) is None
     return isinstance(value, list | dict) and bool(value)
@@ -122,7 +122,7 @@ def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tup
 
 
 def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """Return the first of these columns that holds something."""
+    """Return the first of these columns with a value."""
     for name in names:
         value = row[name]
         if value is not None and value != "":

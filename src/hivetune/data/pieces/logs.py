@@ -44,7 +44,7 @@ def one_line(text: str) -> str:
 
 
 def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    """Yield (line, event or None, the line) for each line that is not blank; None: it is not JSON object."""
+    """Yield (line, event or None, the line) for each line that is not blank; None: it is not a JSON object."""
     for number, line in lines:
         text = line.strip()
         if not text:

@@ -22,8 +22,8 @@ def without_markup(body: str) -> str:
 
 
 def desk_conversation(name: str, turns: Iterable[tuple[Role, Any, float]], notes: bool) -> Conversation:
-    """Return the conversation of a ticket. `turns`: who, what, and the weight; `notes`: whether notes between the
-    desk's people were left out.
+    """Return the conversation of a ticket. `turns`: who, what, and the weight; `notes`: whether internal notes were
+    removed.
     """
     messages: list[Message] = []
     marked = False

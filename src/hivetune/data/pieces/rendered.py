@@ -182,7 +182,7 @@ def _rounds_in_chinese(prompt: str) -> list[dict[str, str]] | None:
 
 
 def goes_on(answer: str) -> bool:
-    """Return whether an answer is followed by the next turns, as a model writes them that does not stop."""
+    """Return whether an answer continues with further turns, as of a model that does not stop."""
     return _NEXT_TURN.search(answer) is not None
 
 

@@ -87,7 +87,7 @@ def _text_of_mark(mark: re.Match[str]) -> str:
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of `text`; long lists of columns are easier to read as one."""
+    """Return the words of `text`, for long lists of column names."""
     return frozenset(text.split())
 
 

@@ -26,7 +26,7 @@ def spoken(name: str, turns: list[tuple[str, Any]], assistant: Any) -> Conversat
 
 
 def read_session(row: Row) -> Conversation:
-    """Return the conversation that the format of a file put together from many lines. Raise RowRefused."""
+    """Return the conversation that a file's format joined from many lines. Raise RowRefused."""
     turns, system = _with_roles(row["messages"], row.get(ASSISTANT)), row.get("system")
     cut: tuple[str, ...] = ()
     try:

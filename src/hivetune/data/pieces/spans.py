@@ -98,7 +98,7 @@ def read_step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversat
 
 
 def decoded(value: Any) -> Any:
-    """Return what JSON text holds, also JSON text within JSON text, as some exporters write objects."""
+    """Return decoded JSON text, also nested JSON text, as some exporters write objects."""
     if isinstance(value, str) and value[:1] == '"' and value[-1:] == '"':
         try:
             value = json.loads(value)

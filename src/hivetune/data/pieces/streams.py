@@ -123,7 +123,7 @@ def _tells_kinds(items: StreamPieces) -> bool:
 
 
 def _joiner(items: StreamPieces) -> _Joiner | None:
-    """Return what puts these pieces together; None: they are none."""
+    """Return the function that joins these pieces; None if they are not pieces of a stream."""
     kinds = [item.get("type") for item in items]
     if any(map(_is_chunk, items)):
         return _openai
@@ -161,7 +161,7 @@ def _joiner_of_events(kinds: set[str]) -> _Joiner | None:
 
 
 def _is_chunk(item: Mapping[str, Any]) -> bool:
-    """Return whether a piece is OpenAI's; AI21's on Bedrock does not say so."""
+    """Return whether a piece is OpenAI's, or AI21's on Bedrock, which lacks the object's name."""
     choices = objects(item.get("choices"))
     return item.get("object") == "chat.completion.chunk" or (choices is not None and "delta" in choices[0])
 
@@ -303,7 +303,7 @@ def _cohere(pieces: StreamPieces) -> Response | None:
 
 
 def _responses(pieces: StreamPieces) -> Response | None:
-    """Return the response that the last event holds whole."""
+    """Return the complete response in the last event."""
     ends = ("response.completed", "response.incomplete", "response.failed")
     whole = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
     return whole if isinstance(whole, dict) else None

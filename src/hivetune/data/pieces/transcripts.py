@@ -236,7 +236,7 @@ def role_of(name: str) -> Role | None:
 
 @lru_cache(4096)
 def part_of(name: str) -> str:
-    """Return what stands under a name: `Question 3`, `Final Answer`."""
+    """Return the party of a header such as `Question 3` or `Final Answer`."""
     plain = plain_name(name.rstrip("0123456789 ")).removeprefix("final_")
     return next((part for part, names in _PARTS.items() if plain in names), "unknown")
 

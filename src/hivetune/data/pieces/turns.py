@@ -121,9 +121,7 @@ def read_turn(turn: Any) -> list[Message]:
 
 
 def _is_silent(turn: Any) -> bool:
-    """Return whether a turn is no message, but mini-swe-agent's note on how a run ended, or a search of the web, whose
-    answer says enough.
-    """
+    """Return whether a turn is not a message, but mini-swe-agent's note on a run's end, or a web search."""
     return isinstance(turn, dict) and (turn.get("role") == "exit" or turn.get("type") == "web_search_call")
 
 
@@ -229,7 +227,7 @@ def _result_message(text: str, call_id: Any, name: Any) -> Message:
 
 
 def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[tuple[str, Any, Any]]]:
-    """Return (`tool_calls` of a turn or OpenAI's older `function_call`, their results where the calls hold them)."""
+    """Return (`tool_calls` of a turn or OpenAI's older `function_call`, their results if the calls have them)."""
     calls = parsed(one_of(turn, "tool_calls", "toolCalls", "tool_invocations", "toolInvocations"))
     if calls is None and isinstance(turn.get("function_call"), dict):
         calls = [turn["function_call"]]
@@ -259,8 +257,8 @@ def _weight(turn: Mapping[str, Any]) -> float:
 
 
 def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message of LangChain's two forms, of Cursor and of Semantic Kernel under the usual names, and of
-    records that keep it below `message`.
+    """Return the message under the usual names, from the forms of LangChain, Cursor and Semantic Kernel, or from below
+    `message`.
     """
     kind = turn.get("type")
     if isinstance(turn.get("kwargs"), dict) and isinstance(turn.get("id"), list) and turn["id"]:

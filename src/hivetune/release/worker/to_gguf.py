@@ -284,7 +284,7 @@ class _AdapterWriter(_Base):  # type: ignore[misc]
         from convert_lora_to_gguf import LoraTorchTensor
 
         class Pair(LoraTorchTensor):  # type: ignore[misc]
-            """The product B A, which also swaps both of several experts ("TODO: compose the above two" there)."""
+            """The product B A of a LoRA pair; `permute` also transposes several experts, which its base class can't."""
 
             def permute(self, *dims: int) -> Any:
                 if [dim % 3 for dim in dims] == [0, 2, 1] and len(self.shape) == 3:
@@ -383,7 +383,7 @@ def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
 
 
 def _model_name(model: Path, base_name: str) -> str:
-    """Return the base model's name, changed where llama.cpp would read special tokens otherwise because of it."""
+    """Return the base model's name, changed if llama.cpp would derive special tokens from it."""
     tokens = {token["content"]: token for token in _tokenizer(model).get("added_tokens") or []}
     strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())
     if not (strips and tokens.keys() >= KEYED_TOKENS):

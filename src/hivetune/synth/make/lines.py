@@ -84,7 +84,7 @@ def _placeholders(words: Sequence[str]) -> list[str] | None:
 
 
 def _without_brackets(text: str) -> str:
-    """Return the rest when everything optional is taken out."""
+    """Return the synopsis without its optional parts."""
     while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
         text = shorter
     return text.replace("…", "...")

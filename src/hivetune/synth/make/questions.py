@@ -13,7 +13,7 @@ from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, words_in
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
     """Yield the drafts of one page.
 
-    The draw depends on the seed and the entry, not on what other pages there are.
+    The draw depends on the seed and the entry only.
     """
     for entry in page.entries:
         yield from about_entry(page, entry, random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}"))

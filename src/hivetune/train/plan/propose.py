@@ -32,7 +32,7 @@ class Proposal:
 def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Return settings from what the user named, with the model at hand where none was. `rows` None means the store.
 
-    Raises UsageError when there are not rows.
+    Raises UsageError if there are no rows.
     """
     if not rows and not _store_has_rows():
         raise UsageError(

@@ -162,7 +162,7 @@ def default_threads() -> int:
 
 
 def product_rates(device: torch.device) -> dict[str, float]:
-    """Return the products a second of a small model's matrix product, by precision."""
+    """Return the rate of a small matrix product, in products per second, by precision."""
     shape = (PROBE_ROWS, PROBE_WIDTH, PROBE_WIDTH)
     # The least: a disturbance makes it slower, nothing faster.
     return {
