@@ -35,7 +35,9 @@ def experts(
     train: Annotated[
         bool, typer.Option("--train", help="Find, train, judge and promote specialists and their router.")
     ] = False,
-    status: Annotated[bool, typer.Option("--status", help="Show what is known; this is the default.")] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show domains, specialists and their costs; this is the default.")
+    ] = False,
 ) -> None:
     """Train specialists: a domain gets its own adapter if that is measurably better, and its requests are routed to it.
 

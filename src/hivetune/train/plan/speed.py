@@ -193,7 +193,7 @@ def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Af
 
 @dataclass(frozen=True)
 class Prediction:
-    """A prediction that is written into the run's choices before step 0 and compared with what came."""
+    """A prediction in the run's choices from before step 0, to compare with the actual figures."""
 
     flops_per_s: float
     overhead_s: float

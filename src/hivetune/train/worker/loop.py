@@ -132,7 +132,7 @@ class Loop:
         return stop
 
     def read_step(self, number: int) -> list[Document]:
-        """Do the host's part of a step, in the feed's thread, while the device computes the step before it."""
+        """Do the host's part of a step in the feed's thread, while the device computes the previous step."""
         session = self.session
         documents = read_documents(session.snapshot, session.plan.steps[number].rows)
         if session.stage2 is not None:

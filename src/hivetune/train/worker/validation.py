@@ -33,7 +33,7 @@ class Scored:
 
 
 def choose_sample(snapshot: Snapshot, rows: Sequence[int], most: int) -> list[int]:
-    """Return a sample of `rows` by their beginnings, then by how many of their tokens are trained."""
+    """Return a sample of `rows`, sorted by their beginnings, then by their number of trained tokens."""
     return spread_sample(
         rows, most, lambda row: (snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row))
     )
