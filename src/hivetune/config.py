@@ -268,7 +268,9 @@ class RunConfig(Section):
     batch_size: int = Field(default=16, gt=0, description="examples per optimizer step, the effective batch size")
     epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
     max_steps: int | None = Field(default=None, gt=0, description="stop after this many optimizer steps")
-    learning_rate: float = Field(default=2e-4, gt=0, description="about ten times that of full fine-tuning")
+    learning_rate: float = Field(
+        default=2e-4, gt=0, description="peak of the schedule; LoRA needs ten times the rate of full fine-tuning"
+    )
     lr_schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine", description="decay of the learning rate after the warm-up"
     )

@@ -35,9 +35,7 @@ def experts(
     train: Annotated[
         bool, typer.Option("--train", help="Find, train, judge and promote specialists and their router.")
     ] = False,
-    status: Annotated[
-        bool, typer.Option("--status", help="Show domains, specialists and their costs; this is the default.")
-    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show domains, specialists and costs; the default.")] = False,
 ) -> None:
     """Train specialists: a domain gets its own adapter if that is measurably better, and its requests are routed to it.
 

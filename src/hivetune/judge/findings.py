@@ -229,7 +229,7 @@ def alone_mean(evaluation: Mapping[str, Any], key: str) -> Estimate | None:
 
 
 def against(estimate: Estimate, *, minus: float = 0.0, times: float = 1.0) -> Estimate:
-    """Return the estimate of `value * times - minus`: a difference to a recorded figure, or a ratio with one."""
+    """Return the estimate transformed to `value * times - minus`, to compare it with a recorded figure."""
     interval = estimate.ci95
     shifted = None if interval is None else (interval[0] * times - minus, interval[1] * times - minus)
     return Estimate(estimate.value * times - minus, shifted, estimate.units, estimate.unit_sd * times)
