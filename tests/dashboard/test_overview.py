@@ -55,7 +55,7 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
         database.execute("INSERT INTO suspect_rows VALUES ('faq', 'r1', 'c0')")
         begin_act(database, "faq", "c1", "roll_back", 3.0)
     with lock(loop_folder("faq")):
-        assert [loop.last for loop in overview().loops] == ["roll back goes on"]
+        assert [loop.last for loop in overview().loops] == ["roll back running"]
     found = overview()
     assert [loop.last for loop in found.loops] == ["roll back interrupted"]
     assert [(loop.name, loop.pid, loop.paused) for loop in found.loops] == [("faq", None, False)]

@@ -84,7 +84,7 @@ def test_a_converter_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HIVETUNE_CONVERTERS", str(tmp_path))
     with pytest.raises(HivetuneError, match="it is not installed") as caught:
         find_converter()
-    assert caught.value.hint == "hivetune fetch llama.cpp"
+    assert caught.value.hint == "run hivetune fetch llama.cpp"
 
 
 def test_a_failure_names_a_pair_that_is_not_the_tested_one() -> None:
