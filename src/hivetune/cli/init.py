@@ -134,7 +134,7 @@ def _release_name(path: Path) -> str:
 
 
 def _set_lines(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:
-    """Yield the settings given with --set that have no line of their own."""
+    """Yield the settings of --set that are not yet in the config."""
     for name, value in section.model_dump(mode="json", exclude_unset=True).items():
         if name not in written:
             yield f"{indent}{name}: {_value(value)}"

@@ -246,7 +246,7 @@ def show_frozen(
     """List the past wins of a release: questions that its successors must answer too. They are never trained."""
     if name is None:
         if drop:
-            raise UsageError("--drop needs the name of the release", hint="use: registry frozen NAME --drop KEY")
+            raise UsageError("--drop needs the name of the release", hint="hivetune registry frozen NAME --drop KEY")
         _show_counts()
         return
     if drop:

@@ -209,7 +209,7 @@ class _Carrier:
         self._ask(actor.begin.remote())
 
     def _accompany(self, actor: Any, host: str) -> int:
-        """Follow the run until it ends or is paused there and is at home again; return its exit code."""
+        """Follow the remote run until it ends or pauses and is copied back; return its exit code."""
         stopping, home_at = False, time.monotonic() + HOME_EVERY_S
         while True:
             news = self._ask(actor.look.remote())

@@ -71,8 +71,8 @@ class Overview:
 
 
 def overview(given: Iterable[RunStatus] | None = None) -> Overview:
-    """Return the overview of this home, which may be missing: that is an empty one. `given`: the status of every run,
-    if it is known already."""
+    """Return the overview of this home. A missing home is empty. `given`: the status of every run, if it is known
+    already."""
     runs = sorted(known_runs() if given is None else given, key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
     registered: list[Release] = []

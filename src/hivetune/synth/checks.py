@@ -121,7 +121,7 @@ def _language(draft: Draft) -> str | None:
 
 
 def _options(draft: Draft, source: Cited, answers: list[str]) -> str | None:
-    """Check that each option of an answer is in the source, and each of a question unless it is there to be missing."""
+    """Check that each option of an answer is in the source, and of a question unless it is meant to be missing."""
     documented = source.options
     if any(option in documented for option in draft.absent):
         return "invented-exists"

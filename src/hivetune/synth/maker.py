@@ -73,7 +73,7 @@ def make_rows(
 
 
 def _nothing_made(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
-    """Return why there is not a row: no page was found, none could be read, or no draft was right."""
+    """Return why there is no row: no page was found, none could be read, or no draft was right."""
     num_drafts, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
     message = f"no row could be made of {', '.join(counts)}: {pages:,} pages found, {num_drafts:,} drafts"
     for tally in counts.values():
@@ -166,7 +166,7 @@ def _offer(
 
 
 def _choose(pool: Pool, out: KeptRows, packs: Sequence[Pack], rows: int, counts: Mapping[str, CategoryCounts]) -> None:
-    """Take drafts from the pool until each category has its share, looking for copies as it goes."""
+    """Take drafts from the pool until each category has its share, and skip copies."""
     untried = {  # drafts of each kind that were not tried, without the kinds that a pack does not want
         pack.category: {kind: n for kind, n in pool.kinds(pack.category).items() if pack.kind_weight(kind) > 0}
         for pack in packs

@@ -27,7 +27,7 @@ _FLOAT32_END = 2.0**128 - 2.0**103  # from here on a number is rounded to infini
 
 @dataclass(frozen=True)
 class LoggedEvent:
-    """One event. `start`: everything from `step` on in earlier records is void. `parts`: values that are no numbers by
+    """One event. `start`: everything from `step` on in earlier records is void. `parts`: values that are not numbers by
     their tag, as `text_part` and `settings_part` make them."""
 
     time_s: float

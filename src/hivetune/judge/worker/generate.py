@@ -153,7 +153,7 @@ class Slots:
         return finished
 
     def _keep(self, remaining: list[int]) -> None:
-        """Keep only these slots, without the columns that none of them sees."""
+        """Keep only these slots, and drop columns that none of them uses."""
         self.answers = [self.answers[slot] for slot in remaining]
         self.started = [self.started[slot] for slot in remaining]
         index_S = torch.tensor(remaining, dtype=torch.int64, device=self.device)

@@ -70,10 +70,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
 
 
 def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
-    """Add what earlier tasks found to `sides`, so that it is not computed again.
-
-    A turn that broke off and damaged lines are computed again.
-    """
+    """Add results of earlier tasks to `sides`. Incomplete turns and damaged lines are computed again."""
     stored = Known()
     answers: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for line in read_journal(scores) if scores.exists() else ():

@@ -430,7 +430,7 @@ def _own_error(request: Request, error: Exception) -> Response:
 
 
 def _not_served(request: Request, error: Exception) -> Response:
-    """Say which paths there are. A client may expect the whole OpenAI API here, or may have left out the /v1."""
+    """Answer with the existing paths. A client may expect the whole OpenAI API here, or may have left out the /v1."""
     routes = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
     named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in routes)
     return _refusal(

@@ -34,7 +34,7 @@ _ASPECT_ASKS = ("What is the default", "Since which version", "What is the large
 
 
 def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
-    """Yield every question that this entry is good for."""
+    """Yield every possible question on this entry."""
     answer = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
     if not answer or is_everywhere(entry):
         return
@@ -242,7 +242,7 @@ def _followed(page: DocPage, entry: DocEntry, answer: str, draw: random.Random) 
 
 
 def _manual(page: DocPage) -> str:
-    """Return what `man` is given for this page."""
+    """Return the arguments of `man` for this page."""
     match = re.fullmatch(r"(.+)\((\w+)\)", page.label)
     return f"{match[2]} {match[1]}" if match else ""
 
